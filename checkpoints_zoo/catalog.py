@@ -1,0 +1,202 @@
+"""Which collections exist, and what a source says of one.
+
+The catalog (`manifests/*.json` of the package) says where collections lie and what to show before one is read; the
+description (`manifests/NAME.json` of a source) is the truth for that source. Both are data from files: every value
+is checked, nothing in them is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
+from checkpoints_zoo.layout import Layout
+
+FORMAT_VERSION = 1
+CATALOG = Path(__file__).parent / "manifests"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A line of the catalog: what a collection is and where it lies."""
+
+    name: str
+    title: str
+    architecture: str
+    dataset: str
+    members: int
+    bytes: int
+    licence: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a source says of a collection, beside its manifest.
+
+    Args:
+        name: of the collection.
+        title: one line on what it is.
+        architecture: a name in `ARCHITECTURES`, or any other for a net of the user's own.
+        arguments: what that function takes: JSON values only.
+        dataset: name of the images it was trained and tested on.
+        classes: names in the order of the logits.
+        preprocessing: what `images.Preprocess.from_json` reads.
+        layouts: key to layout.
+        licence: SPDX name.
+        citation: how to cite the collection, as text.
+    """
+
+    name: str
+    title: str
+    architecture: str
+    arguments: Mapping[str, Any]
+    dataset: str
+    classes: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+    layouts: Mapping[str, Layout]
+    licence: str
+    citation: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON values, with the format's version."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["classes"] = list(self.classes)
+        values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
+        return {"format_version": FORMAT_VERSION, **values}
+
+    @classmethod
+    def from_json(cls, values: Any, path: Path) -> Description:
+        """Check the JSON of a source; return the description.
+
+        Raises:
+            FormatError: a newer format, or a key that is missing or of another type.
+        """
+        kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
+        known = check_keys(values, {f.name: kinds.get(f.name, str) for f in fields(cls)}, path)
+        if not all(type(c) is str for c in known["classes"]) or not known["layouts"]:
+            raise FormatError(
+                f"description {path}", expected="class names and a layout or more", found="others", path=path
+            )
+        known["classes"] = tuple(known["classes"])
+        known["layouts"] = {str(key): Layout.from_json(layout) for key, layout in known["layouts"].items()}
+        return cls(**known)
+
+
+def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
+    """Check a JSON object's format version, keys and types; return the known keys, leaving others out.
+
+    Raises:
+        FormatError: a newer format, or a key that is missing or of another type.
+    """
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if type(version) is not int:
+        raise FormatError(
+            f"description {path}",
+            expected="a JSON object with a format_version",
+            found=repr(values)[:80],
+            path=path,
+        )
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"description {path}",
+            expected=f"format version {FORMAT_VERSION} or older",
+            found=f"version {version}",
+            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            path=path,
+        )
+    for key, kind in kinds.items():
+        if type(values.get(key)) is not kind:
+            found = repr(values[key])[:80] if key in values else "no such key"
+            raise FormatError(
+                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=found, path=path
+            )
+    return {key: values[key] for key in kinds}
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; return its values.
+
+    Raises:
+        FormatError: it is no JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"description {path}", expected="JSON", found=str(error), path=path) from error
+
+
+def write_json(values: Any, path: Path) -> None:
+    """Write JSON values by rename: the same values give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_name(name: str) -> str:
+    """Check that a collection's name can be a file's name; return it.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not _NAME.fullmatch(str(name)):
+        raise UsageError(
+            f"collection name {name!r}",
+            expected="lower-case letters, digits, '.', '_' and '-', at most 96 of them",
+        )
+    return name
+
+
+def collections() -> dict[str, Listing]:
+    """Read the catalog; return its listings by name.
+
+    >>> sorted(collections())
+    ['convnet-digits', 'resnet8-digits']
+    """
+    kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing)}
+    found = {}
+    for path in sorted(CATALOG.glob("*.json")):
+        known = check_keys(read_json(path), kinds, path)
+        listing = Listing(**{**known, "sources": tuple(known["sources"])})
+        found[listing.name] = listing
+    return found
+
+
+def listing(name: str) -> Listing:
+    """Look a collection up in the catalog; return its listing.
+
+    Raises:
+        CollectionNotFound: with the nearest names.
+    """
+    known = collections()
+    if name not in known:
+        raise not_found(name, known, "the catalog")
+    return known[name]
+
+
+def not_found(name: str, known: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
+    """Return the error for a collection that is not there, naming the nearest ones."""
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    return CollectionNotFound(
+        f"collection {name!r}",
+        expected=f"a name in {place} ({', '.join(names) or 'which has none'})",
+        found="no such name",
+        do=f"Did you mean {' or '.join(near)}?" if near else "`zoo-cli list` shows the catalog",
+        collection=str(name),
+    )

@@ -1,0 +1,204 @@
+"""The manifest: a Parquet table with one row a snapshot, saying what it is and where its bytes lie.
+
+Nothing here imports torch or pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import the latter).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from checkpoints_zoo.catalog import Description
+from checkpoints_zoo.columns import SCHEMA, SCHEMA_VERSION
+from checkpoints_zoo.errors import DamagedError, FormatError
+
+ROW_GROUP = 4096
+REQUIRED = ("member", "epoch", "final", "status")
+LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.
+
+    Raises:
+        FormatError: a row has a column that the schema lacks, or a value of another type.
+    """
+    rows = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
+    unknown = sorted({name for row in rows for name in row} - set(SCHEMA.names))
+    if unknown:
+        raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown))
+    try:
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise FormatError(
+            "manifest row", expected="values of the schema's types", found=str(error)
+        ) from error
+
+
+def write(rows: pa.Table, path: Path) -> None:
+    """Write a manifest by rename: the same rows give the same bytes.
+
+    Args:
+        rows: with the columns of `SCHEMA`.
+        path: where to; its folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(
+            rows.select(SCHEMA.names).cast(SCHEMA), temporary, row_group_size=ROW_GROUP, write_page_index=True,
+            compression="zstd", store_schema=True,
+        )  # fmt: skip
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> pa.Table:
+    """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
+
+    Raises:
+        FormatError: no Parquet file, a newer schema, or a column of another type.
+    """
+    try:
+        file = pq.ParquetFile(path)
+        found = file.schema_arrow
+        _check_version(found.metadata or {}, path)
+        known = file.read(columns=[n for n in SCHEMA.names if n in found.names], use_threads=False)
+        columns = []
+        for field in SCHEMA:
+            if field.name in known.column_names:
+                columns.append(known.column(field.name).cast(field.type))
+            elif not field.nullable:
+                raise FormatError(
+                    f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path
+                )
+            else:
+                columns.append(pa.chunked_array([pa.nulls(known.num_rows, field.type)]))
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise FormatError(
+            f"manifest {path}",
+            expected="a Parquet file with the manifest's columns",
+            found=str(error)[:300],
+            path=path,
+        ) from error
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
+    text = metadata.get(b"schema_version", b"").decode(errors="replace")
+    if not text.isdigit():
+        raise FormatError(
+            f"manifest {path}",
+            expected="a schema_version in the Parquet metadata",
+            found=repr(text),
+            path=path,
+        )
+    if int(text) > SCHEMA_VERSION:
+        raise FormatError(
+            f"manifest {path}",
+            expected=f"schema version {SCHEMA_VERSION} or older",
+            found=f"version {text}",
+            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            path=path,
+        )
+
+
+def validate(rows: pa.Table, description: Description, path: Path) -> None:
+    """Check every row of a manifest against its description, trusting nothing.
+
+    Args:
+        rows: as `read` returns them.
+        description: the JSON beside it.
+        path: what to call the manifest in errors.
+
+    Raises:
+        FormatError: a null where a value must be, a row twice, an unknown layout.
+        DamagedError: a path that leaves the source, or an impossible offset or size.
+    """
+
+    def wrong(kind: type[FormatError] | type[DamagedError], at: int, expected: str, found: str) -> Exception:
+        member = columns["member"][at]
+        where = f"row {at} (member {member}) of manifest {path}"
+        return kind(
+            where, expected=expected, found=found, collection=description.name, member=member, path=path
+        )
+
+    columns: dict[str, list[Any]] = {n: rows.column(n).to_pylist() for n in (*REQUIRED, *LOCATION, "sha256")}
+    for name in REQUIRED:
+        if rows.column(name).null_count:
+            raise wrong(FormatError, columns[name].index(None), f"a value for {name}", "null")
+    located = [at for at, inside in enumerate(columns["path"]) if inside is not None]
+    for at, status in enumerate(columns["status"]):
+        nulls = [name for name in LOCATION if columns[name][at] is None]
+        if nulls and (status == "ok" or len(nulls) < len(LOCATION)):
+            raise wrong(FormatError, at, f"a value for {nulls[0]}", "null")
+    seen: set[tuple[int, int]] = set()
+    finals: set[int] = set()
+    for at, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
+        if member < 0 or epoch < 0:
+            raise wrong(FormatError, at, "member and epoch not negative", f"member {member}, epoch {epoch}")
+        if (member, epoch) in seen or (columns["final"][at] and member in finals):
+            raise wrong(
+                FormatError, at, "each (member, epoch) once and one final row a member", "a second one"
+            )
+        seen.add((member, epoch))
+        if columns["final"][at]:
+            finals.add(member)
+    for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
+        raise wrong(
+            FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status)
+        )
+    for inside in {columns["path"][at] for at in located}:
+        if problem := path_problem(inside):
+            raise wrong(DamagedError, columns["path"].index(inside), "a path inside the source", problem)
+    for at in located:
+        key = columns["layout"][at]
+        layout = description.layouts.get(key)
+        if layout is None:
+            raise wrong(FormatError, at, f"a layout among {', '.join(description.layouts)}", repr(key))
+        offset, nbytes, dtype = columns["offset"][at], columns["nbytes"][at], columns["dtype"][at]
+        if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
+            expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
+            raise wrong(DamagedError, at, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
+    for at, digest in enumerate(columns["sha256"]):
+        if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+            raise wrong(FormatError, at, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+
+
+def path_problem(inside: str) -> str:
+    """Say why a path of a manifest may not be used; return "" if it stays inside its source."""
+    parts = PurePosixPath(inside).parts
+    if not inside or "\0" in inside or "\\" in inside or ":" in inside:
+        return f"{inside!r}"
+    if inside.startswith("/") or ".." in parts:
+        return f"{inside!r}, which leads out of it"
+    return "" if "/".join(parts) == inside else f"{inside!r}, which is no plain path"
+
+
+def is_null(rows: pa.Table, column: str) -> bool:
+    """Say whether a column is null in every row."""
+    return bool(rows.column(column).null_count == rows.num_rows)
+
+
+def take(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
+    """Return the rows at the given positions, in their order."""
+    # pa.array would import pandas; a buffer of int64 does not.
+    at = np.ascontiguousarray(positions, dtype=np.int64)
+    return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
+
+
+def total(rows: pa.Table, column: str) -> int:
+    """Return the sum of an integer column, 0 for no rows."""
+    return int(pc.sum(rows.column(column)).as_py() or 0)

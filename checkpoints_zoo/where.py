@@ -1,0 +1,273 @@
+"""Which rows of a table meet an SQL condition: parsed by DuckDB, checked node by node, then run on those.
+
+A condition is one expression on the table's columns, whose names are matched exactly; nothing runs before
+every node of its tree was found on the lists below. A comparison with null is neither true nor false and
+selects nothing, as in SQL; NaN equals itself and is greater than every other number, as in DuckDB.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoints_zoo.errors import SelectionError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+LONGEST, DEEPEST = 10_000, 100  # characters; expressions inside each other, where a chain of ANDs is one
+FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
+_PATTERNS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
+_LIKE = _PATTERNS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
+_CALLS = {*FUNCTIONS, *_LIKE, *"+-*/%"}
+_CLASSES = {"BETWEEN", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT"}
+_NULL = {"OPERATOR_COALESCE", "OPERATOR_IS_NOT_NULL", "OPERATOR_IS_NULL"}
+_ASKS_NULL = {"COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM", *_NULL}
+_OPERATORS = {"OPERATOR_NOT", "COMPARE_IN", "COMPARE_NOT_IN", *_NULL}
+_TIMES = {"DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}
+_WORDS = {
+    "CASE": "CASE or if()", "LAMBDA": "a lambda", "POSITIONAL_REFERENCE": "a column by its position",
+    "STAR": "a star or COLUMNS()", "SUBQUERY": "a sub-select", "WINDOW": "a window function",
+    "count_star": "the function count()", "list_value": "a list in brackets", "row": "a tuple",
+    "regexp_full_match": "a regular expression", "struct_pack": "a struct",
+}  # fmt: skip
+_TYPES = {"bool": "BOOLEAN", "date32[day]": "DATE", "double": "DOUBLE", "float": "FLOAT"}
+_TYPES |= dict.fromkeys(("large_string", "null", "string"), "VARCHAR")
+_HOLDS = {"BOOLEAN": "true or false", "VARCHAR": "text"} | dict.fromkeys(_TIMES, "times")
+_SAFE = """SET threads = 1; SET TimeZone = 'UTC'; SET autoload_known_extensions = false;
+SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
+_EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
+_PARTS = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
+# The condition must be the end of one statement and the inside of parentheses in another, the same tree in
+# both and nothing else changed: text that leaves its place can't. The second one's checked tree is what runs.
+_FRAMES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
+
+
+def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Find the rows that meet a condition and return their positions, ascending.
+
+    Args:
+        table: whose columns hold numbers, text, true or false, or times.
+        condition: an SQL expression that is true or false for each row.
+
+    Raises:
+        SelectionError: a condition that is not one expression of columns, constants, plain operators and
+            `FUNCTIONS`, names no column or one that is all null, can't be computed, or selects nothing.
+
+    >>> table = pa.table({"member": [0, 1, 2], "test_accuracy": [0.97, None, 0.98]})
+    >>> rows_where(table, "test_accuracy > 0.9 AND member < 2").tolist()
+    [0]
+    """
+    import duckdb
+
+    with _connect() as connection:
+        tree, uses = _parsed(connection, condition)
+        names = list(dict.fromkeys(name for name, _ in uses))
+        for name in names:
+            _check_column(table, condition, name, (name, True) in uses)
+        if len({name.lower() for name in names}) < len(names):  # one column to DuckDB
+            raise _error(condition, "names of columns that differ in more than case", ", ".join(names))
+        try:
+            _create_rows(connection, table, names)
+            # Its text says what is wrong, if anything is; its tree holds long constants exactly.
+            result = connection.execute(_FRAMES["select_list"].format(condition))
+            if not str(result.description[0][1]).lower().startswith("bool"):
+                raise _error(
+                    condition, "true or false for each row", "a value", "Compare it, as in `lr > 0.1`"
+                )
+            result.fetchall()
+            statement = json.dumps(tree).replace("'", "''")
+            result = connection.execute(f"FROM json_execute_serialized_sql('{statement}')")
+            met = [value is True for (value,) in result.fetchall()]
+        except duckdb.Error as error:
+            found = _useful(str(error).partition(": ")[2])
+            holds = "; ".join(f"{name} holds {_HOLDS.get(_type(table, name), 'numbers')}" for name in names)
+            raise _error(condition, "values that fit the columns", found, holds) from error
+    if not any(met):
+        do = "; ".join(dict.fromkeys(_ranges(table, tree)))
+        raise _error(condition, "a row that meets it", f"none of {table.num_rows:,}", do)
+    return np.flatnonzero(met).astype(np.int64)
+
+
+def columns_in(condition: str) -> tuple[str, ...]:
+    """Return the names of the columns that a condition uses, in order, each once.
+
+    Raises:
+        SelectionError: a condition that is no single expression, or uses anything that is not allowed.
+
+    >>> columns_in("test_accuracy > 0.9 AND seed IN (1, 2) AND test_accuracy < 1")
+    ('test_accuracy', 'seed')
+    """
+    with _connect() as connection:
+        return tuple(dict.fromkeys(name for name, _ in _parsed(connection, condition)[1]))
+
+
+def _error(condition: str, expected: str, found: str, do: str = "") -> SelectionError:
+    shown = condition if len(condition) <= 200 else f"{condition[:200]}…"
+    return SelectionError(f"where {shown!r}", expected=expected, found=found, do=do)
+
+
+def _useful(message: str) -> str:
+    """Cut one of DuckDB's messages down to the part that helps whoever wrote the condition; return it."""
+    first = re.split(r"\n|\. You might| - an explicit| when casting|, expected format", message)[0]
+    for symbol, word in _PATTERNS.items():
+        first = first.replace(f"'{symbol}(", f"'{word}(")
+    return (first if len(first) <= 200 else f"{first[:200]}…").rstrip(".! ")
+
+
+def _connect() -> DuckDBPyConnection:
+    """Open a database in memory that reaches no file, network, extension or Python variable; return it."""
+    import duckdb
+
+    return duckdb.connect(":memory:").execute(_SAFE)
+
+
+def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[tuple[str, bool]]]:
+    """Parse a condition alone and check it; return the statement to run, and what `_uses` yields for it."""
+    if not isinstance(condition, str):
+        raise SelectionError("where", expected=_EXAMPLE, found=type(condition).__name__)
+    if len(condition) > LONGEST:
+        raise _error(condition, f"at most {LONGEST:,} characters", f"{len(condition):,}", "Pass `members`")
+    if not condition.strip():
+        raise _error(condition, _EXAMPLE, "nothing")
+    if re.search("[\0\ud800-\udfff]", condition):  # DuckDB stops reading at a NUL, and reads UTF-8 only
+        raise _error(condition, _EXAMPLE, "a NUL or half a surrogate pair")
+    try:
+        (bare, tree), (alone, inside) = (_split(connection, part, condition) for part in _FRAMES)
+        message = bare["error_message"] if bare["error"] and bare["error_type"] == "parser" else ""
+        if message.startswith(("Max expression depth", "memory exhausted")):
+            raise RecursionError
+        if message:
+            # The one column of the manifest whose name is a word of SQL's own.
+            do = 'Write the column "offset" with double quotes' if 'near "offset"' in message.lower() else ""
+            raise _error(condition, _EXAMPLE, _useful(message), do)
+        if inside != [tree] or [bare, alone] != [_split(connection, part, "TRUE")[0] for part in _FRAMES]:
+            found = "a parameter, a second statement, or a clause such as ORDER BY or LIMIT"
+            raise _error(condition, "one expression, alone", found)
+        alone["statements"][0]["node"]["select_list"] = inside
+        return alone, list(_uses(tree, condition))
+    except RecursionError:
+        raise _error(condition, f"at most {DEEPEST} expressions inside each other", "more") from None
+
+
+def _split(connection: DuckDBPyConnection, part: str, condition: str) -> tuple[dict[str, Any], Any]:
+    """Parse a condition in the frame for a part; return DuckDB's trees of all else, and of that part."""
+    # In base64 no letter of it can act on this query; a bound parameter would make DuckDB import pandas.
+    text = base64.b64encode(_FRAMES[part].format(condition).encode()).decode()
+    rows = connection.execute(f"SELECT json_serialize_sql(decode(from_base64('{text}')))").fetchall()
+    tree = json.loads(rows[0][0], object_pairs_hook=_object)
+    return tree, None if tree["error"] else tree["statements"][0]["node"].pop(part, None)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a tree, without its place in the text, which differs by frame."""
+    node = {key: value for key, value in pairs if key != "query_location"}
+    kind = node.get("type")
+    if isinstance(kind, dict) and kind["id"] == "DECIMAL":
+        number, scale = node["value"], kind["type_info"]["scale"]
+        digits = number["upper"] * 2**64 + number["lower"] if isinstance(number, dict) else number
+        if abs(digits) > 2**53 or scale > 22:  # DuckDB would take a DOUBLE next to the right one
+            return node | {"type": {"id": "DOUBLE", "type_info": None}, "value": float(f"{digits}e-{scale}")}
+    return node
+
+
+def _uses(node: Any, condition: str, depth: int = 0, asks: bool = False) -> Iterator[tuple[str, bool]]:
+    """Check a node and all below it; yield each use of a column, and whether it asks about nulls."""
+    if depth > DEEPEST:
+        raise RecursionError
+    if "class" in node:
+        if refused := _refused(node):
+            do = "For more, choose ids from `Collection.manifest` and pass them as `members`"
+            raise _error(condition, _PARTS, refused, do)
+        if node["class"] == "COLUMN_REF":
+            yield node["column_names"][0], asks
+        depth, asks = depth + 1, asks or node["type"] in _ASKS_NULL
+    for child in _below(node):
+        yield from _uses(child, condition, depth, asks)
+
+
+def _below(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all objects right below one of DuckDB's JSON, in order."""
+    return [x for v in node.values() for x in (v if isinstance(v, list) else [v]) if isinstance(x, dict)]
+
+
+def _refused(node: dict[str, Any]) -> str:
+    """Say in plain words what a node is if it is not allowed; return "" if it is."""
+    kind, name, operands = node["class"], node.get("function_name", ""), node.get("children", [])
+    if node["alias"]:
+        return f"a value with a name, {node['alias'][:80]}"
+    if kind == "COLUMN_REF" and len(node["column_names"]) > 1:
+        return f"a name with a dot, {'.'.join(node['column_names'])[:80]}"
+    if kind == "CAST":  # TRUE and IS TRUE are casts to BOOLEAN
+        to, constant = node["cast_type"]["id"], node["child"]["class"] == "CONSTANT"
+        return "" if to == "BOOLEAN" or (to in _TIMES and constant) else f"a cast to {to}"
+    if kind in _CLASSES or node["type"] in _OPERATORS:
+        return ""
+    if kind != "FUNCTION":
+        return _WORDS.get(kind, f"the expression {node['type'].lower().replace('_', ' ')}")
+    if name not in _CALLS or node["schema"] not in ("", "main") or node["catalog"]:
+        full = f"{node['schema']}.{name}()".removeprefix("main").removeprefix(".")
+        call = f"operator {name.removesuffix('__postfix')}" if node["is_operator"] else f"function {full}"
+        return _WORDS.get(name, f"the {call}")
+    if node["filter"] or node["distinct"] or node["order_bys"]["orders"] or node["export_state"]:
+        return f"{name}() with DISTINCT, ORDER BY or FILTER"
+    # The time to match grows with the text's length to the power of the number of %.
+    pattern = operands[1].get("value", {}).get("value") if name in _LIKE and len(operands) > 1 else ""
+    fine = isinstance(pattern, str) and pattern.count("%") < 4
+    return "" if fine else "LIKE with a pattern that is no text, or has more than three %"
+
+
+def _type(table: pa.Table, name: str) -> str:
+    """Return the DuckDB type of a column, "" if it can't be in a condition."""
+    kind = table.schema.field(name).type
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
+    return "BIGINT" if pa.types.is_integer(kind) else _TYPES.get(str(kind), "")
+
+
+def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -> None:
+    if name not in table.column_names:
+        known = {column.lower(): column for column in table.column_names}
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        do = f"Did you mean {known[near[0]]}? " if near else ""
+        do += f"Text takes single quotes: {name!r}. " if f'"{name}"' in condition else ""
+        do += "`Collection.manifest.columns` has all names"
+        raise _error(condition, "names of columns", repr(name[:80]), do)
+    if not _type(table, name):
+        found = f"{name} of type {table.schema.field(name).type}"
+        raise _error(condition, "columns of numbers, text, true or false, or times", found)
+    if not asks_null and table.num_rows and table.column(name).null_count == table.num_rows:
+        how = {"sha256": "--hash"}.get(name, "--evaluate DATA" if name.startswith(("eval_", "test_")) else "")
+        do = f"`zoo-cli import SOURCE {how}` fills it" if how else "Choose rows by another column"
+        raise SelectionError(f"column {name} is null in every row of this source", do=do)
+
+
+def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[str]) -> None:
+    """Copy columns into the database's one table, `rows`."""
+    # As JSON: given the Arrow table, DuckDB would import pyarrow.dataset, and that pandas.
+    columns = [f"unnest(range({table.num_rows}))"]
+    for name in names:
+        kind, column, title = _type(table, name), table.column(name), name.replace('"', '""')
+        values = json.dumps((column.cast(pa.string()) if kind in _TIMES else column).to_pylist())
+        quoted = values.replace("'", "''")
+        columns.append(f"""unnest(from_json_strict('{quoted}', '["{kind}"]')) AS "{title}\"""")
+    connection.execute(f"CREATE TABLE rows AS SELECT {', '.join(columns)}")
+
+
+def _ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:
+    """Yield, for each comparison of a column of numbers with constants, what the column ranges over."""
+    if node.get("class") in ("BETWEEN", "COMPARISON") or node.get("type") in ("COMPARE_IN", "COMPARE_NOT_IN"):
+        names = [name for name, _ in _uses(node, "")]
+        if len(names) == 1 and any(part.get("class") == "COLUMN_REF" for part in _below(node)):
+            values = [v for v in table.column(names[0]).to_pylist() if v is not None and v == v]
+            if values and _type(table, names[0]) not in _HOLDS:
+                yield f"{names[0]} runs from {min(values)} to {max(values)}"
+    for child in _below(node):
+        yield from _ranges(table, child)
