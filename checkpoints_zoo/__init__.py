@@ -1,0 +1,50 @@
+"""Populations of independently trained networks, loaded lazily, as ensembles and as points in weight space.
+
+>>> import checkpoints_zoo as zoo
+>>> members = zoo.load("convnet-digits", n=8)
+>>> report = zoo.evaluate(members, "digits", ood="photos")
+>>> report["accuracy"].value > 0.9
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoints_zoo import images, metrics
+    from checkpoints_zoo.collection import Collection
+    from checkpoints_zoo.ensemble import Ensemble
+    from checkpoints_zoo.errors import ZooError
+    from checkpoints_zoo.evaluation import Report, evaluate
+    from checkpoints_zoo.loading import collections, load
+    from checkpoints_zoo.member import Member
+    from checkpoints_zoo.verification import verify
+
+__version__ = _version("checkpoints-zoo")
+__all__ = [
+    "Collection", "Ensemble", "Member", "Report", "ZooError", "collections", "evaluate", "images", "load", "metrics",
+    "verify",
+]  # fmt: skip
+
+# Resolved on first use, so that the command line starts without torch.
+_PLACES = {
+    "Collection": "collection", "Member": "member", "collections": "loading", "load": "loading",
+    "Ensemble": "ensemble", "ZooError": "errors", "Report": "evaluation", "evaluate": "evaluation", "verify": "verification",
+    "images": "", "metrics": "",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'checkpoints_zoo' has no attribute {name!r}")
+    room = import_module(f"checkpoints_zoo.{_PLACES[name] or name}")
+    value = getattr(room, name) if _PLACES[name] else room
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

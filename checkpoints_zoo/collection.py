@@ -1,0 +1,325 @@
+"""Collections: rows of a manifest and the bytes they name, selected, stacked and made into an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints_zoo import architectures, manifest, modules, selection, shard, store
+from checkpoints_zoo.dataset import WeightDataset
+from checkpoints_zoo.device import check_device
+from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
+from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.member import Member
+from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.source import EMBEDDED
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from checkpoints_zoo.catalog import Description
+    from checkpoints_zoo.source import Source
+
+GROUP_BYTES = 2**30
+
+
+class Collection:
+    """Selected members of a collection: rows at hand, weights read when they are needed.
+
+    Args:
+        source: where manifest and shards lie.
+        commit: what pins the source.
+        description: the source's JSON on this collection.
+        rows: the selected rows of the manifest.
+        architecture: builds the module; None for the one the description names.
+        skeletons: layout -> module built already, shared by all selections of one collection.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        commit: str,
+        description: Description,
+        rows: pa.Table,
+        architecture: Callable[[], nn.Module] | None = None,
+        skeletons: dict[str, nn.Module] | None = None,
+    ) -> None:
+        self.source = source
+        self.commit = commit
+        self.description = description
+        self.rows = rows
+        self._architecture = architecture
+        self._skeletons = {} if skeletons is None else skeletons
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Member ids, in order."""
+        return [int(m) for m in self.rows.column("member").to_pylist()]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the logits."""
+        return self.description.classes
+
+    @cached_property
+    def preprocess(self) -> Preprocess:
+        """What turns uint8 images (batch, channel, height, width) into the members' inputs."""
+        return Preprocess.from_json(dict(self.description.preprocessing))
+
+    @property
+    def manifest(self) -> pd.DataFrame:
+        """The selected rows as a DataFrame with pyarrow dtypes, so that integers with nulls stay integers."""
+        import pandas as pd
+
+        frame: pd.DataFrame = self.rows.to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+
+    @property
+    def citation(self) -> str:
+        """Text that names this selection; `zoo.load` gives it back."""
+        return selection.cite(self.source.label, self.commit, self.name, self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the members as they are stored."""
+        return manifest.total(self.rows, "nbytes")
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def __iter__(self) -> Iterator[Member]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        where = EMBEDDED if self.source.label == EMBEDDED else str(self.source.root)
+        what = f"{self.description.architecture} on {self.description.dataset}"
+        return f"Collection({self.name!r}, {len(self)} members, {what}, from {where})"
+
+    @overload
+    def __getitem__(self, position: int) -> Member: ...
+    @overload
+    def __getitem__(self, position: slice) -> Collection: ...
+
+    def __getitem__(self, position: int | slice) -> Member | Collection:
+        """Take by position: an int gives a Member, a slice a Collection.
+
+        Raises:
+            MemberNotFound: no such position.
+        """
+        if isinstance(position, slice):
+            return self._of(list(range(len(self)))[position])
+        if not hasattr(position, "__index__"):
+            raise UsageError(
+                "position of a member", expected="a whole number or a slice", found=repr(position)[:80]
+            )
+        if not -len(self) <= position < len(self):
+            raise MemberNotFound(
+                f"position {position} of {self.name}",
+                expected=f"one of the {len(self)} selected members, from 0",
+                found=str(position),
+                do="`.member(id)` takes a member by its id",
+                collection=self.name,
+            )
+        one = self._of([position % len(self)])
+        row = one.rows.to_pylist()[0]
+        return Member(self.name, row, lambda: one.locations()[0], self.skeleton, lambda: one.citation)
+
+    def _of(self, positions: list[int]) -> Collection:
+        rows = manifest.take(self.rows, positions)
+        return Collection(
+            self.source, self.commit, self.description, rows, self._architecture, self._skeletons
+        )
+
+    def member(self, id: int) -> Member:
+        """Take a selected member by its id (its last selected snapshot); return it.
+
+        Raises:
+            MemberNotFound: it is not among the selected ones.
+        """
+        if id not in self.ids:
+            raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
+        return self[len(self) - 1 - self.ids[::-1].index(id)]
+
+    def locations(self) -> list[Location]:
+        """Return where the members' bytes lie, each path checked to be inside the source."""
+        names = ("member", "epoch", "final", "path", "offset", "layout")
+        columns = [self.rows.column(c).to_pylist() for c in names]
+        if None in columns[3]:
+            member = columns[0][columns[3].index(None)]
+            raise SelectionError(
+                f"member {member} of {self.name}",
+                expected="weights",
+                found="a row without any (its status is not ok)",
+                do="Select with where=\"status = 'ok'\"",
+                collection=self.name,
+                member=member,
+            )
+        files = {inside: self.source.file(inside) for inside in set(columns[3])}
+        layouts = self.description.layouts
+        return [
+            Location(m, shard.prefix(m, None if final else epoch), files[inside], offset, layouts[layout])
+            for m, epoch, final, inside, offset, layout in zip(*columns, strict=True)
+        ]
+
+    def stack(
+        self,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        names: Iterable[str] | None = None,
+    ) -> dict[str, Tensor]:
+        """Read the members' weights and statistics into stacked tensors; return name -> (member, …).
+
+        On the CPU in the stored dtype this is a view of the file where it can be (writing to it changes no file).
+
+        Args:
+            device: where the tensors are to be.
+            dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
+            names: which tensors; None for all.
+
+        Raises:
+            DamagedError, LayoutError, SourceNotFound: the bytes are not what the manifest says.
+            TooLargeError: more than the memory that is free; use `batches`.
+        """
+        return store.stack(self.locations(), device, dtype, names)
+
+    def batches(
+        self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+        """Stream the members: yield (ids, stacked tensors) of `size` members each, the next being read meanwhile.
+
+        Args:
+            size: members a batch.
+            device, dtype: as in `stack`.
+        """
+        if type(size) is not int or size < 1:
+            raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
+        locations = self.locations()
+        device = check_device(device)
+        groups = [slice(at, at + size) for at in range(0, len(self), size)]
+        with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
+            ahead = reader.submit(store.stack, locations[groups[0]], device, dtype)
+            for at, group in enumerate(groups):
+                stacked = ahead.result()
+                if at + 1 < len(groups):
+                    ahead = reader.submit(store.stack, locations[groups[at + 1]], device, dtype)
+                yield self.ids[group], stacked
+
+    def dataset(
+        self,
+        labels: Iterable[str] = ("test_accuracy",),
+        split: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> WeightDataset:
+        """Return a torch Dataset of flat weight vectors (weight,) and labels (label,).
+
+        Args:
+            labels: numeric columns of the manifest.
+            split: "train", "validation" or "test" (all snapshots of a run are in one of them); None for all.
+            dtype: of the vectors.
+
+        Raises:
+            UsageError: a label that is no numeric column or is null somewhere.
+            SelectionError: no member in that split.
+        """
+        chosen = self
+        if split is not None:
+            splits = self.rows.column("split").to_pylist()
+            chosen = self._of([i for i, s in enumerate(splits) if s == split])
+            if not len(chosen):
+                found = ", ".join(sorted({str(s) for s in splits}))
+                raise SelectionError(
+                    f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}"
+                )
+        names = tuple(labels)
+        columns = [chosen._label(name) for name in names]
+        table = torch.tensor(columns, dtype=torch.float64).T if columns else torch.empty(len(chosen), 0)
+        return WeightDataset(chosen.locations(), table, names, dtype)
+
+    def _label(self, name: str) -> list[float]:
+        known = [f.name for f in self.rows.schema if str(f.type) in ("int32", "int64", "double", "bool")]
+        if name not in known:
+            raise UsageError(
+                f"label {name!r}", expected=f"a numeric column ({', '.join(known)})", found="none such"
+            )
+        values = self.rows.column(name).to_pylist()
+        if None in values:
+            raise UsageError(
+                f"label {name!r} of {self.name}",
+                expected="a value for each member",
+                found=f"null for member {self.ids[values.index(None)]}",
+                do=f'Select with where="{name} is not null"',
+            )
+        return [float(v) for v in values]
+
+    def logits(
+        self,
+        data: ImageData,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        batch: int = 512,
+    ) -> Tensor:
+        """Run the members on images, as many members at a time as a GiB holds; return logits (member, input, class).
+
+        Args:
+            data: the images, as they are: they are preprocessed here.
+            device, dtype: what the members run on and in; the logits come back to the CPU.
+            batch: images a forward pass.
+
+        Raises:
+            UsageError: images of a size that the members can't take.
+            DamagedError: members whose weights or logits are not finite.
+        """
+        size = max(1, min(len(self), GROUP_BYTES * len(self) // (2 * self.nbytes)))
+        skeleton, groups = self.skeleton(), []
+        with torch.inference_mode():
+            for ids, stacked in self.batches(size, device, dtype):
+                ensemble = Ensemble(skeleton, stacked, ids)
+                pieces = (self.preprocess(piece) for piece in torch.split(data.images, batch))
+                groups.append(torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1))
+        return torch.cat(groups)
+
+    def skeleton(self) -> nn.Module:
+        """Build the members' module without memory for parameters, checked against the layout; return it.
+
+        Raises:
+            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+        """
+        key = min(self.rows.column("layout").to_pylist())
+        if key not in self._skeletons:
+            description = self.description
+            build = self._architecture or (
+                lambda: architectures.build(description.architecture, **description.arguments)
+            )
+            self._skeletons[key] = modules.skeleton(build, description.layouts[key], self.name)
+        return self._skeletons[key]
+
+    def ensemble(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Ensemble:
+        """Stack the members into one module; return it: `ens(members.preprocess(images))` gives their logits.
+
+        Args:
+            device: where it is to be.
+            dtype: that it computes in.
+
+        Raises:
+            DamagedError: a weight is not finite, or the bytes are not what the manifest says.
+            TooLargeError: more than the memory that is free.
+        """
+        skeleton = self.skeleton()
+        locations = self.locations()
+        stacked = store.stack(locations, device, dtype, check=True)
+        return Ensemble(skeleton.to(device) if _has_memory(skeleton) else skeleton, stacked, self.ids)
+
+
+def _has_memory(module: nn.Module) -> bool:
+    return any(not t.is_meta for t in (*module.parameters(), *module.buffers()))

@@ -1,0 +1,71 @@
+"""Weights as a torch Dataset: one flat vector a member, with labels from the manifest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.store import stack
+
+
+class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Flat weight vectors and labels; nothing is read before it is asked for.
+
+    Args:
+        locations: of the members.
+        labels: (member, label), float64.
+        names: of the labels.
+        dtype: of the vectors.
+    """
+
+    def __init__(
+        self, locations: Sequence[Location], labels: Tensor, names: Sequence[str], dtype: torch.dtype
+    ) -> None:
+        self.locations = list(locations)
+        self.labels = labels
+        self.label_names = tuple(names)
+        self.dtype = dtype
+        shapes = locations[0].layout.shapes
+        self.spans: dict[str, slice] = {}
+        start = 0
+        for name, shape in shapes.items():
+            self.spans[name] = slice(start, start + math.prod(shape))
+            start += math.prod(shape)
+        self._shapes = shapes
+        self.width = start
+
+    def __len__(self) -> int:
+        return len(self.locations)
+
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        """Return a member's vector (weight,) and labels (label,)."""
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"position {position}: expected one of {len(self)} members.")
+        return self.__getitems__([position])[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return several members' vectors and labels, read together (DataLoader calls this)."""
+        stacked = stack([self.locations[i] for i in positions], dtype=self.dtype)
+        vectors = torch.cat([stacked[n].to(self.dtype).flatten(1) for n in self.spans], dim=1)
+        return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
+
+    def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Cut flat vectors (…, weight) back into named tensors; return name -> (…, *shape).
+
+        Raises:
+            UsageError: vectors of another width.
+        """
+        if vectors.shape[-1] != self.width:
+            raise UsageError(
+                "weight vectors", expected=f"{self.width:,} weights", found=f"{vectors.shape[-1]:,}"
+            )
+        return {
+            name: vectors[..., span].reshape(*vectors.shape[:-1], *self._shapes[name])
+            for name, span in self.spans.items()
+        }

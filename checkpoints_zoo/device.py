@@ -1,0 +1,57 @@
+"""Devices: whether one is there, and whether something fits into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from checkpoints_zoo.errors import TooLargeError, UsageError
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """Check that a device is there; return it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"device {str(device)!r}", expected="a device of this machine", found=str(error).split("\n")[0]
+        ) from error
+    return found
+
+
+def check_room(
+    shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.dtype], device: torch.device
+) -> None:
+    """Check that stacked tensors will fit into memory.
+
+    Raises:
+        TooLargeError: they will not.
+    """
+    needed = sum(torch.Size(shape).numel() * kinds[name].itemsize for name, shape in shapes.items())
+    free = _free_bytes(device)
+    if free is not None and needed > free:
+        members = next(iter(shapes.values()))[0]
+        raise TooLargeError(
+            f"{members} stacked members on {device}",
+            expected=f"at most {free:,} bytes, the memory that is free",
+            found=f"{needed:,}",
+            do=f"Use .batches({max(1, members * free // (2 * needed))}), a smaller dtype, or fewer members",
+        )
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a device, None where it can't be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None

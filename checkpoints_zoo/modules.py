@@ -1,0 +1,103 @@
+"""Modules that take a member's tensors: built without memory of their own, checked against the layout."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.shard import check_tensors
+
+Build = Callable[[], nn.Module]
+
+
+def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
+    """Build a module in eval mode whose parameters have shapes but no memory; return it.
+
+    Args:
+        build: builds the architecture.
+        layout: whose tensors it must take.
+        name: of the collection, for errors.
+
+    Raises:
+        LayoutError: the module's tensors are not the layout's, by name and shape.
+        UsageError: `build` returns no module.
+    """
+    with torch.device("meta"):
+        module = build()
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"architecture for {name}",
+            expected="a function that returns a torch.nn.Module",
+            found=repr(module)[:80],
+        )
+    kept = module.state_dict(keep_vars=True)
+    loose = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept]
+    if loose:  # buffers outside the state dict (position tables and the like) need their values
+        module = build()
+    try:
+        check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
+    except LayoutError as error:
+        error.do = "Give the architecture that these members were trained with"
+        raise
+    return module.eval().requires_grad_(False)
+
+
+def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """Copy a skeleton around a member's tensors, which are not copied; return it as a module like any other.
+
+    Args:
+        module: from `skeleton`.
+        state: of one member, its names and shapes checked already; counters are set to zero.
+        device: where the rest of the module goes.
+    """
+    memo: dict[int, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[2] == "num_batches_tracked":
+            memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
+        else:
+            memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
+    filled = _copied(module, memo)
+    return filled if device.type == "cpu" else filled.to(device)
+
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    type(torch.relu),
+    type(skeleton),
+)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Do what copy.deepcopy does, in a fifth of its time: what the memo holds takes the place of what it stands for."""
+    if id(module) in memo or hasattr(module, "__deepcopy__"):
+        found: nn.Module = copy.deepcopy(module, memo)
+        return found
+    twin = memo[id(module)] = object.__new__(type(module))
+    for name, value in module.__dict__.items():
+        if name == "_modules":
+            value = {key: child if child is None else _copied(child, memo) for key, child in value.items()}
+        elif name in ("_parameters", "_buffers"):
+            value = {
+                key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()
+            }
+        elif isinstance(value, dict) and not value:
+            value = type(value)()
+        elif not (
+            isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
+        ):
+            value = copy.deepcopy(value, memo)
+        twin.__dict__[name] = value
+    return twin

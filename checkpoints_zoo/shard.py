@@ -1,0 +1,148 @@
+"""Shards: safetensors files of many members, one contiguous range of bytes each.
+
+The safetensors library orders tensors by dtype, which would tear a member with float32 statistics in two; a short
+writer of our own keeps it together. Any reader opens the file and sees named tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.errors import LayoutError
+from checkpoints_zoo.header import shard_header
+from checkpoints_zoo.layout import Layout, TensorSpec
+
+LARGEST_SHARD = 2_000_000_000
+MOST_TENSORS = 32_000
+
+TORCH = {
+    "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
+    "BF16": torch.bfloat16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in TORCH.items()}
+
+
+def prefix(member: int, epoch: int | None = None) -> str:
+    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
+
+    >>> prefix(123), prefix(123, 40)
+    ('000123/', '000123@40/')
+    """
+    return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
+
+
+def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
+    """Lay out a state dict for storage: weights in `dtype`, statistics in float32, other tensors as they are.
+
+    Args:
+        state: of one member, in the order of its module; `num_batches_tracked` becomes a counter.
+        dtype: of the stored weights.
+    """
+    tensors, counters = [], []
+    for name, tensor in state.items():
+        spec = TensorSpec(name, "F32", tuple(tensor.shape), 0)
+        if name.rpartition(".")[2] == "num_batches_tracked":
+            counters.append(name)
+        elif not tensor.is_floating_point():
+            tensors.append((name, NAMES[tensor.dtype], spec.shape))
+        else:
+            tensors.append((name, "F32" if spec.is_statistic else NAMES[dtype], spec.shape))
+    return Layout.of(tensors, counters)
+
+
+def pack(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
+    """Bring a member's tensors into the layout's bytes, rounding to its dtypes; return them, pad included.
+
+    Args:
+        state: of one member, in any memory format.
+        layout: to bring it into.
+
+    Raises:
+        LayoutError: tensors missing, extra or misshapen.
+    """
+    check_tensors({n: tuple(t.shape) for n, t in state.items()}, layout, "state dict")
+    member = bytearray(layout.nbytes)
+    for t in layout.tensors:
+        if t.nbytes:
+            target = torch.frombuffer(
+                member, dtype=TORCH[t.dtype], count=state[t.name].numel(), offset=t.offset
+            )
+            target.copy_(state[t.name].detach().reshape(-1))
+    return member
+
+
+def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: str) -> None:
+    """Compare names and shapes with a layout's, counters aside.
+
+    Raises:
+        LayoutError: naming what is missing, extra and misshapen.
+    """
+    wanted = layout.shapes
+    found = {n: s for n, s in found.items() if n.rpartition(".")[2] != "num_batches_tracked"}
+    missing = [n for n in wanted if n not in found]
+    extra = [n for n in found if n not in wanted]
+    misshapen = [
+        f"{n} {list(found[n])} for {list(s)}" for n, s in wanted.items() if n in found and found[n] != s
+    ]
+    problems = [
+        f"{kind} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen))
+        if names
+    ]
+    if problems:
+        raise LayoutError(
+            thing,
+            expected=f"the layout's {len(wanted)} tensors by name and shape",
+            found="; ".join(problems),
+            tensor=(missing + extra + [m.split(" ")[0] for m in misshapen])[0],
+        )
+
+
+def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
+    """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
+    tensors = len(layout.tensors) + bool(layout.pad)
+    return max(1, min(LARGEST_SHARD // (layout.nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
+
+
+def write_shard(
+    folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, bytes | bytearray]]
+) -> Path:
+    """Write a shard under a name that holds its number and content hash, by rename; return its path.
+
+    The same members give the same bytes and so the same name; other bytes never take a name that was used.
+
+    Args:
+        folder: where to; it is made.
+        number: of the shard.
+        layout: of every member.
+        members: (prefix, bytes) in the order they are to lie in.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{number:05d}.{os.getpid()}.tmp"
+    digest = hashlib.sha256()
+    try:
+        with temporary.open("wb") as file:
+            for piece in (
+                shard_header(layout, [key for key, _ in members]),
+                *(member for _, member in members),
+            ):
+                file.write(piece)
+                digest.update(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        path = folder / f"{number:05d}-{digest.hexdigest()[:8]}.safetensors"
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
+    """Return where the first member begins in a shard of these members."""
+    return len(shard_header(layout, prefixes))

@@ -1,0 +1,245 @@
+"""Members read from their files straight into stacked tensors, by offset.
+
+Members that lie evenly spaced in one file
+become strided views of one map of it; all others are read in large pieces through one reused buffer and converted
+from there. Nothing is read member by member through modules.
+
+Axes: m member, … the tensor's own.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.device import check_device, check_room
+from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.header import Header, read_header
+from checkpoints_zoo.layout import TensorSpec
+from checkpoints_zoo.pieces import BUFFER_BYTES, Location, buffer, fill, groups, read_at
+from checkpoints_zoo.shard import TORCH, check_tensors
+
+
+def stack(
+    locations: Sequence[Location],
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    names: Iterable[str] | None = None,
+    *,
+    check: bool = False,
+) -> dict[str, Tensor]:
+    """Read members into stacked tensors; return name -> (member, …), statistics never narrower than stored.
+
+    A view of the file (private to this process: writing to it changes no file) where the members lie evenly
+    spaced in one file, the device is the CPU and no dtype changes. Otherwise a copy, whose values are checked.
+
+    Args:
+        locations: of the members, all with tensors of the same names and shapes.
+        device: where the tensors are to be.
+        dtype: of floating tensors; None keeps the stored one.
+        names: which tensors; None for all.
+        check: whether the values of a view are looked at too.
+
+    Raises:
+        DamagedError: a file is cut, its header or the offsets are wrong, or a value is not finite.
+        LayoutError: members with different tensors.
+        TooLargeError: more memory than there is.
+    """
+    device = check_device(device)
+    specs = _common(locations, names)
+    check_against_files(locations)
+    kinds = _kinds(specs, locations, dtype)
+    step = _spacing(locations)
+    kept = all(kinds[t.name] == TORCH[t.dtype] for t in specs)
+    if step and kept and device.type == "cpu" and not (step % 8 or locations[0].offset % 8):
+        views = _views(locations[0], specs, len(locations), step)
+        if check:
+            check_finite(views, locations)
+        return views
+    check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
+    out = {t.name: torch.empty((len(locations), *t.shape), dtype=kinds[t.name], device=device) for t in specs}
+    at = 0
+    for group in groups(locations, BUFFER_BYTES):
+        rows = {n: tensor[at : at + len(group)] for n, tensor in out.items()}
+        if group[0].layout.nbytes <= BUFFER_BYTES:
+            _copy_members(group, specs, rows)
+        else:
+            _copy_tensors(group[0], specs, rows)
+        at += len(group)
+    return out
+
+
+def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
+    """Read a group of neighbours in one piece and convert it into the stacked tensors."""
+    layout = group[0].layout
+    raw = fill(group[0], group[0].offset, buffer(layout.nbytes * len(group)))
+    stored = {t.name: t for t in layout.tensors}
+    for spec in specs:
+        t = stored[spec.name]
+        if t.nbytes:
+            _convert(_strided(raw, t, t.offset, len(group), layout.nbytes), rows[t.name])
+            check_finite({t.name: rows[t.name]}, group)
+
+
+def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
+    """Read a large member piece by piece and convert each piece into the stacked tensors."""
+    stored = {t.name: t for t in location.layout.tensors}
+    with location.path.open("rb", buffering=0) as file:
+        for spec in specs:
+            t = stored[spec.name]
+            kind = TORCH[t.dtype]
+            most = BUFFER_BYTES // kind.itemsize
+            for piece in torch.split(rows[t.name].view(-1), most) if t.nbytes else ():
+                start = int(piece.storage_offset() - rows[t.name].storage_offset())
+                raw = buffer(piece.numel() * kind.itemsize)
+                read_at(file, location, location.offset + t.offset + start * kind.itemsize, raw)
+                _convert(torch.frombuffer(raw, dtype=kind), piece)
+                check_finite({t.name: piece[None]}, [location])
+
+
+def _convert(source: Tensor, target: Tensor) -> None:
+    if source.dtype == torch.float16 and target.dtype == torch.bfloat16:
+        source = source.float()  # the direct cast is several times slower than through float32
+    # Over a bus the stored dtype is the smaller one: cast on the device.
+    target.copy_(source if target.device.type == "cpu" else source.to(target.device))
+
+
+def _strided(buffer: memoryview | mmap.mmap, t: TensorSpec, begin: int, count: int, step: int) -> Tensor:
+    """View one tensor of evenly spaced members in a buffer; return it, (member, …)."""
+    dtype = TORCH[t.dtype]
+    if begin % dtype.itemsize or step % dtype.itemsize:  # archives hold tensors at any byte
+        size = t.nbytes
+        rows = [
+            torch.frombuffer(bytearray(buffer[begin + i * step :][:size]), dtype=dtype) for i in range(count)
+        ]
+        return torch.stack(rows).view(count, *t.shape)
+    stride = step // dtype.itemsize
+    flat = torch.frombuffer(
+        buffer, dtype=dtype, count=(count - 1) * stride + t.nbytes // dtype.itemsize, offset=begin
+    )
+    return flat.as_strided((count, *t.shape), (stride, *torch.empty(t.shape, device="meta").stride()))
+
+
+def _views(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
+    """Map a file and view its members' tensors; return name -> (member, …)."""
+    with first.path.open("rb") as file:
+        # A private map may be written to without changing the file, so torch needs no warning about it.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return {
+        t.name: _strided(mapped, t, first.offset + t.offset, count, step) if t.nbytes else
+        torch.empty((count, *t.shape), dtype=TORCH[t.dtype])
+        for t in specs
+    }  # fmt: skip
+
+
+def _spacing(locations: Sequence[Location]) -> int:
+    """Return the even distance between members of one file and layout, 0 where there is none."""
+    first = locations[0]
+    if len(locations) == 1:
+        return first.layout.nbytes
+    step = locations[1].offset - first.offset
+    even = all(
+        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * step
+        for i, x in enumerate(locations)
+    )
+    return step if even and step > 0 else 0
+
+
+def _common(locations: Sequence[Location], names: Iterable[str] | None) -> list[TensorSpec]:
+    """Check that all members have the same tensors; return the specs of those asked for."""
+    layout = locations[0].layout
+    for other in {id(x.layout): x for x in locations}.values():
+        if other.layout is not layout and other.layout.shapes != layout.shapes:
+            check_tensors(
+                other.layout.shapes, layout, f"member {other.member} beside member {locations[0].member}"
+            )
+    if names is None:
+        return list(layout.tensors)
+    known = {t.name: t for t in layout.tensors}
+    wanted = list(names)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"tensor {name!r}", expected=f"a name among {', '.join(known)}", tensor=name)
+    return [known[name] for name in wanted]
+
+
+def _kinds(
+    specs: Sequence[TensorSpec], locations: Sequence[Location], dtype: torch.dtype | None
+) -> dict[str, torch.dtype]:
+    """Return the dtype that each tensor is to have in memory."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise UsageError("dtype of stacked weights", expected="a floating dtype", found=str(dtype))
+    kinds = {t.name: TORCH[t.dtype] for t in specs}
+    for layout in {id(x.layout): x.layout for x in locations}.values():
+        for t in layout.tensors:
+            if t.name in kinds:
+                kinds[t.name] = torch.promote_types(kinds[t.name], TORCH[t.dtype])
+    if dtype is not None:
+        for t in specs:
+            if kinds[t.name].is_floating_point:
+                kinds[t.name] = torch.promote_types(kinds[t.name], dtype) if t.is_statistic else dtype
+    return kinds
+
+
+@lru_cache(maxsize=64)
+def _header(path: Path, mtime_ns: int, size: int) -> Header:
+    return read_header(path)
+
+
+def check_against_files(locations: Sequence[Location]) -> None:
+    """Check that the files have the members' tensors where the manifest says."""
+    headers: dict[Path, Header] = {}
+    for x in locations:
+        if x.path not in headers:
+            stat = x.path.stat()
+            headers[x.path] = _header(x.path, stat.st_mtime_ns, stat.st_size)
+        tensors, base = headers[x.path].tensors, x.offset - headers[x.path].data_start
+        for t in x.layout.tensors:
+            begin = base + t.offset
+            if tensors.get(x.prefix + t.name) != (t.dtype, t.shape, begin, begin + t.nbytes):
+                raise _elsewhere(x, t, tensors.get(x.prefix + t.name), begin)
+
+
+def _elsewhere(
+    x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
+) -> DamagedError:
+    return DamagedError(
+        f"member {x.member} in file {x.path}",
+        expected=f"tensor {x.prefix + t.name!r}, {t.dtype} {list(t.shape)} at {begin}, as the manifest says",
+        found="no such tensor" if found is None else f"{found[0]} {list(found[1])} at {found[2]}",
+        do="Manifest and file do not belong together; get the source again",
+        member=x.member,
+        tensor=t.name,
+        path=x.path,
+    )
+
+
+def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:
+    """Check that all values are finite.
+
+    Raises:
+        DamagedError: naming the first member and tensor.
+    """
+    for name, tensor in stacked.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # one pass; NaN comes through both
+            continue
+        flat = tensor.reshape(len(tensor), -1)
+        bad = ~torch.isfinite(flat)
+        if bad.any():
+            at = int(bad.any(1).nonzero()[0])
+            raise DamagedError(
+                f"tensor {name!r} of member {locations[at].member}",
+                expected="finite weights",
+                found=f"{int(bad[at].sum())} values that are not",
+                do="Leave the member out, or ask its producer",
+                member=locations[at].member,
+                tensor=name,
+                path=locations[at].path,
+            )
