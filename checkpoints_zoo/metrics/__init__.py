@@ -1,0 +1,38 @@
+"""Figures of ensembles and their intervals: tensors in, tensors out.
+
+Probabilities are (input, class) or (member, input, class), float32 or float64, and sum to one over the
+classes; labels are (input,) int64. Every figure first checks what it is given; `check=False` leaves that
+out, for loops that have had the same tensors checked once.
+"""
+
+from __future__ import annotations
+
+from checkpoints_zoo.metrics.calibration import Reliability, ace, adaptive_ece, ece, reliability
+from checkpoints_zoo.metrics.classification import accuracy, brier, nll
+from checkpoints_zoo.metrics.detection import aupr, auroc, fpr95, ood_score
+from checkpoints_zoo.metrics.diversity import disagreement, entropy, mutual_information
+from checkpoints_zoo.metrics.intervals import Interval, bootstrap_mean, jackknife, subset_band
+from checkpoints_zoo.metrics.selective import aurc
+
+__all__ = [
+    "Interval",
+    "Reliability",
+    "accuracy",
+    "ace",
+    "adaptive_ece",
+    "aupr",
+    "aurc",
+    "auroc",
+    "bootstrap_mean",
+    "brier",
+    "disagreement",
+    "ece",
+    "entropy",
+    "fpr95",
+    "jackknife",
+    "mutual_information",
+    "nll",
+    "ood_score",
+    "reliability",
+    "subset_band",
+]

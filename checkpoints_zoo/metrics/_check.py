@@ -1,0 +1,146 @@
+"""What a figure may be given. Each function raises ValueError (thing, expected, found, do) or returns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Softmax in float32 and a mean over members stay within 1e-5, probabilities rounded to float16 within this.
+SUM_TOLERANCE = 1e-3
+
+INPUT_CLASS = ("input", "class")
+MEMBER_INPUT_CLASS = ("member", "input", "class")
+
+
+def refuse(thing: str, expected: str, found: str, do: str) -> ValueError:
+    """Build the error of an argument that can't be taken, and return it for the caller to raise."""
+    return ValueError(f"{thing}: expected {expected}; found {found}. {do}.")
+
+
+def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
+    """Check that a tensor has these axes, is float32 or float64, neither empty nor NaN; return None.
+
+    Args:
+        thing: its name in the error.
+        values: the tensor.
+        axes: names of the axes it should have; None for any but none.
+
+    Raises:
+        ValueError: when any of that does not hold.
+    """
+    shape = f"shape {tuple(values.shape)}"
+    if axes is not None and values.ndim != len(axes):
+        names = ", ".join(axes) + ("," if len(axes) == 1 else "")
+        raise refuse(thing, f"axes ({names})", shape, "Reshape it, one axis for each name")
+    if values.ndim == 0:
+        raise refuse(thing, "an axis of classes", shape, "Give more than a number")
+    if values.dtype not in (torch.float32, torch.float64):
+        raise refuse(thing, "dtype float32 or float64", _name(values), f"Convert it with {thing}.float()")
+    if values.numel() == 0:
+        raise refuse(thing, "at least one value", shape, "Check what was selected before it")
+    nans = int(values.isnan().sum())
+    if nans:
+        raise refuse(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights behind it")
+
+
+def probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> None:
+    """Check that probabilities have these axes, and sum to one over the last; return None.
+
+    Args:
+        probs: the probabilities, the last axis the classes.
+        axes: names of the axes they should have; None for any.
+
+    Raises:
+        ValueError: when any of that does not hold, for NaN, and for dtypes but float32 and float64.
+    """
+    floats("probs", probs, axes)
+    lowest = float(probs.min())
+    if lowest < 0:
+        raise refuse("probs", "no negative value", f"{lowest:.4g}", "Logits need a softmax")
+    low, high = (float(bound) for bound in probs.sum(-1).aminmax())
+    if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
+        worst = high if high - 1 > 1 - low else low
+        raise refuse("probs", "a sum of 1 over the classes", f"{worst:.4g}", "Give all classes, normalised")
+
+
+def log_probabilities(log_probs: Tensor) -> None:
+    """Check that log probabilities are (input, class) and sum to one when exponentiated; return None.
+
+    Args:
+        log_probs: (input, class), nats; -inf is probability 0.
+
+    Raises:
+        ValueError: when any of that does not hold, for NaN, and for dtypes but float32 and float64.
+    """
+    floats("log_probs", log_probs, INPUT_CLASS)
+    low, high = (float(bound) for bound in torch.logsumexp(log_probs, -1).exp().aminmax())
+    if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
+        worst = high if high - 1 > 1 - low else low
+        do = "Give log_softmax of the logits, not logits or probabilities"
+        raise refuse("log_probs", "a sum of exp of 1 over the classes", f"{worst:.4g}", do)
+
+
+def classes_of(labels: Tensor, probs: Tensor) -> None:
+    """Check that there is one int64 label an input, each the number of a class; return None.
+
+    Args:
+        labels: (input,).
+        probs: (input, class), checked before.
+
+    Raises:
+        ValueError: when any of that does not hold.
+    """
+    inputs, classes = probs.shape
+    _one_an_input("labels", labels, inputs)
+    if labels.dtype != torch.int64:
+        raise refuse("labels", "dtype int64", _name(labels), "Convert them with labels.long()")
+    _same_device("labels", labels, probs)
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= classes:
+        found = str(low if low < 0 else high)
+        raise refuse("labels", f"classes 0 to {classes - 1}", found, "Check the class order of the data set")
+
+
+def kinds_of(is_ood: Tensor, scores: Tensor) -> None:
+    """Check that there is a score and a bool for each input, and inputs of both kinds; return None.
+
+    Args:
+        is_ood: (input,) bool.
+        scores: (input,), higher for inputs that look more out of distribution.
+
+    Raises:
+        ValueError: when any of that does not hold, for NaN, and for dtypes but float32 and float64.
+    """
+    floats("scores", scores, ("input",))
+    _one_an_input("is_ood", is_ood, len(scores))
+    if is_ood.dtype != torch.bool:
+        raise refuse("is_ood", "dtype bool", _name(is_ood), "Convert it with is_ood.bool()")
+    _same_device("is_ood", is_ood, scores)
+    positive = int(is_ood.sum())
+    if positive in (0, len(is_ood)):
+        found = f"{positive} of {len(is_ood)} out of distribution"
+        raise refuse("is_ood", "inputs of both kinds", found, "Join the scores of both data sets")
+
+
+def at_least(thing: str, fewest: int, number: int) -> None:
+    """Check that a number is not below the fewest; return None.
+
+    Raises:
+        ValueError: when it is.
+    """
+    if number < fewest:
+        raise refuse(thing, f"at least {fewest}", str(number), f"Give more {thing}")
+
+
+def _one_an_input(thing: str, values: Tensor, inputs: int) -> None:
+    if values.shape != (inputs,):
+        raise refuse(thing, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input")
+
+
+def _same_device(thing: str, values: Tensor, other: Tensor) -> None:
+    if values.device != other.device:
+        raise refuse(thing, f"device {other.device}", str(values.device), f"Move it there with {thing}.to")
+
+
+def _name(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")

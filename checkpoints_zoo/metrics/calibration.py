@@ -1,0 +1,163 @@
+"""Calibration errors: how far stated probabilities are from the shares that come true."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from checkpoints_zoo.metrics import _check
+from checkpoints_zoo.metrics._ties import tie_means
+
+
+class Reliability(NamedTuple):
+    """The bars of a reliability diagram: mean confidence, accuracy and number of inputs, each (bin,)."""
+
+    confidence: Tensor
+    accuracy: Tensor
+    inputs: Tensor
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
+    """Compare top probability with accuracy in bins of equal width, and return the ECE, in [0, 1].
+
+    The sum over bins of (share of inputs) * |accuracy - mean confidence|: Guo et al., On calibration of
+    modern neural networks (2017), as torchmetrics computes it (a bin holds its lower edge;
+    confidence 1 has its own bin).
+
+    Args:
+        probs: (input, class) probabilities.
+        labels: (input,) classes.
+        bins: number of bins.
+        check: False when the tensors have been checked before.
+
+    Raises:
+        ValueError: if the probabilities, labels or bins are none (see `check`).
+
+    >>> import torch
+    >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    tensor(0.2500)
+    """
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    if check:
+        _check_all(probs, labels, bins)
+    # A mean over members may round to above 1, and torchmetrics applies a softmax to anything above 1.
+    return multiclass_calibration_error(
+        probs.clamp(0, 1), labels, num_classes=probs.shape[-1], n_bins=bins, norm="l1", validate_args=False
+    )
+
+
+def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
+    """Compare top probability with accuracy in bins of equal mass, and return the error, in [0, 1].
+
+    The inputs, sorted by confidence, are cut into `bins` runs of equal length (the first ones longer by one
+    where that doesn't come out even); the error is the sum over bins of (share of inputs) * |accuracy -
+    mean confidence|. Inputs of equal confidence count as equally accurate each, so that the order of the
+    inputs doesn't matter. This is torch-uncertainty's AdaptiveCalibrationError (norm l1), which is NaN for
+    fewer inputs than bins, where this leaves empty bins out.
+
+    Args:
+        probs: (input, class) probabilities.
+        labels: (input,) classes.
+        bins: number of bins.
+        check: False when the tensors have been checked before.
+
+    Raises:
+        ValueError: if the probabilities, labels or bins are none (see `check`).
+
+    >>> import torch
+    >>> adaptive_ece(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 0]), bins=2)
+    tensor(0.3750)
+    """
+    if check:
+        _check_all(probs, labels, bins)
+    confidence, top = probs.max(-1)
+    return _equal_mass(confidence[None], (top == labels)[None], bins)[0].to(probs.dtype)
+
+
+def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
+    """Average the equal-mass calibration errors of all classes, and return the ACE, in [0, 1].
+
+    For class c of C, sort the n inputs by p(c) and cut them into `bins` runs of equal length (the first
+    ones longer by one where that doesn't come out even). With n_b inputs in bin b, mean probability conf(c,
+    b) and share of labels that are c acc(c, b),
+
+        ACE = 1/C * sum over c and b of n_b/n * |acc(c, b) - conf(c, b)|
+
+    Inputs of equal p(c) count as being c equally often. Where `bins` divides n this is the ACE of Nixon et
+    al., Measuring calibration in deep learning (2019); elsewhere they weigh all bins alike.
+
+    Args:
+        probs: (input, class) probabilities.
+        labels: (input,) classes.
+        bins: number of bins a class.
+        check: False when the tensors have been checked before.
+
+    Raises:
+        ValueError: if the probabilities, labels or bins are none (see `check`).
+
+    >>> import torch
+    >>> ace(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 0]), bins=2)
+    tensor(0.3750)
+    """
+    if check:
+        _check_all(probs, labels, bins)
+    of_class = F.one_hot(labels, probs.shape[-1]).T
+    return _equal_mass(probs.T.contiguous(), of_class, bins).mean().to(probs.dtype)
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Reliability:
+    """Bin the inputs by top probability, in equal widths, and return the bars of the diagram.
+
+    A bin holds its lower edge, the last one its upper edge too. Confidence and accuracy of an empty bin are
+    NaN, which plots leave out.
+
+    Args:
+        probs: (input, class) probabilities.
+        labels: (input,) classes.
+        bins: number of bins.
+        check: False when the tensors have been checked before.
+
+    Raises:
+        ValueError: if the probabilities, labels or bins are none (see `check`).
+
+    >>> import torch
+    >>> reliability(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([0, 1]), bins=2).accuracy
+    tensor([   nan, 0.5000])
+    """
+    if check:
+        _check_all(probs, labels, bins)
+    confidence, top = probs.max(-1)
+    # The edges of torchmetrics, in the dtype it bins in, so that the bars are those behind `ece`.
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=probs.device)
+    of_bin = (torch.bucketize(confidence.float(), edges, right=True) - 1).clamp_(max=bins - 1)
+    count = torch.bincount(of_bin, minlength=bins)
+    sums = torch.zeros(2, bins, dtype=probs.dtype, device=probs.device)
+    sums.index_add_(1, of_bin, torch.stack([confidence, (top == labels).to(probs.dtype)]))
+    return Reliability(sums[0] / count, sums[1] / count, count)
+
+
+def _check_all(probs: Tensor, labels: Tensor, bins: int) -> None:
+    _check.at_least("bins", 1, bins)
+    _check.probabilities(probs)
+    _check.classes_of(labels, probs)
+
+
+def _equal_mass(stated: Tensor, came_true: Tensor, bins: int) -> Tensor:
+    """Sum |came true - stated| over bins of equal mass, and return the (column,) mean over inputs, float64.
+
+    Args:
+        stated: (column, input) probabilities.
+        came_true: (column, input), 0 or 1.
+        bins: number of bins.
+    """
+    ordered, order = torch.sort(stated)
+    gap = tie_means(ordered, came_true.gather(-1, order).double()) - ordered.double()
+    inputs = stated.shape[-1]
+    ends = [inputs // bins * bin + min(bin, inputs % bins) for bin in range(bins + 1)]
+    # |sum of gaps| is n_b * |acc - conf|; an empty bin sums to 0.
+    sums = F.pad(gap.cumsum(-1), (1, 0))[:, ends].diff(dim=-1)
+    return sums.abs().sum(-1) / inputs
