@@ -1,0 +1,1 @@
+"""Train populations from named recipes; run from a clone as `python -m training RECIPE`."""
