@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -87,8 +88,15 @@ class Description:
                 f"description {path}", expected="class names and a layout or more", found="others", path=path
             )
         known["classes"] = tuple(known["classes"])
-        known["layouts"] = {str(key): Layout.from_json(layout) for key, layout in known["layouts"].items()}
-        return cls(**known)
+        layouts = {}
+        for key, layout in known["layouts"].items():
+            try:
+                layouts[key] = Layout.from_json(layout)
+            except FormatError as error:
+                what = "" if error.thing == "layout" else f"{error.thing} of "
+                error.thing, error.path = f"{what}layout {key!r} in description {path}", str(path)
+                raise
+        return cls(**{**known, "layouts": layouts})
 
 
 def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
@@ -102,7 +110,7 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
         raise FormatError(
             f"description {path}",
             expected="a JSON object with a format_version",
-            found=repr(values)[:80],
+            found=reprlib.repr(values),
             path=path,
         )
     if version > FORMAT_VERSION:
@@ -115,7 +123,7 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
         )
     for key, kind in kinds.items():
         if type(values.get(key)) is not kind:
-            found = repr(values[key])[:80] if key in values else "no such key"
+            found = reprlib.repr(values[key]) if key in values else "no such key"
             raise FormatError(
                 f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=found, path=path
             )

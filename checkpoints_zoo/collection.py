@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
 import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo import architectures, manifest, modules, selection, shard, store
-from checkpoints_zoo.dataset import WeightDataset
+from checkpoints_zoo.dataset import WeightDataset, label_table
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
@@ -88,6 +87,7 @@ class Collection:
     @property
     def citation(self) -> str:
         """Text that names this selection; `zoo.load` gives it back."""
+        self._check_some()
         return selection.cite(self.source.label, self.commit, self.name, self.rows)
 
     @property
@@ -119,27 +119,24 @@ class Collection:
         """
         if isinstance(position, slice):
             return self._of(list(range(len(self)))[position])
-        if not hasattr(position, "__index__"):
-            raise UsageError(
-                "position of a member", expected="a whole number or a slice", found=repr(position)[:80]
-            )
-        if not -len(self) <= position < len(self):
+        at = selection.whole(position)
+        if at is None:
+            raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
+        if not -len(self) <= at < len(self):
             raise MemberNotFound(
                 f"position {position} of {self.name}",
                 expected=f"one of the {len(self)} selected members, from 0",
-                found=str(position),
+                found=str(at),
                 do="`.member(id)` takes a member by its id",
                 collection=self.name,
             )
-        one = self._of([position % len(self)])
+        one = self._of([at % len(self)])
         row = one.rows.to_pylist()[0]
-        return Member(self.name, row, lambda: one.locations()[0], self.skeleton, lambda: one.citation)
+        return Member(self.name, row, lambda: one.locations()[0], one.skeleton, lambda: one.citation)
 
     def _of(self, positions: list[int]) -> Collection:
         rows = manifest.take(self.rows, positions)
-        return Collection(
-            self.source, self.commit, self.description, rows, self._architecture, self._skeletons
-        )
+        return Collection(self.source, self.commit, self.description, rows, self._architecture, self._skeletons)
 
     def member(self, id: int) -> Member:
         """Take a selected member by its id (its last selected snapshot); return it.
@@ -147,24 +144,42 @@ class Collection:
         Raises:
             MemberNotFound: it is not among the selected ones.
         """
-        if id not in self.ids:
+        if selection.whole(id) not in self.ids:
             raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
         return self[len(self) - 1 - self.ids[::-1].index(id)]
 
+    def _check_some(self) -> None:
+        if not len(self):
+            raise SelectionError(
+                f"selection of {self.name}",
+                expected="one member or more",
+                found="none",
+                do="A slice beyond the last position is empty",
+                collection=self.name,
+            )
+
+    def _refuse(self, at: int) -> NoReturn:
+        raise SelectionError(
+            f"member {self.ids[at]} of {self.name}",
+            expected="weights",
+            found="a row without any (its status is not ok)",
+            do="Select with where=\"status = 'ok'\"",
+            collection=self.name,
+            member=self.ids[at],
+        )
+
     def locations(self) -> list[Location]:
-        """Return where the members' bytes lie, each path checked to be inside the source."""
+        """Return where the members' bytes lie, each path checked to be inside the source.
+
+        Raises:
+            SelectionError: no members, or one without weights.
+            DamagedError, SourceNotFound: a file outside the source, or none.
+        """
+        self._check_some()
         names = ("member", "epoch", "final", "path", "offset", "layout")
         columns = [self.rows.column(c).to_pylist() for c in names]
         if None in columns[3]:
-            member = columns[0][columns[3].index(None)]
-            raise SelectionError(
-                f"member {member} of {self.name}",
-                expected="weights",
-                found="a row without any (its status is not ok)",
-                do="Select with where=\"status = 'ok'\"",
-                collection=self.name,
-                member=member,
-            )
+            self._refuse(columns[3].index(None))
         files = {inside: self.source.file(inside) for inside in set(columns[3])}
         layouts = self.description.layouts
         return [
@@ -180,7 +195,8 @@ class Collection:
     ) -> dict[str, Tensor]:
         """Read the members' weights and statistics into stacked tensors; return name -> (member, …).
 
-        On the CPU in the stored dtype this is a view of the file where it can be (writing to it changes no file).
+        On the CPU in the stored dtype this is a view of the file where it can be (writing to it changes no file),
+        whose values nobody has looked at yet; all other ways to get weights refuse those that are not finite.
 
         Args:
             device: where the tensors are to be.
@@ -201,19 +217,16 @@ class Collection:
         Args:
             size: members a batch.
             device, dtype: as in `stack`.
+
+        Raises:
+            UsageError: a size that is none.
+            DamagedError, LayoutError, SourceNotFound, TooLargeError: as in `stack`; non-finite values always.
         """
-        if type(size) is not int or size < 1:
+        step = selection.whole(size)
+        if step is None or step < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
-        locations = self.locations()
-        device = check_device(device)
-        groups = [slice(at, at + size) for at in range(0, len(self), size)]
-        with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-            ahead = reader.submit(store.stack, locations[groups[0]], device, dtype)
-            for at, group in enumerate(groups):
-                stacked = ahead.result()
-                if at + 1 < len(groups):
-                    ahead = reader.submit(store.stack, locations[groups[at + 1]], device, dtype)
-                yield self.ids[group], stacked
+        groups = [self.ids[at : at + step] for at in range(0, len(self), step)]
+        return zip(groups, store.stream(self.locations(), step, check_device(device), dtype), strict=True)
 
     def dataset(
         self,
@@ -238,29 +251,9 @@ class Collection:
             chosen = self._of([i for i, s in enumerate(splits) if s == split])
             if not len(chosen):
                 found = ", ".join(sorted({str(s) for s in splits}))
-                raise SelectionError(
-                    f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}"
-                )
-        names = tuple(labels)
-        columns = [chosen._label(name) for name in names]
-        table = torch.tensor(columns, dtype=torch.float64).T if columns else torch.empty(len(chosen), 0)
-        return WeightDataset(chosen.locations(), table, names, dtype)
-
-    def _label(self, name: str) -> list[float]:
-        known = [f.name for f in self.rows.schema if str(f.type) in ("int32", "int64", "double", "bool")]
-        if name not in known:
-            raise UsageError(
-                f"label {name!r}", expected=f"a numeric column ({', '.join(known)})", found="none such"
-            )
-        values = self.rows.column(name).to_pylist()
-        if None in values:
-            raise UsageError(
-                f"label {name!r} of {self.name}",
-                expected="a value for each member",
-                found=f"null for member {self.ids[values.index(None)]}",
-                do=f'Select with where="{name} is not null"',
-            )
-        return [float(v) for v in values]
+                raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
+        names = (labels,) if isinstance(labels, str) else tuple(labels)
+        return WeightDataset(chosen.locations(), label_table(chosen.rows, names, self.name), names, dtype)
 
     def logits(
         self,
@@ -280,8 +273,8 @@ class Collection:
             UsageError: images of a size that the members can't take.
             DamagedError: members whose weights or logits are not finite.
         """
-        size = max(1, min(len(self), GROUP_BYTES * len(self) // (2 * self.nbytes)))
         skeleton, groups = self.skeleton(), []
+        size = max(1, min(len(self), GROUP_BYTES * len(self) // max(1, 2 * self.nbytes)))
         with torch.inference_mode():
             for ids, stacked in self.batches(size, device, dtype):
                 ensemble = Ensemble(skeleton, stacked, ids)
@@ -293,9 +286,14 @@ class Collection:
         """Build the members' module without memory for parameters, checked against the layout; return it.
 
         Raises:
+            SelectionError: no members, or one without weights.
             UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
         """
-        key = min(self.rows.column("layout").to_pylist())
+        self._check_some()
+        keys = self.rows.column("layout").to_pylist()
+        if None in keys:
+            self._refuse(keys.index(None))
+        key = min(keys)
         if key not in self._skeletons:
             description = self.description
             build = self._architecture or (
@@ -316,10 +314,4 @@ class Collection:
             TooLargeError: more than the memory that is free.
         """
         skeleton = self.skeleton()
-        locations = self.locations()
-        stacked = store.stack(locations, device, dtype, check=True)
-        return Ensemble(skeleton.to(device) if _has_memory(skeleton) else skeleton, stacked, self.ids)
-
-
-def _has_memory(module: nn.Module) -> bool:
-    return any(not t.is_meta for t in (*module.parameters(), *module.buffers()))
+        return Ensemble(skeleton, store.stack(self.locations(), device, dtype, check=True), self.ids)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -95,24 +96,26 @@ COLUMNS: tuple[Column, ...] = (
         torch_version="version of torch that trained the member",
         device="processor that trained the member",
     ),
-    *_columns(
-        False, pa.float64(), wall_time_s="seconds of training, shared equally by the members of a stack"
-    ),
+    *_columns(False, pa.float64(), wall_time_s="seconds of training, shared equally by the members of a stack"),
     *_columns(False, pa.timestamp("s", tz="UTC"), created="when training ended"),
     *_columns(
         False,
         pa.string(),
         sha256="content hash: names, shapes and values, whatever file and dtype they are stored in",
     ),
-    *_columns(True, pa.string(), path="file within the source that holds the bytes"),
     *_columns(
-        True,
+        False,
+        pa.string(),
+        path="file within the source that holds the bytes; this and the next four are null only where there are none",
+    ),
+    *_columns(
+        False,
         pa.int64(),
         offset="where the member's bytes begin in the file",
         nbytes="how many bytes they are",
     ),
     *_columns(
-        True,
+        False,
         pa.string(),
         layout="key into `layouts` of the JSON beside the manifest",
         dtype="dtype of the weights (statistics are always F32)",
@@ -142,4 +145,4 @@ def dictionary() -> str:
 
 
 if __name__ == "__main__":
-    print(dictionary(), end="")
+    sys.stdout.write(dictionary())

@@ -5,13 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.store import stack
+from checkpoints_zoo.store import check_finite, stack
+
+
+def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor:
+    """Take labels from a manifest's rows; return them, float64, (member, label).
+
+    Args:
+        rows: of the members.
+        names: of numeric columns.
+        collection: its name, for errors.
+
+    Raises:
+        UsageError: a name that is no numeric column, or one that is null somewhere.
+    """
+    known = [f.name for f in rows.schema if str(f.type) in ("int32", "int64", "double", "bool")]
+    table = torch.empty(rows.num_rows, len(names), dtype=torch.float64)
+    for at, name in enumerate(names):
+        if name not in known:
+            raise UsageError(f"label {name!r}", expected=f"a numeric column ({', '.join(known)})", found="none such")
+        values = rows.column(name).to_pylist()
+        if None in values:
+            raise UsageError(
+                f"label {name!r} of {collection}",
+                expected="a value for each member",
+                found=f"null for member {rows.column('member')[values.index(None)]}",
+                do=f'Select with where="{name} is not null"',
+            )
+        table[:, at] = torch.tensor(values, dtype=torch.float64)
+    return table
 
 
 class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -24,9 +53,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         dtype: of the vectors.
     """
 
-    def __init__(
-        self, locations: Sequence[Location], labels: Tensor, names: Sequence[str], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, locations: Sequence[Location], labels: Tensor, names: Sequence[str], dtype: torch.dtype) -> None:
         self.locations = list(locations)
         self.labels = labels
         self.label_names = tuple(names)
@@ -51,8 +78,11 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, positions: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Return several members' vectors and labels, read together (DataLoader calls this)."""
-        stacked = stack([self.locations[i] for i in positions], dtype=self.dtype)
-        vectors = torch.cat([stacked[n].to(self.dtype).flatten(1) for n in self.spans], dim=1)
+        locations = [self.locations[i] for i in positions]
+        stacked = stack(locations, dtype=self.dtype)
+        flat = {n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()}
+        check_finite(flat, locations)  # statistics may be too large for the dtype
+        vectors = torch.cat(list(flat.values()), dim=1)
         return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
 
     def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
@@ -62,10 +92,8 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
             UsageError: vectors of another width.
         """
         if vectors.shape[-1] != self.width:
-            raise UsageError(
-                "weight vectors", expected=f"{self.width:,} weights", found=f"{vectors.shape[-1]:,}"
-            )
+            raise UsageError("weight vectors", expected=f"{self.width:,} weights", found=f"{vectors.shape[-1]:,}")
         return {
-            name: vectors[..., span].reshape(*vectors.shape[:-1], *self._shapes[name])
+            name: vectors[..., span].reshape((*vectors.shape[:-1], *self._shapes[name]))
             for name, span in self.spans.items()
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,17 +19,17 @@ def check_device(device: str | torch.device) -> torch.device:
     """
     try:
         found = torch.device(device)
+        if found.type == "meta":
+            raise RuntimeError("a device without memory")
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise UsageError(
             f"device {str(device)!r}", expected="a device of this machine", found=str(error).split("\n")[0]
         ) from error
     return found
 
 
-def check_room(
-    shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.dtype], device: torch.device
-) -> None:
+def check_room(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.dtype], device: torch.device) -> None:
     """Check that stacked tensors will fit into memory.
 
     Raises:
@@ -55,3 +56,22 @@ def _free_bytes(device: torch.device) -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return None
+
+
+@contextmanager
+def one_thread(when: bool = True) -> Iterator[None]:
+    """Let torch compute on one thread while the block runs: on small tensors, waking a second one costs more.
+
+    On a busy machine much more: every operation waits for a thread that is not scheduled. The number of threads is
+    the process's, so other threads' operations are concerned while the block runs; it is set back at its end.
+
+    Args:
+        when: whether the tensors are small; if not, nothing changes.
+    """
+    threads = torch.get_num_threads()
+    if when:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

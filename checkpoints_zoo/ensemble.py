@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from checkpoints_zoo import modules
 from checkpoints_zoo.errors import DamagedError, UsageError
 
 
@@ -32,7 +33,13 @@ class Ensemble(nn.Module):
         self.training = False
         self.ids = list(ids)
         self._skeleton = (skeleton,)  # in a tuple, so that it is no submodule and `.to` leaves it alone
-        self._stacked = dict(stacked)
+        self._stacked = modules.settled(stacked)
+        # Of names tied to one tensor the last counts, as in a strict load.
+        self._last = set({id(t): n for n, t in skeleton.state_dict(keep_vars=True).items()}.values())
+        self._loose = {
+            name: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
+            for name, t in modules.loose(skeleton).items()
+        }
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,8 +55,8 @@ class Ensemble(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that inputs must have."""
-        return next(t.dtype for t in self._stacked.values() if t.is_floating_point())
+        """The dtype that inputs must have; layers with running statistics may hold wider ones."""
+        return modules.input_dtype(self._stacked)
 
     @property
     def device(self) -> torch.device:
@@ -84,8 +91,8 @@ class Ensemble(nn.Module):
         return logits
 
     def _member(self, i: int, inputs: Tensor) -> Tensor:
-        state = {name: tensor[i] for name, tensor in self._stacked.items()}
-        logits: Tensor = functional_call(self._skeleton[0], state, (inputs,))
+        state = {name: tensor[i] for name, tensor in self._stacked.items() if name in self._last}
+        logits: Tensor = functional_call(self._skeleton[0], state | self._loose, (inputs,))
         return logits
 
     def train(self, mode: bool = True) -> Ensemble:
@@ -104,5 +111,11 @@ class Ensemble(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._stacked = {name: fn(tensor) for name, tensor in self._stacked.items()}
+        self._loose = {name: fn(tensor) for name, tensor in self._loose.items()}
+        norms = modules.norm_tensors(self._stacked)
+        for name, tensor in self._stacked.items():
+            moved = fn(tensor)
+            if name in norms and moved.is_floating_point() and moved.dtype.itemsize < 4:
+                moved = tensor.to(moved.device, torch.float32)  # a variance can be infinite in float16
+            self._stacked[name] = moved
         return self

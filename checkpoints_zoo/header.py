@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.layout import ELEMENT_BYTES, PAD, Layout
+from checkpoints_zoo.layout import ELEMENT_BYTES, PAD, Layout, good_shape
 
 HEADER_ALIGNMENT = 4096
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
@@ -28,6 +28,8 @@ class Header:
 
 def what_is(first: bytes) -> str:
     """Name what a file that is no safetensors file seems to be, by its first bytes; return "" if unknown."""
+    if first[8:9] == b"{":  # whatever the length before it looks like
+        return ""
     start = first[:512].lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the file it points to"
@@ -35,6 +37,8 @@ def what_is(first: bytes) -> str:
         return "a web page"
     if first.startswith(b"PK\x03\x04"):
         return "a zip archive (a torch pickle perhaps)"
+    if first.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return "a Python pickle"
     if first.startswith(b"\x1f\x8b"):
         return "a gzip file"
     return ""
@@ -54,9 +58,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
 
     def damaged(expected: str, found: str, tensor: str | None = None) -> DamagedError:
         what = f"tensor {tensor!r} in the header of {path}" if tensor else f"header of {path}"
-        return DamagedError(
-            what, expected=expected, found=found, do="Get the file again", path=path, tensor=tensor
-        )
+        return DamagedError(what, expected=expected, found=found, do="Get the file again", path=path, tensor=tensor)
 
     if kind := what_is(prefix):
         raise DamagedError(
@@ -64,29 +66,28 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         )
     length = header_length(prefix, size, path)
     try:
-        values = json.loads(prefix[8 : 8 + length])
-        metadata = values.pop("__metadata__", None) or {}
+        values = json.loads(prefix[8 : 8 + length].decode())
+        metadata = values.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+            raise ValueError("__metadata__ must be text by name")
         rows = sorted(
             ((*v["data_offsets"], name, v["dtype"], tuple(v["shape"])) for name, v in values.items()),
             key=lambda r: (r[0], r[1]),
         )
-        if not all(type(b) is int and type(e) is int and all(type(s) is int for s in shape)
-                   for b, e, _, _, shape in rows):  # fmt: skip
-            raise ValueError("offsets and shapes must be whole numbers")
+        if not all(type(b) is int and type(e) is int and good_shape(shape) for b, e, _, _, shape in rows):
+            raise ValueError("offsets and shapes must be whole numbers, none huge or negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
     tensors, at, room = {}, 0, size - 8 - length
     for begin, end, name, dtype, shape in rows:
-        if dtype not in ELEMENT_BYTES:
-            raise damaged(f"a dtype among {', '.join(ELEMENT_BYTES)}", str(dtype)[:40], name)
+        if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
+            raise damaged(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
         wanted = math.prod(shape) * ELEMENT_BYTES[dtype]
-        if min(shape, default=0) < 0 or end - begin != wanted:
+        if end - begin != wanted:
             raise damaged(f"{wanted:,} bytes for {dtype} {list(shape)}", f"offsets [{begin}, {end}]", name)
         if begin != at:
             kind = "overlaps" if begin < at else "leaves a hole after"
-            raise damaged(
-                f"offsets that start at {at}", f"[{begin}, {end}], which {kind} the tensor before", name
-            )
+            raise damaged(f"offsets that start at {at}", f"[{begin}, {end}], which {kind} the tensor before", name)
         if end > room:
             raise damaged(f"offsets within the {room:,} bytes of tensors", f"[{begin}, {end}]", name)
         tensors[name], at = (dtype, shape, begin, end), end
@@ -122,6 +123,43 @@ def read_header(path: Path) -> Header:
             length = header_length(prefix, size, path)
             prefix += file.read(max(0, 8 + length - len(prefix)))
     return parse_header(prefix, size, path)
+
+
+def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
+    """Compare the header that a member of an archive has of its own with its layout.
+
+    Args:
+        raw: the header's bytes, as many as the layout's lead.
+        layout: of the member.
+        path: what to call the member in errors.
+
+    Raises:
+        DamagedError: it is no safetensors header, or one with other tensors; the first of them is named.
+    """
+    header = parse_header(raw, layout.lead + layout.nbytes, path)
+    found = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
+    wanted = {}
+    for t in layout.tensors:
+        shape = t.shape if t.stored_shape is None else t.stored_shape
+        wanted[t.stored or t.name] = t.dtype, shape, t.offset
+    if found == wanted and header.data_start == layout.lead:
+        return
+    name = next((n for n in {**wanted, **found} if found.get(n) != wanted.get(n)), None)
+    raise DamagedError(
+        f"header of {path}",
+        expected=f"tensors that begin at byte {layout.lead}" if name is None else _tensor_text(name, wanted),
+        found=f"byte {header.data_start}" if name is None else _tensor_text(name, found),
+        do="Index the archive again",
+        tensor=name,
+        path=path,
+    )
+
+
+def _tensor_text(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> str:
+    if name not in tensors:
+        return f"no tensor {name!r}"
+    dtype, shape, begin = tensors[name]
+    return f"tensor {name!r}, {dtype} {list(shape)} at {begin}"
 
 
 def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:

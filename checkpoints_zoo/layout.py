@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,11 +23,15 @@ from checkpoints_zoo.errors import FormatError, UsageError
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
 PAD = "_pad"
 ALIGNMENT = 8
+MOST_AXES = 32
+LARGEST = 2**60
+
+Shape = tuple[int, ...]
 
 _NUMPY = {
     "F64": "<f8", "I64": "<i8", "U64": "<u8", "F32": "<f4", "I32": "<i4", "U32": "<u4", "F16": "<f2",
@@ -34,14 +39,32 @@ _NUMPY = {
 }  # fmt: skip
 
 
+def is_counter(name: str) -> bool:
+    """Say whether a tensor is an integer counter, which is never stored, hashed or averaged."""
+    return name.rpartition(".")[2] == "num_batches_tracked"
+
+
+def is_statistic(name: str) -> bool:
+    """Say whether a tensor is a normalisation statistic: stored in float32, never narrowed."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a member: its name, dtype (as safetensors spells it), shape, and offset within the member."""
+    """One tensor of a member.
+
+    Args:
+        name, dtype, shape: the dtype as safetensors spells it.
+        offset: within the member, in bytes.
+        stored, stored_shape: what the file's header calls it, where that is something else.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    stored: str | None = None
+    stored_shape: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -49,8 +72,7 @@ class TensorSpec:
 
     @property
     def is_statistic(self) -> bool:
-        """Whether this is a normalisation statistic: always stored in float32, never narrowed."""
-        return self.name.rpartition(".")[2] in ("running_mean", "running_var")
+        return is_statistic(self.name)
 
 
 @dataclass(frozen=True)
@@ -61,11 +83,14 @@ class Layout:
         tensors: in the order of their bytes.
         counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
         pad: zero bytes after the last tensor.
+        lead: bytes of the safetensors header that a member of an archive has of its own, right before its tensors;
+            0 in a shard, where the file has one header for all.
     """
 
     tensors: tuple[TensorSpec, ...]
     counters: tuple[str, ...] = ()
     pad: int = 0
+    lead: int = 0
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, str, tuple[int, ...]]], counters: Iterable[str] = ()) -> Layout:
@@ -76,7 +101,7 @@ class Layout:
             counters: names that are rebuilt, not stored.
 
         Raises:
-            UsageError: a tensor is called `_pad`, or a dtype is none of safetensors'.
+            UsageError: no tensors, one called `_pad`, a name twice, or a dtype that is none of safetensors'.
 
         >>> layout = Layout.of([("bn.weight", "F16", (3,)), ("bn.running_var", "F32", (3,))])
         >>> [(t.name, t.offset) for t in layout.tensors], layout.nbytes
@@ -86,15 +111,29 @@ class Layout:
         return cls._packed(ordered, tuple(counters), None)
 
     @classmethod
+    def of_stored(
+        cls, tensors: Iterable[tuple[str, str, Shape, str, Shape]], counters: Iterable[str], lead: int
+    ) -> Layout:
+        """Describe a member that is a safetensors file of its own, tensors as they lie; return the layout.
+
+        Args:
+            tensors: (name, dtype, shape, name in the file, shape in the file) in the order of their bytes.
+            counters: names that the file lacks and that are rebuilt.
+            lead: bytes of the file's header.
+
+        Raises:
+            UsageError: as in `of`.
+        """
+        return cls._packed(tensors, tuple(counters), 0, lead)
+
+    @classmethod
     def _packed(
-        cls, ordered: Iterable[tuple[str, str, tuple[int, ...]]], counters: tuple[str, ...], pad: int | None
+        cls, ordered: Iterable[tuple[Any, ...]], counters: tuple[str, ...], pad: int | None, lead: int = 0
     ) -> Layout:
         specs, offset = [], 0
-        for name, dtype, shape in ordered:
+        for name, dtype, shape, *stored in ordered:
             if name == PAD:
-                raise UsageError(
-                    f"tensor {name!r}", expected="another name: '_pad' is the format's own", tensor=name
-                )
+                raise UsageError(f"tensor {name!r}", expected="another name: '_pad' is the format's own", tensor=name)
             if dtype not in ELEMENT_BYTES:
                 raise UsageError(
                     f"tensor {name!r}",
@@ -102,11 +141,14 @@ class Layout:
                     found=dtype,
                     tensor=name,
                 )
-            specs.append(TensorSpec(name, dtype, tuple(shape), offset))
+            called, was = stored or (name, shape)
+            differs = (None if called == name else called, None if was == shape else tuple(was))
+            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *differs))
             offset += specs[-1].nbytes
-        if len({s.name for s in specs}) < len(specs):
-            raise UsageError("layout", expected="every tensor's name once", found="a name twice")
-        return cls(tuple(specs), counters, -offset % ALIGNMENT if pad is None else pad)
+        if not specs or len({s.name for s in specs} | set(counters)) < len(specs) + len(counters):
+            found = "a name twice" if specs else "no tensors"
+            raise UsageError("layout", expected="one tensor or more, every name once", found=found)
+        return cls(tuple(specs), counters, -offset % ALIGNMENT if pad is None else pad, lead)
 
     @cached_property
     def payload(self) -> int:
@@ -120,7 +162,13 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {t.name: t.shape for t in self.tensors}
+        """Name -> shape of the tensors that are weights or statistics: counters aside, even where a file has them."""
+        return {t.name: t.shape for t in self.tensors if not is_counter(t.name)}
+
+    @cached_property
+    def rebuilt(self) -> tuple[str, ...]:
+        """Names of all integer counters, whether a file has them (rounded or infinite perhaps) or not."""
+        return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
 
     @property
     def dtype(self) -> str:
@@ -132,11 +180,14 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""
-        return {
-            "tensors": [[t.name, t.dtype, list(t.shape)] for t in self.tensors],
-            "counters": list(self.counters),
-            "pad": self.pad,
-        }
+        tensors: list[list[Any]] = []
+        for t in self.tensors:
+            tensors.append([t.name, t.dtype, list(t.shape)])
+            if t.stored is not None or t.stored_shape is not None:
+                was = t.shape if t.stored_shape is None else t.stored_shape
+                tensors[-1] += [t.stored or t.name, list(was)]
+        values = {"tensors": tensors, "counters": list(self.counters), "pad": self.pad}
+        return values | ({"lead": self.lead} if self.lead else {})
 
     @classmethod
     def from_json(cls, values: Any) -> Layout:
@@ -146,26 +197,68 @@ class Layout:
             FormatError: anything but names, known dtypes, shapes of whole numbers and a pad of 0..7.
         """
         try:
-            tensors = [(name, dtype, tuple(shape)) for name, dtype, shape in values["tensors"]]
-            counters, pad = tuple(values["counters"]), values["pad"]
+            tensors = [_tensor(*tensor) for tensor in values["tensors"]]
+            counters, pad, lead = values["counters"], values["pad"], values.get("lead", 0)
             good = (
-                tensors
-                and all(type(n) is str and type(d) is str for n, d, _ in tensors)
-                and all(type(s) is int and 0 <= s < 2**40 for _, _, shape in tensors for s in shape)
-                and all(type(c) is str for c in counters)
+                all(_good_tensor(*tensor) for tensor in tensors)
+                and type(lead) is int
+                and 0 <= lead < LARGEST
+                and type(counters) is list
+                and all(type(c) is str and is_counter(c) for c in counters)
                 and type(pad) is int
                 and 0 <= pad < ALIGNMENT
             )
-            layout = cls._packed(tensors, counters, pad) if good else None
-        except (TypeError, ValueError, KeyError, UsageError) as error:
+            layout = cls._packed(tensors, tuple(counters), pad, lead) if good else None
+        except UsageError as error:
+            raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FormatError("layout", expected="tensors, counters and a pad", found=repr(error)) from error
-        if layout is None or layout.nbytes >= 2**60:
+        if layout is None or layout.nbytes >= LARGEST:
             raise FormatError(
                 "layout",
-                expected="names, dtypes, shapes of whole numbers, a pad of 0..7",
-                found=str(values)[:200],
+                expected="names, dtypes, shapes of whole numbers, counters, a pad of 0..7",
+                found=reprlib.repr(values),
             )
         return layout
+
+
+def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...]:
+    if not stored:
+        return name, dtype, tuple(shape)
+    called, was = stored
+    return name, dtype, tuple(shape), called, tuple(was)
+
+
+def _good_tensor(name: Any, dtype: Any, shape: tuple[Any, ...], stored: Any = "", was: Any = ()) -> bool:
+    named = type(name) is str and type(dtype) is str and type(stored) is str
+    return named and good_shape(shape) and good_shape(was)
+
+
+def good_shape(shape: tuple[Any, ...]) -> bool:
+    """Say whether a shape from a file is one that an array can have: no size can overflow."""
+    return (
+        len(shape) <= MOST_AXES
+        and all(type(s) is int and 0 <= s < LARGEST for s in shape)
+        and math.prod(max(s, 1) for s in shape) < LARGEST
+    )
+
+
+def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[list[str], str]:
+    """Compare tensors by name and shape; return the names that differ and a phrase that says how.
+
+    >>> differences({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
+    'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
+    """
+    missing = [n for n in wanted if n not in found]
+    extra = [n for n in found if n not in wanted]
+    misshapen = [n for n, s in wanted.items() if n in found and found[n] != s]
+    shown = [f"{n} {list(found[n])} for {list(wanted[n])}" for n in misshapen]
+    phrases = [
+        f"{kind} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", shown))
+        if names
+    ]
+    return missing + extra + misshapen, "; ".join(phrases)
 
 
 def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
@@ -181,7 +274,7 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """
     digest = hashlib.sha256()
     for t in sorted(layout.tensors, key=lambda t: t.name):
-        if t.name.rpartition(".")[2] == "num_batches_tracked":
+        if is_counter(t.name):
             continue
         raw = np.frombuffer(member, np.uint8, count=t.nbytes, offset=t.offset)
         dtype = t.dtype
@@ -203,7 +296,7 @@ def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> l
     """
     bad = []
     for t in layout.tensors:
-        if t.dtype not in FLOATS:
+        if t.dtype not in FLOATS or is_counter(t.name):
             continue
         values = np.frombuffer(member, _NUMPY[t.dtype], count=math.prod(t.shape), offset=t.offset)
         if t.dtype == "BF16":

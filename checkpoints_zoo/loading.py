@@ -10,7 +10,7 @@ from torch import nn
 
 from checkpoints_zoo import catalog, selection
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.errors import SelectionError
+from checkpoints_zoo.errors import MemberNotFound, SelectionError
 from checkpoints_zoo.source import resolve
 
 if TYPE_CHECKING:
@@ -52,17 +52,18 @@ def load(
     cited = selection.parse_citation(str(name))
     if cited:
         if any(x is not None for x in (n, where, members, sample)) or snapshots:
-            raise SelectionError(
-                "selection", expected="a citation alone", found="a citation with another selection"
-            )
+            raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
         name, members = cited.name, cited.ids
         source = cited.label if source is None else source
     place = resolve(source, name)
     description, rows = place.read(name)
     commit = place.commit(name)
-    chosen = selection.select(
-        rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots
-    )
+    try:
+        chosen = selection.select(rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots)
+    except (MemberNotFound, SelectionError) as error:
+        if cited and cited.commit != commit:
+            raise selection.changed(cited, commit, str(error).rstrip(".")) from error
+        raise
     if cited:
         selection.verify_citation(cited, commit, chosen)
     return Collection(place, commit, description, chosen, architecture)

@@ -6,6 +6,7 @@ Nothing here imports torch or pandas (`pyarrow.parquet.read_table` and `pyarrow.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,16 +31,22 @@ def table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     Raises:
         FormatError: a row has a column that the schema lacks, or a value of another type.
     """
-    rows = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
+    rows = list(rows)
     unknown = sorted({name for row in rows for name in row} - set(SCHEMA.names))
     if unknown:
         raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown))
+    for row in rows:
+        if type(row.get("member")) is not int or type(row.get("epoch")) is not int:
+            raise FormatError(
+                "manifest row",
+                expected="whole numbers as member and epoch",
+                found=f"{row.get('member')!r} and {row.get('epoch')!r}",
+            )
     try:
-        return pa.Table.from_pylist(rows, schema=SCHEMA)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise FormatError(
-            "manifest row", expected="values of the schema's types", found=str(error)
-        ) from error
+        ordered = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
+        return pa.Table.from_pylist(ordered, schema=SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
 
 
 def write(rows: pa.Table, path: Path) -> None:
@@ -52,11 +59,12 @@ def write(rows: pa.Table, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(
-            rows.select(SCHEMA.names).cast(SCHEMA), temporary, row_group_size=ROW_GROUP, write_page_index=True,
-            compression="zstd", store_schema=True,
-        )  # fmt: skip
-        with temporary.open("rb+") as file:
+        with temporary.open("wb") as file:  # opened here: Arrow takes only names that are UTF-8
+            pq.write_table(
+                rows.select(SCHEMA.names).cast(SCHEMA), file, row_group_size=ROW_GROUP, write_page_index=True,
+                compression="zstd", store_schema=True, write_page_checksum=True,
+            )  # fmt: skip
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -70,21 +78,25 @@ def read(path: Path) -> pa.Table:
         FormatError: no Parquet file, a newer schema, or a column of another type.
     """
     try:
-        file = pq.ParquetFile(path)
-        found = file.schema_arrow
-        _check_version(found.metadata or {}, path)
-        known = file.read(columns=[n for n in SCHEMA.names if n in found.names], use_threads=False)
+        content = pa.BufferReader(path.read_bytes())
+        with pq.ParquetFile(content, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            _check_version(file.schema_arrow.metadata or {}, path)
+            if twice := [n for n in SCHEMA.names if names.count(n) > 1]:
+                raise FormatError(
+                    f"manifest {path}", expected="each column once", found=f"{twice[0]!r} twice", path=path
+                )
+            known = file.read(columns=[n for n in SCHEMA.names if n in names], use_threads=False)
+        known.validate(full=True)  # text that is no UTF-8, and what else damage leaves
         columns = []
         for field in SCHEMA:
             if field.name in known.column_names:
                 columns.append(known.column(field.name).cast(field.type))
             elif not field.nullable:
-                raise FormatError(
-                    f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path
-                )
+                raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)
             else:
                 columns.append(pa.chunked_array([pa.nulls(known.num_rows, field.type)]))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:  # names that are no UTF-8 too
         if isinstance(error, FileNotFoundError):
             raise
         raise FormatError(
@@ -98,11 +110,11 @@ def read(path: Path) -> pa.Table:
 
 def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
     text = metadata.get(b"schema_version", b"").decode(errors="replace")
-    if not text.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise FormatError(
             f"manifest {path}",
             expected="a schema_version in the Parquet metadata",
-            found=repr(text),
+            found=repr(text[:40]),
             path=path,
         )
     if int(text) > SCHEMA_VERSION:
@@ -131,9 +143,7 @@ def validate(rows: pa.Table, description: Description, path: Path) -> None:
     def wrong(kind: type[FormatError] | type[DamagedError], at: int, expected: str, found: str) -> Exception:
         member = columns["member"][at]
         where = f"row {at} (member {member}) of manifest {path}"
-        return kind(
-            where, expected=expected, found=found, collection=description.name, member=member, path=path
-        )
+        return kind(where, expected=expected, found=found, collection=description.name, member=member, path=path)
 
     columns: dict[str, list[Any]] = {n: rows.column(n).to_pylist() for n in (*REQUIRED, *LOCATION, "sha256")}
     for name in REQUIRED:
@@ -150,16 +160,12 @@ def validate(rows: pa.Table, description: Description, path: Path) -> None:
         if member < 0 or epoch < 0:
             raise wrong(FormatError, at, "member and epoch not negative", f"member {member}, epoch {epoch}")
         if (member, epoch) in seen or (columns["final"][at] and member in finals):
-            raise wrong(
-                FormatError, at, "each (member, epoch) once and one final row a member", "a second one"
-            )
+            raise wrong(FormatError, at, "each (member, epoch) once and one final row a member", "a second one")
         seen.add((member, epoch))
         if columns["final"][at]:
             finals.add(member)
     for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
-        raise wrong(
-            FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status)
-        )
+        raise wrong(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
     for inside in {columns["path"][at] for at in located}:
         if problem := path_problem(inside):
             raise wrong(DamagedError, columns["path"].index(inside), "a path inside the source", problem)
@@ -180,11 +186,13 @@ def validate(rows: pa.Table, description: Description, path: Path) -> None:
 def path_problem(inside: str) -> str:
     """Say why a path of a manifest may not be used; return "" if it stays inside its source."""
     parts = PurePosixPath(inside).parts
+    shown = repr(inside if len(inside) <= 200 else f"{inside[:200]}…")
     if not inside or "\0" in inside or "\\" in inside or ":" in inside:
-        return f"{inside!r}"
-    if inside.startswith("/") or ".." in parts:
-        return f"{inside!r}, which leads out of it"
-    return "" if "/".join(parts) == inside else f"{inside!r}, which is no plain path"
+        return f"{shown}, which is empty or has a NUL, a backslash or a colon"
+    # Some systems drop dots and spaces at the end of a name: there "... " is "..".
+    if inside.startswith("/") or any(not part.strip(". ") for part in parts):
+        return f"{shown}, which leads out of it"
+    return "" if "/".join(parts) == inside else f"{shown}, which is no plain path"
 
 
 def is_null(rows: pa.Table, column: str) -> bool:

@@ -62,7 +62,7 @@ class Member:
         """
         location = self._locate()
         stacked = store.stack([location], device, dtype, check=True)
-        counters = {n: torch.zeros((), dtype=torch.int64, device=device) for n in location.layout.counters}
+        counters = {n: torch.zeros((), dtype=torch.int64, device=device) for n in location.layout.rebuilt}
         return {n: t[0] for n, t in stacked.items()} | counters
 
     def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:

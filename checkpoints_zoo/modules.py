@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.layout import Layout, is_counter, is_statistic
 from checkpoints_zoo.shard import check_tensors
 
 Build = Callable[[], nn.Module]
@@ -26,19 +27,23 @@ def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
 
     Raises:
         LayoutError: the module's tensors are not the layout's, by name and shape.
-        UsageError: `build` returns no module.
+        UsageError: `build` is no function, or returns no module.
     """
-    with torch.device("meta"):
-        module = build()
-    if not isinstance(module, nn.Module):
+    module: object = build
+    if not isinstance(module, nn.Module) and callable(module):
+        try:
+            with torch.device("meta"):
+                module = build()
+        except RuntimeError:  # it looks at values while it builds
+            module = build()
+    if not isinstance(module, nn.Module) or module is build:
         raise UsageError(
             f"architecture for {name}",
             expected="a function that returns a torch.nn.Module",
-            found=repr(module)[:80],
+            found=repr(module).partition("\n")[0][:80],
         )
     kept = module.state_dict(keep_vars=True)
-    loose = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept]
-    if loose:  # buffers outside the state dict (position tables and the like) need their values
+    if loose(module):  # buffers outside the state dict (position tables and the like) need their values
         module = build()
     try:
         check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
@@ -46,6 +51,33 @@ def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
         error.do = "Give the architecture that these members were trained with"
         raise
     return module.eval().requires_grad_(False)
+
+
+def loose(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers that are not in its state dict."""
+    kept = module.state_dict(keep_vars=True)
+    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept}
+
+
+def norm_tensors(names: Iterable[str]) -> set[str]:
+    """Name the tensors of layers with running statistics: these compute in float32 or wider, whatever the rest does."""
+    names = list(names)
+    layers = {name.rpartition(".")[0] for name in names if is_statistic(name)}
+    return {name for name in names if name.rpartition(".")[0] in layers}
+
+
+def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the dtype that a module of these tensors takes as inputs: that of its weights, norms aside."""
+    norms = norm_tensors(state)
+    floats = [n for n, t in state.items() if t.is_floating_point()]
+    return state[next((n for n in floats if n not in norms), floats[0])].dtype if floats else torch.float32
+
+
+def settled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Widen half-precision tensors of layers with running statistics to float32; return all tensors."""
+    norms = norm_tensors(state)
+    narrow = (torch.float16, torch.bfloat16)
+    return {n: t.float() if n in norms and t.dtype in narrow else t for n, t in state.items()}
 
 
 def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
@@ -56,12 +88,16 @@ def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device)
         state: of one member, its names and shapes checked already; counters are set to zero.
         device: where the rest of the module goes.
     """
-    memo: dict[int, Tensor] = {}
+    state, memo = settled(state), {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if name.rpartition(".")[2] == "num_batches_tracked":
+        if is_counter(name):
             memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
         else:
             memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
+    kind = input_dtype(state)
+    for tensor in loose(module).values():
+        own = tensor.detach().clone().to(device, kind if tensor.is_floating_point() else tensor.dtype)
+        memo[id(tensor)] = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
     filled = _copied(module, memo)
     return filled if device.type == "cpu" else filled.to(device)
 
@@ -90,14 +126,10 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if name == "_modules":
             value = {key: child if child is None else _copied(child, memo) for key, child in value.items()}
         elif name in ("_parameters", "_buffers"):
-            value = {
-                key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()
-            }
-        elif isinstance(value, dict) and not value:
+            value = {key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()}
+        elif type(value) in (dict, OrderedDict) and not value:
             value = type(value)()
-        elif not (
-            isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
-        ):
+        elif not (isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))):
             value = copy.deepcopy(value, memo)
         twin.__dict__[name] = value
     return twin

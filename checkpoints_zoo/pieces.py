@@ -45,6 +45,9 @@ def read(
     """
     for group in groups(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
+        there = group[0].path.stat().st_size
+        if there < group[0].offset + size:  # before memory is asked for
+            raise _cut(group[0], group[0].offset + size, there)
         yield group, fill(group[0], group[0].offset, buffer(size))
 
 
@@ -53,9 +56,7 @@ def groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]
     group: list[Location] = []
     for x in locations:
         last = group[-1] if group else x
-        joins = (
-            x.layout is last.layout and x.path == last.path and x.offset == last.offset + last.layout.nbytes
-        )
+        joins = x.layout is last.layout and x.path == last.path and x.offset == last.offset + last.layout.nbytes
         if group and not (joins and (len(group) + 1) * x.layout.nbytes <= most):
             yield group
             group = []
@@ -88,15 +89,19 @@ def read_at(file: FileIO, location: Location, offset: int, buffer: memoryview) -
     while done < len(buffer):
         count = file.readinto(buffer[done:])
         if not count:
-            raise DamagedError(
-                f"file {location.path}",
-                expected=f"{offset + len(buffer):,} bytes or more",
-                found=f"{offset + done:,}",
-                do="Get the file again",
-                member=location.member,
-                path=location.path,
-            )
+            raise _cut(location, offset + len(buffer), offset + done)
         done += count
+
+
+def _cut(location: Location, expected: int, found: int) -> DamagedError:
+    return DamagedError(
+        f"file {location.path}",
+        expected=f"{expected:,} bytes or more",
+        found=f"{found:,}",
+        do="Get the file again",
+        member=location.member,
+        path=location.path,
+    )
 
 
 def hash_members(locations: Sequence[Location]) -> list[str]:

@@ -8,6 +8,7 @@ digits of a hash over the rows.
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from checkpoints_zoo import manifest
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.where import columns_in, rows_where
 
-_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?(?:@(\d{1,9}))?")
+_PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
 _CITATION = re.compile(
     r"(?P<label>.+)@(?P<commit>[0-9a-f]{40})/(?P<name>[^/#~@]+)#(?P<ids>[^#~]+)~(?P<check>[0-9a-f]{8})"
 )
@@ -69,8 +70,9 @@ def select(
         chosen = _meant(rows, name, where, snapshots)
     if n is None and sample is None:
         return chosen
-    if type(n) is not int or not 1 <= n <= chosen.num_rows:
-        found = "no n beside `sample`" if n is None else f"n={n!r}"
+    asked, n = n, whole(n)
+    if n is None or not 1 <= n <= chosen.num_rows:
+        found = "no n beside `sample`" if asked is None else f"n={asked!r}"
         narrowed = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
             f"number of members of {name}",
@@ -80,10 +82,11 @@ def select(
         )
     if sample is None:
         return chosen.slice(0, n)
-    if type(sample) is not int:
+    seed = whole(sample)
+    if seed is None:
         raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
     keys = zip(chosen.column("member").to_pylist(), chosen.column("epoch").to_pylist(), strict=True)
-    ranks = [hashlib.sha256(f"sample|{sample}|{m}|{e}".encode()).digest() for m, e in keys]
+    ranks = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
     drawn = sorted(range(len(ranks)), key=ranks.__getitem__)[:n]
     return manifest.take(chosen, sorted(drawn))
 
@@ -119,13 +122,13 @@ def _positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
         position = at.get((member, epoch))
         if position is None:
             raise member_not_found(rows, name, member, epoch)
-        if columns["status"][position] != "ok":
-            found = f"{columns['status'][position]} ({columns['reason'][position] or 'no reason given'})"
+        if (status := columns["status"][position]) != "ok":
+            found = f"{status} ({columns['reason'][position] or 'no reason given'})"
             raise SelectionError(
                 f"member {member} of {name}",
                 expected="status ok",
                 found=found,
-                do=f"""`where="member = {member} and status = '{columns["status"][position]}'"` selects it all the same""",
+                do=f"""`where="member = {member} and status = '{status}'"` selects it all the same""",
                 collection=name,
                 member=member,
             )
@@ -173,13 +176,26 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
             epoch = int(match[3]) if match[3] else None
             keys += [(m, epoch) for m in range(int(match[1]), int(match[2] or match[1]) + 1)]
     else:
+        if not isinstance(members, Iterable):
+            raise SelectionError("members", expected="ids in a list, or their text", found=repr(members)[:80])
         for member in members:
-            if isinstance(member, bool) or not hasattr(member, "__index__"):
+            id = whole(member)
+            if id is None:
                 raise SelectionError("members", expected="whole numbers", found=repr(member)[:80])
-            keys.append((int(member), None))
+            keys.append((id, None))
     if not keys:
         raise SelectionError("members", expected="one id or more", found="none")
     return keys
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def format_ids(keys: Sequence[Key]) -> str:
@@ -194,9 +210,7 @@ def format_ids(keys: Sequence[Key]) -> str:
             runs[-1][1] = member
         else:
             runs.append([member, member, epoch])
-    return ",".join(
-        (f"{a}" if a == b else f"{a}-{b}") + ("" if epoch is None else f"@{epoch}") for a, b, epoch in runs
-    )
+    return ",".join((f"{a}" if a == b else f"{a}-{b}") + ("" if epoch is None else f"@{epoch}") for a, b, epoch in runs)
 
 
 def keys_of(rows: pa.Table) -> list[Key]:
@@ -256,10 +270,15 @@ def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
     if (citation.commit, citation.check) == (commit, found):
         return
     same = "the same weights" if citation.check == found else "other weights"
-    raise DamagedError(
+    raise changed(citation, commit, f"with check {found}, these ids now name {same}")
+
+
+def changed(citation: Citation, commit: str, what: str) -> DamagedError:
+    """Return the error for a source that is not any more what was cited."""
+    return DamagedError(
         f"citation of {citation.name}",
         expected=f"{citation.label} at {citation.commit[:12]} with check {citation.check}",
-        found=f"it at {commit[:12]} with check {found}: the source has changed, these ids now name {same}",
+        found=f"it at {commit[:12]}, so it has changed: {what}" if commit != citation.commit else what,
         do=f"Load it anew with source= and members={citation.ids!r}",
         collection=citation.name,
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.errors import LayoutError
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.header import shard_header
-from checkpoints_zoo.layout import Layout, TensorSpec
+from checkpoints_zoo.layout import Layout, differences, finite_problems, is_counter, is_statistic
 
 LARGEST_SHARD = 2_000_000_000
 MOST_TENSORS = 32_000
@@ -24,6 +24,7 @@ MOST_TENSORS = 32_000
 TORCH = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
     "BF16": torch.bfloat16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in TORCH.items()}
 
@@ -43,16 +44,22 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
     Args:
         state: of one member, in the order of its module; `num_batches_tracked` becomes a counter.
         dtype: of the stored weights.
+
+    Raises:
+        UsageError: a tensor of a dtype that the format can't hold.
     """
     tensors, counters = [], []
     for name, tensor in state.items():
-        spec = TensorSpec(name, "F32", tuple(tensor.shape), 0)
-        if name.rpartition(".")[2] == "num_batches_tracked":
+        wanted = tensor.dtype
+        if tensor.is_floating_point():
+            wanted = torch.float32 if is_statistic(name) else dtype
+        if wanted not in NAMES:
+            raise UsageError(f"tensor {name!r}", expected=f"a dtype among {', '.join(NAMES.values())}",
+                             found=str(wanted), tensor=name)  # fmt: skip
+        if is_counter(name):
             counters.append(name)
-        elif not tensor.is_floating_point():
-            tensors.append((name, NAMES[tensor.dtype], spec.shape))
         else:
-            tensors.append((name, "F32" if spec.is_statistic else NAMES[dtype], spec.shape))
+            tensors.append((name, NAMES[wanted], tuple(tensor.shape)))
     return Layout.of(tensors, counters)
 
 
@@ -65,15 +72,22 @@ def pack(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
 
     Raises:
         LayoutError: tensors missing, extra or misshapen.
+        DamagedError: a value that is not finite, or not any more once rounded.
     """
     check_tensors({n: tuple(t.shape) for n, t in state.items()}, layout, "state dict")
     member = bytearray(layout.nbytes)
     for t in layout.tensors:
         if t.nbytes:
-            target = torch.frombuffer(
-                member, dtype=TORCH[t.dtype], count=state[t.name].numel(), offset=t.offset
-            )
+            target = torch.frombuffer(member, dtype=TORCH[t.dtype], count=state[t.name].numel(), offset=t.offset)
             target.copy_(state[t.name].detach().reshape(-1))
+    if bad := finite_problems(layout, member):
+        raise DamagedError(
+            f"tensor {bad[0]!r}",
+            expected=f"values that are finite as {next(t.dtype for t in layout.tensors if t.name == bad[0])}",
+            found="infinite ones or NaN",
+            do="Leave the member out, or store it in a wider dtype",
+            tensor=bad[0],
+        )
     return member
 
 
@@ -83,36 +97,26 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
     Raises:
         LayoutError: naming what is missing, extra and misshapen.
     """
-    wanted = layout.shapes
-    found = {n: s for n, s in found.items() if n.rpartition(".")[2] != "num_batches_tracked"}
-    missing = [n for n in wanted if n not in found]
-    extra = [n for n in found if n not in wanted]
-    misshapen = [
-        f"{n} {list(found[n])} for {list(s)}" for n, s in wanted.items() if n in found and found[n] != s
-    ]
-    problems = [
-        f"{kind} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen))
-        if names
-    ]
-    if problems:
+    wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
+    found = {n: s for n, s in found.items() if not is_counter(n)}
+    names, phrase = differences(found, wanted)
+    if names:
         raise LayoutError(
             thing,
             expected=f"the layout's {len(wanted)} tensors by name and shape",
-            found="; ".join(problems),
-            tensor=(missing + extra + [m.split(" ")[0] for m in misshapen])[0],
+            found=phrase,
+            tensor=names[0],
         )
 
 
 def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
     """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
     tensors = len(layout.tensors) + bool(layout.pad)
-    return max(1, min(LARGEST_SHARD // (layout.nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
+    nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
+    return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
 
 
-def write_shard(
-    folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, bytes | bytearray]]
-) -> Path:
+def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, bytes | bytearray]]) -> Path:
     """Write a shard under a name that holds its number and content hash, by rename; return its path.
 
     The same members give the same bytes and so the same name; other bytes never take a name that was used.
@@ -122,7 +126,14 @@ def write_shard(
         number: of the shard.
         layout: of every member.
         members: (prefix, bytes) in the order they are to lie in.
+
+    Raises:
+        UsageError: a prefix twice, or bytes that are not as many as the layout's.
     """
+    if len({key for key, _ in members}) < len(members) or {len(b) for _, b in members} - {layout.nbytes}:
+        raise UsageError(
+            f"members of shard {number}", expected=f"each once, with {layout.nbytes:,} bytes", found="others"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{number:05d}.{os.getpid()}.tmp"
     digest = hashlib.sha256()

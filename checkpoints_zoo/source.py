@@ -6,16 +6,17 @@ A source never leads out of its folder, and what its manifest says is checked be
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
 from checkpoints_zoo import catalog, manifest
 from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.errors import DamagedError, SourceNotFound
+from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 
 EMBEDDED = "embedded"
 _EMBEDDED_ROOT = Path(__file__).parent / "embedded"
@@ -79,8 +80,8 @@ class Source:
         for needed in (path, self.description_path(name)):
             if not needed.is_file():
                 raise self._missing(needed, name)
-        stamp = [(p.stat().st_mtime_ns, p.stat().st_size) for p in (path, self.description_path(name))]
-        description, rows = _checked(self, name, tuple(stamp))
+        stamp = (stamp_of(path), stamp_of(self.description_path(name)))
+        description, rows = _checked(self, name, stamp)
         return description, rows
 
     def file(self, inside: str) -> Path:
@@ -91,30 +92,50 @@ class Source:
             SourceNotFound: there is no such file.
         """
         path = self.root / inside
-        problem = manifest.path_problem(inside)
-        if problem or not path.resolve().is_relative_to(self.root.resolve()):
+        problem, missing = manifest.path_problem(inside), ""
+        try:
+            if not problem and not path.resolve().is_relative_to(self.root.resolve()):
+                problem = f"a link to {path.resolve()}"
+            elif not problem and not path.is_file():
+                missing = "no such file"
+        except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+            missing = str(error)
+        if problem:
             raise DamagedError(
                 f"path {inside!r} in a manifest of {self.label}",
                 expected="a file inside the source",
-                found=problem or f"a link to {path.resolve()}",
+                found=problem,
                 path=inside,
             )
-        if not path.is_file():
+        if missing:
             raise SourceNotFound(
                 f"file {inside} of source {self.label}",
                 expected="a file, since the manifest names it",
-                found="no such file",
+                found=missing,
                 do="Get the source again, or select members of other files",
                 path=path,
             )
         return path
 
 
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
 @lru_cache(maxsize=32)
-def _checked(source: Source, name: str, stamp: tuple[tuple[int, int], ...]) -> tuple[Description, pa.Table]:
+def _checked(source: Source, name: str, stamp: tuple[tuple[int, ...], ...]) -> tuple[Description, pa.Table]:
     """Read and check once for each state of the two files."""
     path = source.description_path(name)
     description = Description.from_json(catalog.read_json(path), path)
+    if description.name != name:
+        raise FormatError(
+            f"description {path}",
+            expected=f"the name {name!r}, as the file's",
+            found=repr(description.name[:80]),
+            path=path,
+        )
     rows = manifest.read(source.manifest_path(name))
     manifest.validate(rows, description, source.manifest_path(name))
     return description, rows
@@ -136,22 +157,25 @@ def resolve(source: str | Path | None, name: str) -> Source:
     if str(source) == EMBEDDED:
         return Source(_EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
-    if text.startswith("file://"):
-        text = unquote(urlsplit(text).path)
+    if text.startswith("file:///"):
+        text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
     elif "://" in text:
         raise SourceNotFound(
             f"source {text}", expected="a folder", found="an address", do="This version reads folders only"
         )
-    root = Path(text).expanduser()
-    if not (root / "manifests").is_dir():
+    root, found = Path(text), ""
+    try:
+        root = root.expanduser()
+        if not (root / "manifests").is_dir():
+            kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
+            found = kinds.get(True, "nothing there")
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+        found = str(error)
+    if found:
         raise SourceNotFound(
             f"source {text}",
             expected="a folder with manifests/NAME.parquet in it",
-            found="a folder without manifests/"
-            if root.is_dir()
-            else "a file"
-            if root.exists()
-            else "nothing there",
+            found=found,
             do="Give the folder that holds manifests/ and shards/",
             path=root,
         )

@@ -9,8 +9,8 @@ Axes: m member, … the tensor's own.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.device import check_device, check_room
-from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.header import Header, read_header
-from checkpoints_zoo.layout import TensorSpec
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.header import Header, check_own_header, read_header
+from checkpoints_zoo.layout import Layout, TensorSpec, is_counter
 from checkpoints_zoo.pieces import BUFFER_BYTES, Location, buffer, fill, groups, read_at
 from checkpoints_zoo.shard import TORCH, check_tensors
+from checkpoints_zoo.source import stamp_of
 
 
 def stack(
@@ -55,12 +56,13 @@ def stack(
     check_against_files(locations)
     kinds = _kinds(specs, locations, dtype)
     step = _spacing(locations)
-    kept = all(kinds[t.name] == TORCH[t.dtype] for t in specs)
+    kept = all(kinds[t.name] == TORCH[t.dtype] and not t.offset % TORCH[t.dtype].itemsize for t in specs)
     if step and kept and device.type == "cpu" and not (step % 8 or locations[0].offset % 8):
         views = _views(locations[0], specs, len(locations), step)
-        if check:
-            check_finite(views, locations)
-        return views
+        if views is not None:
+            if check:
+                check_finite(views, locations)
+            return views
     check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
     out = {t.name: torch.empty((len(locations), *t.shape), dtype=kinds[t.name], device=device) for t in specs}
     at = 0
@@ -72,6 +74,30 @@ def stack(
             _copy_tensors(group[0], specs, rows)
         at += len(group)
     return out
+
+
+def stream(
+    locations: Sequence[Location], step: int, device: torch.device, dtype: torch.dtype | None
+) -> Iterator[dict[str, Tensor]]:
+    """Read members in batches, the next while one is used; yield stacked tensors, their values checked.
+
+    Args:
+        locations: of the members.
+        step: members a batch.
+        device, dtype: as in `stack`.
+    """
+
+    def read(at: int) -> dict[str, Tensor]:
+        # The check also brings a view's pages into memory, here in the reader's thread.
+        return stack(locations[at : at + step], device, dtype, check=True)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
+        ahead = reader.submit(read, 0)
+        for at in range(0, len(locations), step):
+            stacked = ahead.result()
+            if at + step < len(locations):
+                ahead = reader.submit(read, at + step)
+            yield stacked
 
 
 def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
@@ -109,32 +135,39 @@ def _convert(source: Tensor, target: Tensor) -> None:
     target.copy_(source if target.device.type == "cpu" else source.to(target.device))
 
 
-def _strided(buffer: memoryview | mmap.mmap, t: TensorSpec, begin: int, count: int, step: int) -> Tensor:
+def _strided(buffer: memoryview, t: TensorSpec, begin: int, count: int, step: int) -> Tensor:
     """View one tensor of evenly spaced members in a buffer; return it, (member, …)."""
     dtype = TORCH[t.dtype]
     if begin % dtype.itemsize or step % dtype.itemsize:  # archives hold tensors at any byte
         size = t.nbytes
-        rows = [
-            torch.frombuffer(bytearray(buffer[begin + i * step :][:size]), dtype=dtype) for i in range(count)
-        ]
+        rows = [torch.frombuffer(bytearray(buffer[begin + i * step :][:size]), dtype=dtype) for i in range(count)]
         return torch.stack(rows).view(count, *t.shape)
     stride = step // dtype.itemsize
-    flat = torch.frombuffer(
-        buffer, dtype=dtype, count=(count - 1) * stride + t.nbytes // dtype.itemsize, offset=begin
-    )
-    return flat.as_strided((count, *t.shape), (stride, *torch.empty(t.shape, device="meta").stride()))
+    flat = torch.frombuffer(buffer, dtype=dtype, count=(count - 1) * stride + t.nbytes // dtype.itemsize, offset=begin)
+    return flat.as_strided((count, *t.shape), (stride, *_strides(t)))
 
 
-def _views(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
-    """Map a file and view its members' tensors; return name -> (member, …)."""
-    with first.path.open("rb") as file:
-        # A private map may be written to without changing the file, so torch needs no warning about it.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return {
-        t.name: _strided(mapped, t, first.offset + t.offset, count, step) if t.nbytes else
-        torch.empty((count, *t.shape), dtype=TORCH[t.dtype])
-        for t in specs
-    }  # fmt: skip
+def _strides(t: TensorSpec) -> tuple[int, ...]:
+    return torch.empty(t.shape, device="meta").stride()
+
+
+def _views(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor] | None:
+    """Map a file and view its members' tensors; return name -> (member, …), or None where it can't be mapped."""
+    # A private map: writing to it changes no file. Python's own mmap would hold a file open for each map, and
+    # a thousand models are more than a process may have. Each view owns its part of the map alone, so that
+    # saving it saves no more.
+    size = first.path.stat().st_size
+    try:
+        mapped = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
+    except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
+        return None
+    views = {}
+    for t in specs:
+        dtype, begin = TORCH[t.dtype], first.offset + t.offset
+        part = mapped[begin : begin + (count - 1) * step + t.nbytes]
+        shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
+        views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
+    return views
 
 
 def _spacing(locations: Sequence[Location]) -> int:
@@ -155,12 +188,10 @@ def _common(locations: Sequence[Location], names: Iterable[str] | None) -> list[
     layout = locations[0].layout
     for other in {id(x.layout): x for x in locations}.values():
         if other.layout is not layout and other.layout.shapes != layout.shapes:
-            check_tensors(
-                other.layout.shapes, layout, f"member {other.member} beside member {locations[0].member}"
-            )
+            check_tensors(other.layout.shapes, layout, f"member {other.member} beside member {locations[0].member}")
     if names is None:
-        return list(layout.tensors)
-    known = {t.name: t for t in layout.tensors}
+        return [t for t in layout.tensors if not is_counter(t.name)]
+    known = {t.name: t for t in layout.tensors if not is_counter(t.name)}
     wanted = list(names)
     for name in wanted:
         if name not in known:
@@ -172,13 +203,14 @@ def _kinds(
     specs: Sequence[TensorSpec], locations: Sequence[Location], dtype: torch.dtype | None
 ) -> dict[str, torch.dtype]:
     """Return the dtype that each tensor is to have in memory."""
-    if dtype is not None and not dtype.is_floating_point:
-        raise UsageError("dtype of stacked weights", expected="a floating dtype", found=str(dtype))
+    if dtype is not None and dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        expected = "torch.float64, float32, float16 or bfloat16"
+        raise UsageError("dtype of stacked weights", expected=expected, found=repr(dtype)[:80])
     kinds = {t.name: TORCH[t.dtype] for t in specs}
     for layout in {id(x.layout): x.layout for x in locations}.values():
         for t in layout.tensors:
-            if t.name in kinds:
-                kinds[t.name] = torch.promote_types(kinds[t.name], TORCH[t.dtype])
+            if t.name in kinds and kinds[t.name] != TORCH[t.dtype]:
+                kinds[t.name] = _wider(t.name, kinds[t.name], TORCH[t.dtype])
     if dtype is not None:
         for t in specs:
             if kinds[t.name].is_floating_point:
@@ -186,23 +218,59 @@ def _kinds(
     return kinds
 
 
+def _wider(name: str, one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the dtype that holds the values of two floating ones."""
+    if not (one.is_floating_point and other.is_floating_point):
+        raise LayoutError(
+            f"tensor {name!r}", expected="one dtype in all members", found=f"{one} and {other}", tensor=name
+        )
+    return torch.promote_types(one, other)
+
+
 @lru_cache(maxsize=64)
-def _header(path: Path, mtime_ns: int, size: int) -> Header:
+def _header(path: Path, stamp: tuple[int, ...]) -> Header:
     return read_header(path)
 
 
 def check_against_files(locations: Sequence[Location]) -> None:
     """Check that the files have the members' tensors where the manifest says."""
     headers: dict[Path, Header] = {}
+    alike: set[tuple[int, bytes]] = set()
     for x in locations:
+        if x.layout.lead:
+            _check_own(x, alike)
+            continue
         if x.path not in headers:
-            stat = x.path.stat()
-            headers[x.path] = _header(x.path, stat.st_mtime_ns, stat.st_size)
+            headers[x.path] = _header(x.path, stamp_of(x.path))
         tensors, base = headers[x.path].tensors, x.offset - headers[x.path].data_start
         for t in x.layout.tensors:
             begin = base + t.offset
             if tensors.get(x.prefix + t.name) != (t.dtype, t.shape, begin, begin + t.nbytes):
                 raise _elsewhere(x, t, tensors.get(x.prefix + t.name), begin)
+
+
+def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
+    """Check a member of an archive, which has a header of its own before its tensors.
+
+    Args:
+        x: of the member.
+        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
+    """
+    layout: Layout = x.layout
+    begin, size = x.offset - layout.lead, x.path.stat().st_size
+    if begin < 0 or x.offset + layout.nbytes > size:
+        raise DamagedError(
+            f"member {x.member} in file {x.path}",
+            expected=f"bytes {begin:,} to {x.offset + layout.nbytes:,}, as the manifest says",
+            found=f"a file of {size:,} bytes",
+            do="Get the file again",
+            member=x.member,
+            path=x.path,
+        )
+    raw = bytes(fill(x, begin, buffer(layout.lead)))
+    if (id(layout), raw) not in alike:
+        check_own_header(raw, layout, f"member {x.member} in file {x.path}")
+        alike.add((id(layout), raw))
 
 
 def _elsewhere(
@@ -237,7 +305,7 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
             raise DamagedError(
                 f"tensor {name!r} of member {locations[at].member}",
                 expected="finite weights",
-                found=f"{int(bad[at].sum())} values that are not",
+                found=f"{int(bad[at].sum())} that are not, as {tensor.dtype}",
                 do="Leave the member out, or ask its producer",
                 member=locations[at].member,
                 tensor=name,

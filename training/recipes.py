@@ -115,12 +115,19 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+# Epochs, learning rate, decay and augmentation below were chosen on the last 250 images of the training split
+# (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked at.
+# Among settings whose mean accuracy was within 0.2 % of the best, the lowest loss of the ensemble decided.
+
 # Mean and standard deviation of the pixels of digits' training split.
 _DIGITS = Preprocess(size=(8, 8), channels=1, mean=(0.3065,), std=(0.3759,))
 
 
 def convnet_digits() -> Recipe:
     """Give the recipe of 64 small ReLU convnets without normalisation, on handwritten digits."""
+    # Held out: accuracy 0.983, ensemble 0.992. More decay (0.003, 0.005) raises a member's accuracy by 0.001
+    # and the ensemble's loss by a third; 20 to 30 epochs lose 0.002 to 0.003. At twice the rate, or half the
+    # batch, members die; "shift1" costs 0.012.
     return Recipe(
         name="convnet-digits",
         title="Small ReLU convnets without normalisation, on handwritten digits",
@@ -141,6 +148,8 @@ def convnet_digits() -> Recipe:
 
 def resnet8_digits() -> Recipe:
     """Give the recipe of 16 small residual networks with batch norm, on handwritten digits."""
+    # Held out: accuracy 0.991, ensemble 0.992. 15 epochs, half the decay or half the rate are as good within
+    # the noise; "shift1" costs 0.011.
     return Recipe(
         name="resnet8-digits",
         title="Small residual networks with batch norm, on handwritten digits",
@@ -149,7 +158,7 @@ def resnet8_digits() -> Recipe:
         dataset="digits",
         split_rule="digits-sha256-540",
         preprocess=_DIGITS,
-        epochs=30,
+        epochs=20,
         batch_size=32,
         lr=0.1,
         momentum=0.9,

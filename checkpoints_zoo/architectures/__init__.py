@@ -10,29 +10,43 @@ from typing import Any
 from torch import nn
 
 from checkpoints_zoo.architectures.convnet import convnet
+from checkpoints_zoo.architectures.optunet import optunet
 from checkpoints_zoo.architectures.resnet8 import resnet8
+from checkpoints_zoo.architectures.resnet18 import resnet18
+from checkpoints_zoo.architectures.resnet20 import resnet20_frn_silu
 from checkpoints_zoo.errors import UsageError
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "convnet": convnet,
     "resnet8": resnet8,
+    "resnet18": resnet18,
+    "resnet20-frn-silu": resnet20_frn_silu,
+    "optunet": optunet,
 }
 
 # Arguments come from files that may be anybody's: a bound keeps a damaged one from asking for all memory.
 _LARGEST = 65_536
 
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST
+
+
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "int": (f"a whole number in 1-{_LARGEST}", lambda value: type(value) is int and 1 <= value <= _LARGEST),
+    "int": (f"a whole number in 1-{_LARGEST}", _whole),
+    "int | None": (
+        f"a whole number in 1-{_LARGEST}, or none",
+        lambda value: value is None or _whole(value),
+    ),
+    "bool": ("true or false", lambda value: type(value) is bool),
     "tuple[int, ...]": (
         f"a list of whole numbers in 1-{_LARGEST}",
-        lambda value: (
-            isinstance(value, (list, tuple)) and all(type(v) is int and 1 <= v <= _LARGEST for v in value)
-        ),
+        lambda value: isinstance(value, (list, tuple)) and all(_whole(v) for v in value),
     ),
 }
 
 
-def build(name: str, **arguments: Any) -> nn.Module:
+def build(name: str, /, **arguments: Any) -> nn.Module:
     """Build the named architecture, and return the module with its random initial parameters.
 
     Args:
@@ -63,9 +77,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
             )
         expected, fits = _KINDS[str(known[argument].annotation)]
         if not fits(value):
-            raise UsageError(
-                f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value)
-            )
+            raise UsageError(f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value))
     return ARCHITECTURES[name](
         **{argument: tuple(v) if isinstance(v, list) else v for argument, v in arguments.items()}
     )

@@ -51,10 +51,11 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.kinds_of(is_ood, scores)
-    positive, negative = scores[is_ood], scores[~is_ood].sort().values
-    below = torch.searchsorted(negative, positive).sum()
-    not_above = torch.searchsorted(negative, positive, right=True).sum()
-    return ((below + not_above).double() / (2 * len(positive) * len(negative))).to(scores.dtype)
+    positive, negative = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
+    # Each other input wins against the OOD inputs below it, and half against those level with it.
+    below = torch.searchsorted(positive, negative).sum()
+    not_above = torch.searchsorted(positive, negative, right=True).sum()
+    return (1 - (below + not_above).double() / (2 * len(positive) * len(negative))).to(scores.dtype)
 
 
 def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
@@ -77,7 +78,8 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.kinds_of(is_ood, scores)
-    positive, negative = scores[is_ood].sort().values, scores[~is_ood].sort().values
+    positive = scores.masked_select(is_ood).sort().values
+    negative = scores.masked_select(~is_ood).sort().values
     # Each OOD input is one step in recall, at the precision of the threshold that is its own score.
     hits = len(positive) - torch.searchsorted(positive, positive)
     false_alarms = len(negative) - torch.searchsorted(negative, positive)
@@ -104,7 +106,7 @@ def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.kinds_of(is_ood, scores)
-    positive = scores[is_ood]
+    positive = scores.masked_select(is_ood)
     # All but the lowest twentieth of the OOD inputs reach it: rounded down, so that recall is at least 95 %.
     threshold = positive.kthvalue(len(positive) // 20 + 1).values
-    return (scores[~is_ood] >= threshold).to(scores.dtype).mean()
+    return (scores.masked_select(~is_ood) >= threshold).to(scores.dtype).mean()

@@ -1,0 +1,16 @@
+"""Archives of safetensors files, read where they lie: which members they hold, and where each one's bytes are.
+
+An uncompressed tar, whatever it is called, is indexed with few range reads; a gzipped one can only be streamed.
+Nothing is ever unpacked, so no name in an archive becomes the name of a file.
+"""
+
+from __future__ import annotations
+
+from checkpoints_zoo.archive.contents import Entry, Head, Index, Other
+from checkpoints_zoo.archive.rows import rows_of, source_of_archive
+from checkpoints_zoo.archive.streams import stream
+from checkpoints_zoo.archive.walking import index, verify_entry, walk
+
+__all__ = [
+    "Entry", "Head", "Index", "Other", "index", "rows_of", "source_of_archive", "stream", "verify_entry", "walk",
+]  # fmt: skip

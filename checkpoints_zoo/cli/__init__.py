@@ -1,0 +1,99 @@
+"""`zoo-cli`: each command parses, calls the library, prints.
+
+A command's file is imported when the command is run or asked for its own help, and imports torch and pandas
+only where it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any
+
+import click
+
+from checkpoints_zoo.cli import failures
+
+# Name -> its file, whose `command` it is, and its line in the help. No file may have the name of a builtin: once
+# imported it is a name in here.
+COMMANDS = {
+    "list": ("collections", "List the collections of the catalog, or of a folder."),
+    "show": ("show", "Show what a collection is, and its members."),
+    "evaluate": ("evaluate", "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection."),
+    "plot": ("plot", "Measure an ensemble and draw the figures into a PNG."),
+    "verify": ("verify", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
+    "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
+}
+
+
+class Group(click.Group):
+    """Commands that are imported on first use, and one table of exit codes for all of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"checkpoints_zoo.cli.{COMMANDS[cmd_name][0]}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with failures.closed_output():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with failures.closed_output():
+            return super().invoke(ctx)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and exit with the code that its end deserves."""
+        code: Any = 0
+        if isinstance(sys.stdout, TextIOWrapper):
+            # A terminal without "±" shows its code in place of an error.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except SystemExit as stop:
+            code = stop.code
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it becomes a line and an exit code
+            code = failures.explain(error)
+        if code == failures.CLOSED:
+            failures.discard_output()
+        sys.exit(code)
+
+
+@click.group(cls=Group, invoke_without_command=True, no_args_is_help=False)
+@click.version_option(package_name="checkpoints-zoo", prog_name="zoo-cli")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Populations of independently trained networks: find them, measure them as ensembles, check them.
+
+    Data goes to stdout, talk to stderr. A NAME is that of a collection, or a citation in quotes.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,58 @@
+"""`zoo-cli list`: which collections there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from checkpoints_zoo import catalog, manifest
+from checkpoints_zoo.cli import failures
+from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+from checkpoints_zoo.errors import ZooError
+from checkpoints_zoo.source import Source, resolve
+
+
+@click.command()
+@click.option("--source", metavar="DIR", help="The folder whose collections to list, in place of the catalog.")
+@output
+def command(out: Output, source: str | None) -> None:
+    """List the collections of the catalog, or of a folder."""
+    broken: list[ZooError] = []
+    listed = list(_catalog() if source is None else _of(resolve(source, ""), broken))
+    shown = [{**row, "bytes": in_bytes(row["bytes"])} for row in listed]
+    out.data(listed, table(shown, right=["bytes"]))
+    if not listed and not broken:
+        out.say("no collections")
+    for error in broken[1:]:
+        failures.explain(error)
+    if broken:
+        raise broken[0]
+
+
+def _catalog() -> Iterator[dict[str, Any]]:
+    for x in catalog.collections().values():
+        yield _row(x.name, x.members, x.architecture, x.dataset, x.bytes, x.licence, x.sources[0])
+
+
+def _of(source: Source, broken: list[ZooError]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each collection of a folder; a damaged one does not hide the others."""
+    for name in source.collections():
+        try:
+            x, rows = source.read(name)
+        except ZooError as error:
+            broken.append(error)
+            continue
+        members = len(set(rows.column("member").to_pylist()))
+        size = manifest.total(rows, "nbytes")
+        yield _row(name, members, x.architecture, x.dataset, size, x.licence, source.label)
+
+
+def _row(
+    name: str, members: int, architecture: str, dataset: str, size: int, licence: str, source: str
+) -> dict[str, Any]:
+    return {
+        "name": name, "members": members, "architecture": architecture, "dataset": dataset, "bytes": size,
+        "licence": licence, "source": source,
+    }  # fmt: skip

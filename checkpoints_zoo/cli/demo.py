@@ -1,0 +1,92 @@
+"""`zoo-cli demo`: from a manifest to an ensemble and its uncertainty, on networks of the package's own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from checkpoints_zoo.cli.measuring import table_of, values_of
+from checkpoints_zoo.cli.output import Output, in_bytes, output
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.collection import Collection
+    from checkpoints_zoo.images import ImageData
+
+NAME, SIZES, PICTURE = "convnet-digits", (1, 8, 64), "zoo-demo.png"
+FIGURES = ("accuracy", "nll", "brier", "ece", "mi_id", "mi_ood", "auroc", "fpr95")
+
+
+@click.command()
+@click.option("--out", "folder", default=".", metavar="DIR", help=f"Where to save {PICTURE}: the current folder.")
+@output
+def command(folder: str, out: Output) -> None:
+    """Load, ensemble and measure 64 networks that come with the package.
+
+    Nothing is fetched, and nothing is written but one picture.
+    """
+    out.say("Importing torch …")
+    from checkpoints_zoo import images
+    from checkpoints_zoo.evaluation import evaluate
+    from checkpoints_zoo.loading import load
+    from checkpoints_zoo.source import EMBEDDED
+
+    members = load(NAME, source=EMBEDDED)
+    out.say(_places(members))
+    _stack(members, out)
+    _ensemble(members, images.load("digits"), out)
+    out.say("\nMeasuring random ensembles of 1 to 64 members on digits, with patches of photographs as OOD …")
+    start = time.perf_counter()
+    report = evaluate(members, "digits", ood="photos")
+    out.say(f"  {time.perf_counter() - start:.1f} s\n")
+    path = report.plot(Path(folder) / PICTURE)
+    sizes = [size for size in SIZES if size in report.curve]
+    out.data({**values_of(report), "picture": path}, table_of(report, sizes, FIGURES))
+    out.say(f"\nPicture: {path}\nThese members: {report.citation}\nNext: zoo-cli show {NAME}")
+
+
+def _places(members: Collection) -> str:
+    """Say where the members lie."""
+    about = members.description
+    lines = [
+        f"\nThe manifest of {members.name}: {len(members)} members, {about.architecture} on {about.dataset}.",
+        "No weights read so far; a row says where a member's bytes lie in a safetensors file:",
+    ]
+    columns = [members.rows.column(c).to_pylist() for c in ("member", "path", "offset", "nbytes", "test_accuracy")]
+    places = list(zip(*columns, strict=True))
+    for at in sorted({0, 1, len(places) - 1}):
+        if at == len(places) - 1:
+            lines.append("  …")
+        member, inside, offset, nbytes, accuracy = places[at]
+        measured = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
+        lines.append(f"  member {member:2}: {inside}, bytes {offset:,} to {offset + nbytes:,}{measured}")
+    return "\n".join(lines)
+
+
+def _stack(members: Collection, out: Output) -> None:
+    start = time.perf_counter()
+    stacked = members.stack()
+    took = (time.perf_counter() - start) * 1000
+    name, tensor = next(iter(stacked.items()))
+    shards = len(set(members.rows.column("path").to_pylist()))
+    out.say(
+        f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {in_bytes(members.nbytes)},"
+        f" {len(stacked)} tensors, {took:.1f} ms; {name} is now {tuple(tensor.shape)}."
+    )
+
+
+def _ensemble(members: Collection, data: ImageData, out: Output) -> None:
+    import torch
+
+    from checkpoints_zoo.device import one_thread
+
+    ensemble = members.ensemble()
+    inputs = members.preprocess(data.images)
+    with torch.inference_mode(), one_thread():
+        ensemble(inputs[:1])
+        start = time.perf_counter()
+        logits = ensemble(inputs)
+        took = (time.perf_counter() - start) * 1000
+    out.say(f"\nOne ensemble of all of them on {len(data)} images: logits {tuple(logits.shape)} in {took:.0f} ms.")

@@ -1,0 +1,68 @@
+"""The command line's reference as Markdown: `python -m checkpoints_zoo.cli.reference > docs/cli.md`."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+
+from checkpoints_zoo.cli import COMMANDS, failures, main
+
+
+def reference() -> str:
+    """Write the reference from the commands themselves; return the text of `docs/cli.md`."""
+    context = click.Context(main, info_name="zoo-cli")
+    lines = [
+        "# zoo-cli",
+        "",
+        "Generated from the commands by `python -m checkpoints_zoo.cli.reference > docs/cli.md`;",
+        "a test compares the two.",
+        "",
+        *_prose(main),
+        *(f"- [`zoo-cli {name}`](#zoo-cli-{name}): {line}" for name, (_, line) in COMMANDS.items()),
+    ]
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        if command is not None:
+            lines += _command(f"zoo-cli {name}", command)
+    lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
+    lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in failures.MEANINGS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _command(path: str, command: click.Command) -> list[str]:
+    arguments = [p.metavar or "" for p in command.params if isinstance(p, click.Argument)]
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    usage = " ".join([path, *arguments, *(_usage(o) for o in options if o.required), "[OPTIONS]"])
+    lines = [
+        "",
+        f"## {path}",
+        "",
+        f"`{usage}`",
+        "",
+        *_prose(command),
+        "| option | default | meaning |",
+        "|---|---|---|",
+    ]
+    for option in options:
+        # Without a default it is None, or click's own mark for that.
+        default = f"`{option.default}`" if isinstance(option.default, str | int) else ""
+        names = ", ".join([*option.opts[:-1], _usage(option)])
+        lines.append(f"| `{_cell(names)}` | {_cell(default)} | {_cell(option.help or '')} |")
+    return lines
+
+
+def _usage(option: click.Option) -> str:
+    return f"{option.opts[-1]} {option.metavar}" if option.metavar else option.opts[-1]
+
+
+def _prose(command: click.Command) -> list[str]:
+    return [*inspect.cleandoc(command.help or "").split("\n"), ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    click.echo(reference(), nl=False)

@@ -1,0 +1,75 @@
+"""`zoo-cli verify`: whether members are what their manifest says."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from checkpoints_zoo import catalog
+from checkpoints_zoo.cli.failures import DONE, FOUND
+from checkpoints_zoo.cli.output import Output, in_bytes, output, printable, table
+from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, SourceNotFound, ZooError
+from checkpoints_zoo.source import resolve
+
+
+@click.command()
+@click.argument("name", metavar="NAME|DIR")
+@click.option("--source", metavar="DIR", help="The folder that NAME is to be read from.")
+@click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
+@output
+def command(name: str, source: str | None, sample: int, out: Output) -> int:
+    """Check members against their manifest: bytes, hashes, duplicates, accuracy.
+
+    NAME is a collection or a citation; DIR a folder, of which every collection is checked. Exit code 1:
+    something was found.
+    """
+    from checkpoints_zoo.loading import load
+    from checkpoints_zoo.verification import Problem, verify
+
+    checked: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    folder = source is None and name not in catalog.collections() and _is_folder(name)
+    names = _held(name) if folder else [name]
+    for one in names:
+        out.say(f"{one}: checking …")
+        try:
+            members = load(one, source=name if folder else source)
+        except ZooError as error:
+            # What was named and is not there is no finding; in a folder, the others are to be checked too.
+            if not folder and not isinstance(error, DamagedError | FormatError | LayoutError):
+                raise
+            problems.append(Problem(one, None, "manifest", str(error)))
+            continue
+        found = verify(members, sample)
+        problems += found
+        size = members.nbytes
+        checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
+    out.data(
+        {"checked": checked, "problems": [asdict(p) for p in problems]},
+        table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
+        "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_what(sample)}.",
+    )
+    return FOUND if problems else DONE
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):  # too long for a path, as a citation may be
+        return False
+
+
+def _held(folder: str) -> list[str]:
+    """Return the names of the collections that a folder holds, one at least."""
+    names = resolve(folder, "").collections()
+    if not names:
+        raise SourceNotFound(f"source {folder}", expected="manifests/NAME.parquet", found="none", path=folder)
+    return names
+
+
+def _what(sample: int) -> str:
+    again = f", the accuracy of at most {sample} a collection measured again" if sample > 0 else ""
+    return f"every member's place, hash and values, no two alike{again}"

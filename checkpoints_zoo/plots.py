@@ -1,0 +1,295 @@
+"""Pictures of reports, as PNG files.
+
+Drawn on figures of their own with Agg and matplotlib's default settings: a backend or style that the caller
+has chosen is neither used nor changed, and the same report gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from checkpoints_zoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from checkpoints_zoo.metrics import Interval
+
+INCHES, DPI = (11.0, 8.4), 150
+# Okabe & Ito, Color universal design (2008): told apart by colour-blind readers too.
+BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+FAINTEST = 1e-7  # what is below it is float32's rounding
+_STYLE: Any = {
+    "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
+    "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
+}  # fmt: skip
+
+
+class Drawable(Protocol):
+    """What a report must have to be drawn: see `evaluation.Report`."""
+
+    @property
+    def collection(self) -> str: ...
+    @property
+    def citation(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def ood(self) -> str: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def ood_inputs(self) -> int: ...
+    @property
+    def members(self) -> int: ...
+    @property
+    def ensemble(self) -> Mapping[str, Interval]: ...
+    @property
+    def member(self) -> Mapping[str, Interval]: ...
+    @property
+    def curve(self) -> Mapping[int, Mapping[str, Interval]]: ...
+    @property
+    def drawing(self) -> Mapping[str, Any]: ...
+
+
+def report(report: Drawable, path: str | Path) -> Path:
+    """Draw a report into a PNG, by temporary name and rename; return its path.
+
+    Args:
+        report: of an evaluation.
+        path: of the PNG; its folder is made.
+
+    Raises:
+        UsageError: a name that is no PNG's, or a place that can't be written to.
+    """
+    import matplotlib as mpl
+
+    path = Path(path).expanduser()
+    thing = f"picture {path}"
+    if path.suffix.lower() != ".png":
+        raise UsageError(thing, expected="a name that ends in .png", found=repr(path.name), path=path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file, mpl.rc_context():
+            mpl.rcdefaults()
+            mpl.rcParams.update(_STYLE)
+            facts = {"Title": _title(report), "Software": "checkpoints_zoo"}
+            draw(report).savefig(file, format="png", backend="agg", metadata=facts)
+        temporary.replace(path)
+    except OSError as error:
+        expected, found = "a place that can be written to", error.strerror or str(error)
+        raise UsageError(thing, expected=expected, found=found, do="Give another path", path=path) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return path
+
+
+def draw(report: Drawable) -> Figure:
+    """Draw a report's four panels; return the figure, whose axes are labelled by what they show."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=INCHES, dpi=DPI, layout=spaced)
+    figure.suptitle(f"{_title(report)}\n", fontsize=14, fontweight="bold")
+    figure.text(0.5, 0.958, _about(report), ha="center", va="top", color=GREY, fontsize=10)
+    figure.supxlabel(_notes(report), fontsize=8, color=GREY)
+    panels = figure.add_gridspec(2, 2)
+    upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
+    bars = figure.add_subplot(upper[0], label="reliability")
+    _reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
+    upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
+    accuracy = figure.add_subplot(upper[0], label="accuracy")
+    _curve(report, accuracy, "accuracy", "accuracy (%)", 100)
+    accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
+    accuracy.tick_params(labelbottom=False)
+    _key(accuracy, "b  Accuracy and NLL against ensemble size")
+    nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
+    _curve(report, nll, "nll", "NLL (nats)", 1)
+    nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
+    _accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
+    _information(report, figure.add_subplot(panels[1, 1], label="information"))
+    return figure
+
+
+def _title(report: Drawable) -> str:
+    return f"{report.collection}, an ensemble of {_counted(report.members, 'member')}"
+
+
+def _about(report: Drawable) -> str:
+    about = f"{report.data.split(' ')[0]}, {_counted(report.inputs, 'input')}"
+    if report.ood:
+        about += f"; out of distribution: {report.ood.split(' ')[0]}, {_counted(report.ood_inputs, 'input')}"
+    return about
+
+
+def _notes(report: Drawable) -> str:
+    """Say what the intervals mean and which members these are; return the foot of the picture."""
+    notes = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
+    notes += " by a delete-d jackknife (a bootstrap for the mean of members)."
+    notes = notes if report.members >= 3 else "Too few members for intervals."
+    # Without the source's label, which may be a folder of the machine.
+    members = report.citation.rpartition("@")[2]
+    shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
+    return f"{notes}\n{f'Members: {shown}' if shown else ''}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def stated(interval: Interval, scale: float = 1) -> str:
+    """Write a figure and its interval, in four digits or the fewer that the interval allows; return the text.
+
+    Args:
+        interval: of the figure; bounds that rounding alone sets apart are left out.
+        scale: what to multiply by: 100 for percent.
+    """
+    value = interval.value * scale
+    if not math.isfinite(value):
+        return "-"
+    if interval.low is None or interval.high is None or interval.high - interval.low < FAINTEST:
+        return f"{round(value, 7):.4g}"
+    half = (interval.high - interval.low) * scale / 2
+    places = [1 - math.floor(math.log10(half)), 3 - math.floor(math.log10(max(abs(value), half)))]
+    digits = max(0, min(places))
+    return f"{value:.{digits}f} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+
+
+def _key(axes: Axes, title: str) -> None:
+    """Put the title of a panel above its axes, and the key between the two."""
+    axes.set_title(title, pad=22)
+    key = axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
+        columnspacing=1.6, handletextpad=0.6,
+    )  # fmt: skip
+    # The title has made room for it; its width is not to narrow the axes.
+    key.set_in_layout(False)
+
+
+def _reliability(report: Drawable, axes: Axes, counts: Axes) -> None:
+    """Draw accuracy over confidence in bins, the gap between the two, and the inputs of each bin."""
+    confidence, accuracy, inputs = (
+        [float(v) for v in report.drawing[f"reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
+    )
+    bins = len(inputs)
+    filled, width = [b for b in range(bins) if inputs[b]], 1 / bins
+    middles, shown = [(b + 0.5) / bins for b in filled], [accuracy[b] for b in filled]
+    gaps = [confidence[b] - accuracy[b] for b in filled]
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
+    axes.bar(middles, shown, width, color=BLUE, alpha=0.85, edgecolor="white", label="accuracy")
+    axes.bar(
+        middles, gaps, width, bottom=shown, color="none", edgecolor=RED, hatch="////", linewidth=1.2,
+        label="gap to mean confidence",
+    )  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
+    axes.tick_params(labelbottom=False)
+    _key(axes, "a  Reliability diagram")
+    # In the corner above the bars, which may be anywhere.
+    axes.set_title(f"ECE {stated(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
+    counts.bar(middles, [inputs[b] for b in filled], width, color=GREY, edgecolor="white")
+    counts.set(yscale="log", ylim=(0.7, 3 * max(inputs)), ylabel="inputs", xlabel="confidence of the top class")
+    counts.minorticks_off()
+    counts.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _curve(report: Drawable, axes: Axes, name: str, label: str, scale: float) -> None:
+    """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members."""
+    sizes = sorted(report.curve)
+    figures = [report.curve[size][name] for size in sizes]
+    values = [f.value * scale for f in figures]
+    axes.plot(sizes, values, color=BLUE, marker="o", markersize=4.5, label="mean of that size")
+    band = [
+        (size, f.low * scale, f.high * scale)
+        for size, f in zip(sizes, figures, strict=True)
+        if size < report.members and f.low is not None and f.high is not None
+    ]
+    if band:
+        at, low, high = zip(*band, strict=True)
+        axes.fill_between(at, low, high, color=BLUE, alpha=0.18, linewidth=0, label="a fresh ensemble")
+    full = report.curve[report.members][name]
+    if full.low is not None and full.high is not None:
+        ends = [[(full.value - full.low) * scale], [(full.high - full.value) * scale]]
+        axes.errorbar(
+            [report.members], [full.value * scale], ends, color=RED, marker="D", markersize=4, capsize=4,
+            linewidth=1.6, label="all members",
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks := _apart(sizes), [f"{size:,}" for size in ticks])
+    axes.minorticks_off()
+    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=label)
+
+
+def _apart(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes whose labels have room on a logarithmic axis, the largest first to be kept."""
+    room = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
+    kept: list[int] = []
+    for size in reversed(sizes):
+        if not kept or math.log2(kept[-1] / size) >= room:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _accuracies(report: Drawable, axes: Axes) -> None:
+    """Draw the members' accuracies, their mean and the ensemble's."""
+    correct = [round(a * report.inputs) for a in report.drawing["member_accuracy"]]
+    # Whole numbers of inputs, so that no bar holds more of the possible values than its neighbour.
+    apart = max(correct) - min(correct)
+    step = math.ceil((apart + 1) / 16)
+    edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + apart // step)]
+    heights, *_ = axes.hist(
+        [c * 100 / report.inputs for c in correct], edges, color=BLUE, alpha=0.85, edgecolor="white",
+        label=_counted(report.members, "member"),
+    )  # fmt: skip
+    mean, everyone = report.member["accuracy"], report.ensemble["accuracy"]
+    named = f"mean of members: {stated(mean, 100)}", f"ensemble: {stated(everyone, 100)}"
+    axes.axvline(mean.value * 100, ymax=0.72, color=GREY, linestyle="--", label=named[0])
+    axes.axvline(everyone.value * 100, ymax=0.72, color=RED, linewidth=2, label=named[1])
+    axes.set(title="c  Accuracy of the members", xlabel="accuracy (%)", ylabel="members")
+    axes.set_ylim(0, float(max(heights)) * 1.5)
+    sides, near = axes.get_xlim(), everyone.value * 100
+    axes.set_xlim(min(sides[0], near - 0.4), max(sides[1], near + 0.4))
+    axes.locator_params(axis="y", integer=True)
+    axes.ticklabel_format(axis="x", useOffset=False)
+    axes.legend(loc="upper left")
+
+
+def _information(report: Drawable, axes: Axes) -> None:
+    """Draw how much the members disagree about each input, in and out of distribution."""
+    import numpy as np
+
+    axes.set(title="d  Mutual information of label and member", ylabel="share of inputs")
+    sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
+    values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in sets if report.drawing.get(n)}
+    together = np.concatenate(list(values.values()))
+    if together.max() <= FAINTEST:
+        text = "one member has none" if report.members == 1 else "none: the members agree on all inputs"
+        axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
+        return
+    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(together, 0.01), FAINTEST)))
+    edges = np.geomspace(lowest, together.max() * 1.02, 41).tolist()
+    top = 0.0
+    for name, what, colour in (s for s in sets if s[0] in values):
+        found = np.clip(values[name], lowest, None)
+        shares, _, _ = axes.hist(
+            found, edges, weights=np.full(len(found), 1 / len(found)), histtype="stepfilled",
+            facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
+            label=f"{what}, mean {stated(report.ensemble[name])}",
+        )  # fmt: skip
+        top = max(top, float(np.max(shares)))
+    clipped = "; the first bar: that or less" if together.min() < lowest else ""
+    axes.set_xlabel(f"mutual information of an input (nats{clipped})")
+    axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, top * 1.5))
+    detected = f"AUROC {stated(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
+    axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+    axes.legend(loc="upper left")

@@ -1,0 +1,72 @@
+"""What every test needs before anything heavy is imported: no network, no window, no clock."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.hub.fixtures import hub, hub_server, hub_xet, prepare, waits  # noqa: F401 (fixtures)
+
+CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+LIVE = os.environ.get("ZOO_LIVE") == "1"
+
+# Each is read once, when its package is imported. Assigned, so that the caller's own settings can't leak in.
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+if not LIVE:
+    hub_home = tempfile.mkdtemp(prefix="zoo-tests-")
+    atexit.register(shutil.rmtree, hub_home, ignore_errors=True)
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=hub_home)
+    prepare()  # binds a port on loopback, before huggingface_hub reads its address
+
+# A slow machine is no bug: Hypothesis's deadlines are off. CI draws the same examples every time.
+settings.register_profile(
+    "zoo", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=CI, print_blob=True
+)
+settings.load_profile("zoo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine can't run: `live` tests without ZOO_LIVE=1, `gpu` tests without a GPU."""
+    without_gpu: bool | None = None
+    for item in items:
+        if item.get_closest_marker("live") and not LIVE:
+            item.add_marker(pytest.mark.skip(reason="ZOO_LIVE=1 is not set"))
+        if item.get_closest_marker("gpu"):
+            if without_gpu is None:
+                import torch
+
+                without_gpu = not torch.cuda.is_available()
+            if without_gpu:
+                item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+def import_oracle(name: str, *, required: bool) -> ModuleType:
+    """Import the package that a test compares with, and return it.
+
+    Args:
+        name: dotted module name.
+        required: fail where the package is missing; the test is skipped otherwise.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if required:
+            pytest.fail(
+                f"the oracle {name} is missing ({error}): a comparison may not be skipped when CI=true"
+            )
+        pytest.skip(f"the oracle {name} is missing ({error})")
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[str], ModuleType]:
+    """Import an oracle by name, as in `oracle("torchmetrics")`; a missing one fails if CI=true, or skips."""
+    return lambda name: import_oracle(name, required=CI)

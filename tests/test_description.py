@@ -1,0 +1,74 @@
+"""Damaged descriptions (`manifests/NAME.json`), kind by kind: an error of ours that says what came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints_zoo.errors import FormatError
+from tests.refusals import HTML, POINTER, refused
+from tests.scenarios import Built, build, load
+
+NESTED = b"[" * 100_000
+DESCRIPTION = "description ROOT/manifests/tiny.json: expected "
+LAYOUT = "layout 'only' in description ROOT/manifests/tiny.json: expected "
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """A source of four members that a test may damage."""
+    return build(tmp_path, weights=torch.float16)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", HTML, POINTER, NESTED, b'{"a":' * 100_000, b"\xff\xfe", b'"\xff"', b'{"format_version": 1']
+)
+def test_a_description_that_is_no_json(built: Built, content: bytes) -> None:
+    built.json.write_bytes(content)
+    assert type(refused(built, lambda: load(built), DESCRIPTION + "JSON; found …")) is FormatError
+
+
+def test_nesting_of_any_depth(built: Built) -> None:
+    for depth in range(1, 1100, 9):
+        built.json.write_bytes(b'{"format_version": 1, "name": ' + b"[" * depth + b"]" * depth + b"}")
+        with pytest.raises(FormatError, match=r"^description .*tiny.json: expected ('name' to be a str|JSON); found "):
+            load(built)
+
+
+VERSION = "a JSON object with a format_version; found "
+DESCRIPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"format_version": 2}, DESCRIPTION + "format version 1 or older; found version 2. It was written by a newer"
+                                          " checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`."),
+    *(({"format_version": v}, DESCRIPTION + VERSION + "…") for v in ("1", 1.0, True, None, [1])),
+    ({"name": "other"}, DESCRIPTION + "the name 'tiny', as the file's; found 'other'."),
+    ({"name": None}, DESCRIPTION + "'name' to be a str; found None."),
+    ({"classes": "0123456789"}, DESCRIPTION + "'classes' to be a list; found '0123456789'."),
+    ({"classes": [0, 1]}, DESCRIPTION + "class names and a layout or more; found others."),
+    ({"arguments": []}, DESCRIPTION + "'arguments' to be a dict; found []."),
+    ({"layouts": {}}, DESCRIPTION + "class names and a layout or more; found others."),
+    ({"layouts": {"only": []}}, LAYOUT + "tensors, counters and a pad; found …"),
+    ({"layouts": {"only": {"tensors": [["a", "F32", [-1]]], "counters": [], "pad": 0}}}, LAYOUT + "names, dtypes,"
+        " shapes of whole numbers, counters, a pad of 0..7; found {'counters': [], 'pad': 0, 'tensors': [['a',"
+        " 'F32', [-1]]]}."),
+    ({"layouts": {"only": {"tensors": [["a", "F31", [1]]], "counters": [], "pad": 0}}},
+     "tensor 'a' of " + LAYOUT + "a dtype among F64, I64, …"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "text"), DESCRIPTIONS, ids=lambda v: str(v)[:50])
+def test_a_description_that_cannot_be(built: Built, change: dict[str, Any], text: str) -> None:
+    built.description |= change
+    built.write()
+    refused(built, lambda: load(built), text)
+
+
+def test_a_key_that_is_missing(built: Built) -> None:
+    whole = dict(built.description)
+    for key, value in whole.items():
+        built.description = {k: v for k, v in whole.items() if k != key}
+        built.write()
+        text = f"{key!r} to be a {type(value).__name__}; found no such key."
+        refused(built, lambda: load(built), DESCRIPTION + (VERSION + "…" if key == "format_version" else text))
