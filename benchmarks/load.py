@@ -76,16 +76,12 @@ def prepare(folder: Path, count: int) -> Collection:
 def stacked_by(read: Callable[[int], dict[str, Tensor]], count: int) -> dict[str, Tensor]:
     """Read members one by one and stack them by tensor; return name -> (member, …)."""
     states = [read(i) for i in range(count)]
-    return {
-        n: torch.stack([s[n] for s in states]) for n in states[0] if not n.endswith("num_batches_tracked")
-    }
+    return {n: torch.stack([s[n] for s in states]) for n in states[0] if not n.endswith("num_batches_tracked")}
 
 
 def touch(stacked: dict[str, Tensor]) -> float:
     """Read one value a page of every member's tensors; return their sum."""
-    return sum(
-        float(t.flatten(1)[:, :: 4096 // t.element_size()].sum(dtype=torch.float32)) for t in stacked.values()
-    )
+    return sum(float(t.flatten(1)[:, :: 4096 // t.element_size()].sum(dtype=torch.float32)) for t in stacked.values())
 
 
 def total(stacked: dict[str, Tensor]) -> float:
@@ -127,9 +123,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
@@ -157,7 +151,7 @@ def main() -> None:
 
         start = time.perf_counter()
         module = members[3].model(dtype=None)
-        first = (time.perf_counter() - start) * 1000
+        (time.perf_counter() - start) * 1000
         for name_, tensor in module.state_dict().items():
             assert torch.equal(tensor, module_theirs().state_dict()[name_].to(tensor.dtype)), name_
         before = anonymous_mb()

@@ -31,9 +31,9 @@ __all__ = [
 
 # Resolved on first use, so that the command line starts without torch.
 _PLACES = {
-    "Collection": "collection", "Member": "member", "collections": "loading", "load": "loading",
-    "Ensemble": "ensemble", "ZooError": "errors", "Report": "evaluation", "evaluate": "evaluation", "verify": "verification",
-    "images": "", "metrics": "",
+    "Collection": "collection", "Member": "member", "Ensemble": "ensemble", "ZooError": "errors",
+    "collections": "loading", "load": "loading", "evaluate": "evaluation", "Report": "evaluation",
+    "verify": "verification", "images": "", "metrics": "",
 }  # fmt: skip
 
 

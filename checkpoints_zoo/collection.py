@@ -17,7 +17,6 @@ from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.source import EMBEDDED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,9 +101,8 @@ class Collection:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        where = EMBEDDED if self.source.label == EMBEDDED else str(self.source.root)
         what = f"{self.description.architecture} on {self.description.dataset}"
-        return f"Collection({self.name!r}, {len(self)} members, {what}, from {where})"
+        return f"Collection({self.name!r}, {len(self)} members, {what}, from {self.source.shown})"
 
     @overload
     def __getitem__(self, position: int) -> Member: ...
@@ -169,23 +167,31 @@ class Collection:
         )
 
     def locations(self) -> list[Location]:
-        """Return where the members' bytes lie, each path checked to be inside the source.
+        """Return where the members' bytes lie on this machine; from the Hub, what is missing is fetched in one go.
 
         Raises:
             SelectionError: no members, or one without weights.
             DamagedError, SourceNotFound: a file outside the source, or none.
+            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
         """
         self._check_some()
-        names = ("member", "epoch", "final", "path", "offset", "layout")
-        columns = [self.rows.column(c).to_pylist() for c in names]
-        if None in columns[3]:
-            self._refuse(columns[3].index(None))
-        files = {inside: self.source.file(inside) for inside in set(columns[3])}
-        layouts = self.description.layouts
-        return [
-            Location(m, shard.prefix(m, None if final else epoch), files[inside], offset, layouts[layout])
-            for m, epoch, final, inside, offset, layout in zip(*columns, strict=True)
-        ]
+        paths = self.rows.column("path").to_pylist()
+        if None in paths:
+            self._refuse(paths.index(None))
+        prefixes = [shard.prefix(m, epoch) for m, epoch in selection.keys_of(self.rows)]
+        return self.source.locate(self.name, self.rows, prefixes, self.description.layouts)
+
+    def download(self) -> Collection:
+        """Bring all members to this machine, those that are missing in one go; return the collection itself.
+
+        Nothing happens for a folder. Progress goes to stderr.
+
+        Raises:
+            NetworkError, AccessError, StorageError: they can't be had, or not be kept.
+            DamagedError, SourceNotFound: as in `locations`.
+        """
+        self.locations()
+        return self
 
     def stack(
         self,

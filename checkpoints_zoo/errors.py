@@ -101,3 +101,15 @@ class TooLargeError(ZooError, MemoryError):
 
 class LockedError(ZooError, BlockingIOError):
     """Another process is writing to the same folder."""
+
+
+class NetworkError(ZooError, ConnectionError):
+    """No answer, or none that can be used; or nothing local to go by while offline."""
+
+
+class AccessError(ZooError, PermissionError):
+    """A repo or file that this login may not read."""
+
+
+class StorageError(ZooError, OSError):
+    """A disk that can't take what should be kept on it."""

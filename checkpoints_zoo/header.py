@@ -182,3 +182,9 @@ def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
     text = json.dumps(tensors, separators=(",", ":")).encode()
     length = len(text) + -(8 + len(text)) % HEADER_ALIGNMENT
     return struct.pack("<Q", length) + text.ljust(length)
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -77,9 +77,7 @@ def load(name: str, split: str = "test") -> ImageData:
         )
     splits = DATASETS[name]()
     if split not in splits:
-        raise UsageError(
-            f"split of data set {name!r}", expected=f"one of {', '.join(splits)}", found=repr(split)
-        )
+        raise UsageError(f"split of data set {name!r}", expected=f"one of {', '.join(splits)}", found=repr(split))
     return splits[split]
 
 
@@ -94,9 +92,7 @@ def _digits() -> dict[str, ImageData]:
     digits = load_digits()
     order = _rank("digits-test", len(digits.target))
     # Pixels are 0..16; in integers, round(k * 255 / 16).
-    pixels = torch.from_numpy((digits.images[order].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[
-        :, None
-    ]
+    pixels = torch.from_numpy((digits.images[order].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[:, None]
     labels = torch.from_numpy(digits.target[order].astype(np.int64))
     classes = tuple("0123456789")
     return {
@@ -118,9 +114,7 @@ def _photos() -> dict[str, ImageData]:
         # ITU-R 601 luma in 16-bit fixed point, as Pillow's mode "L".
         grey = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
         rows, columns = grey.shape[0] // 8, grey.shape[1] // 8
-        tiles = (
-            grey[: rows * 8, : columns * 8].reshape(rows, 8, columns, 8).swapaxes(1, 2).reshape(-1, 1, 8, 8)
-        )
+        tiles = grey[: rows * 8, : columns * 8].reshape(rows, 8, columns, 8).swapaxes(1, 2).reshape(-1, 1, 8, 8)
         patches.append(tiles[_rank(f"photos|{file}", len(tiles))[:1000]].astype(np.uint8))
     return {"test": ImageData("photos", "test", torch.from_numpy(np.concatenate(patches)))}
 
@@ -246,6 +240,4 @@ def _counts(values: tuple[Any, ...], length: int) -> bool:
 
 
 def _numbers(values: tuple[Any, ...], length: int) -> bool:
-    return len(values) == length and all(
-        type(value) in (int, float) and math.isfinite(value) for value in values
-    )
+    return len(values) == length and all(type(value) in (int, float) and math.isfinite(value) for value in values)

@@ -142,8 +142,8 @@ class Layout:
                     tensor=name,
                 )
             called, was = stored or (name, shape)
-            differs = (None if called == name else called, None if was == shape else tuple(was))
-            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *differs))
+            other = None if called == name else called, None if was == shape else tuple(was)
+            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *other))
             offset += specs[-1].nbytes
         if not specs or len({s.name for s in specs} | set(counters)) < len(specs) + len(counters):
             found = "a name twice" if specs else "no tensors"
@@ -200,7 +200,7 @@ class Layout:
             tensors = [_tensor(*tensor) for tensor in values["tensors"]]
             counters, pad, lead = values["counters"], values["pad"], values.get("lead", 0)
             good = (
-                all(_good_tensor(*tensor) for tensor in tensors)
+                None not in tensors
                 and type(lead) is int
                 and 0 <= lead < LARGEST
                 and type(counters) is list
@@ -208,30 +208,22 @@ class Layout:
                 and type(pad) is int
                 and 0 <= pad < ALIGNMENT
             )
-            layout = cls._packed(tensors, tuple(counters), pad, lead) if good else None
+            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, lead) if good else None
         except UsageError as error:
             raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FormatError("layout", expected="tensors, counters and a pad", found=repr(error)) from error
         if layout is None or layout.nbytes >= LARGEST:
-            raise FormatError(
-                "layout",
-                expected="names, dtypes, shapes of whole numbers, counters, a pad of 0..7",
-                found=reprlib.repr(values),
-            )
+            expected = "names, dtypes, shapes of whole numbers, counters, a pad of 0..7"
+            raise FormatError("layout", expected=expected, found=reprlib.repr(values))
         return layout
 
 
-def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...]:
-    if not stored:
-        return name, dtype, tuple(shape)
-    called, was = stored
-    return name, dtype, tuple(shape), called, tuple(was)
-
-
-def _good_tensor(name: Any, dtype: Any, shape: tuple[Any, ...], stored: Any = "", was: Any = ()) -> bool:
-    named = type(name) is str and type(dtype) is str and type(stored) is str
-    return named and good_shape(shape) and good_shape(was)
+def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
+    """Check a tensor's JSON values; return them with what the file calls it, None where they can't be right."""
+    called, was = stored or (name, shape)
+    good = type(name) is type(dtype) is type(called) is str and good_shape(tuple(shape)) and good_shape(tuple(was))
+    return (name, dtype, tuple(shape), called, tuple(was)) if good else None
 
 
 def good_shape(shape: tuple[Any, ...]) -> bool:

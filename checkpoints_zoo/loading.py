@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from checkpoints_zoo import catalog, selection
+from checkpoints_zoo import catalog
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.errors import MemberNotFound, SelectionError
-from checkpoints_zoo.source import resolve
+from checkpoints_zoo.finding import find
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,36 +36,21 @@ def load(
         members: ids, or their text ("0-99,205,7@40").
         sample: seed of the draw.
         snapshots: whether snapshots that are not final are meant as well.
-        source: a folder; None for where the catalog says the collection lies.
+        source: a folder, or hf://datasets/ORG/NAME[@REVISION]; None for where the catalog says the collection lies.
         architecture: builds the module, for a net the package lacks.
 
     Raises:
         CollectionNotFound, SourceNotFound: nothing there; the nearest names are given.
         SelectionError, MemberNotFound: a selection that can't be met.
         FormatError, DamagedError: a manifest that breaks the format.
+        NetworkError, AccessError: a source on the Hub that can't be reached or may not be read.
 
     >>> import checkpoints_zoo as zoo
     >>> zoo.load("convnet-digits", n=8)
     Collection('convnet-digits', 8 members, convnet on digits, from embedded)
     """
-    cited = selection.parse_citation(str(name))
-    if cited:
-        if any(x is not None for x in (n, where, members, sample)) or snapshots:
-            raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
-        name, members = cited.name, cited.ids
-        source = cited.label if source is None else source
-    place = resolve(source, name)
-    description, rows = place.read(name)
-    commit = place.commit(name)
-    try:
-        chosen = selection.select(rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots)
-    except (MemberNotFound, SelectionError) as error:
-        if cited and cited.commit != commit:
-            raise selection.changed(cited, commit, str(error).rstrip(".")) from error
-        raise
-    if cited:
-        selection.verify_citation(cited, commit, chosen)
-    return Collection(place, commit, description, chosen, architecture)
+    found = find(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
+    return Collection(found.source, found.commit, found.description, found.rows, architecture)
 
 
 def collections() -> pd.DataFrame:

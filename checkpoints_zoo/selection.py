@@ -243,6 +243,11 @@ class Citation:
     ids: str
     check: str
 
+    @property
+    def source(self) -> str:
+        """Where it is to be loaded from: on the Hub at the commit that was cited."""
+        return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
+
 
 def parse_citation(text: str) -> Citation | None:
     """Read a citation; return its parts, or None for text that is none (a collection's name).

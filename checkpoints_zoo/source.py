@@ -1,4 +1,4 @@
-"""Sources: places with manifests and shards. Here they are folders; each is pinned by its manifest's hash.
+"""Sources: places with manifests and shards: a folder, pinned by its manifest's hash, or a repo of the Hub at a commit.
 
 A source never leads out of its folder, and what its manifest says is checked before a byte of a shard is read.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,9 +15,13 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
-from checkpoints_zoo import catalog, manifest
+from checkpoints_zoo import catalog, fetching, hub, manifest
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
+from checkpoints_zoo.header import stamp_of
+from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.selection import keys_of
 
 EMBEDDED = "embedded"
 _EMBEDDED_ROOT = Path(__file__).parent / "embedded"
@@ -33,6 +38,11 @@ class Source:
 
     root: Path
     label: str
+
+    @property
+    def shown(self) -> str:
+        """What to call it to a reader."""
+        return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
         """Return the names of the collections that have a manifest here."""
@@ -84,6 +94,14 @@ class Source:
         description, rows = _checked(self, name, stamp)
         return description, rows
 
+    def _grounds(self) -> list[Path]:
+        """Return the folders that a link inside the source may lead into: those of whoever laid the links."""
+        if self.label == EMBEDDED:  # installers link packages into their own cache
+            return [Path(self.root.anchor)]
+        if self.root.parent.name == "snapshots" and self.root.parents[1].name.startswith("datasets--"):
+            return [self.root.parents[2]]  # a commit in the Hub client's cache: links to its blobs
+        return [self.root]
+
     def file(self, inside: str) -> Path:
         """Find a file that a manifest names; return its path.
 
@@ -94,7 +112,7 @@ class Source:
         path = self.root / inside
         problem, missing = manifest.path_problem(inside), ""
         try:
-            if not problem and not path.resolve().is_relative_to(self.root.resolve()):
+            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self._grounds()):
                 problem = f"a link to {path.resolve()}"
             elif not problem and not path.is_file():
                 missing = "no such file"
@@ -117,11 +135,74 @@ class Source:
             )
         return path
 
+    def locate(
+        self, name: str, rows: pa.Table, prefixes: Sequence[str], layouts: Mapping[str, Layout]
+    ) -> list[Location]:
+        """Find the bytes of rows, each of which has some; return where they lie on this machine.
 
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+        Args:
+            name: of the collection.
+            rows: of its manifest.
+            prefixes: what stands before their tensor names.
+            layouts: by key.
+
+        Raises:
+            DamagedError, SourceNotFound: see `file`.
+        """
+        columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
+        members, paths, offsets, keys = columns
+        files = {inside: self.file(inside) for inside in set(paths)}
+        return [
+            Location(m, p, files[inside], offset, layouts[key])
+            for m, p, inside, offset, key in zip(members, prefixes, paths, offsets, keys, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class HubSource(Source):
+    """A repo of the Hub at one commit; its root is the folder of that commit in the client's cache."""
+
+    repo: hub.Repo
+
+    @property
+    def shown(self) -> str:
+        return str(self.repo)
+
+    def collections(self) -> list[str]:
+        return hub.manifests(self.repo)
+
+    def commit(self, name: str) -> str:
+        return self.repo.commit
+
+    def manifest_path(self, name: str) -> Path:
+        return self._fetched(f"manifests/{catalog.check_name(name)}.parquet", name)
+
+    def description_path(self, name: str) -> Path:
+        return self._fetched(f"manifests/{catalog.check_name(name)}.json", name)
+
+    def _fetched(self, inside: str, name: str) -> Path:
+        try:
+            return hub.fetch(self.repo, inside)
+        except SourceNotFound as error:
+            if error.path != inside:  # the repo or the commit is missing, not the file
+                raise
+            raise self._missing(self.root / inside, name) from error
+
+    def locate(
+        self, name: str, rows: pa.Table, prefixes: Sequence[str], layouts: Mapping[str, Layout]
+    ) -> list[Location]:
+        """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie.
+
+        Raises:
+            NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `fetching.local`.
+        """
+        names = ("path", "offset", "layout", "sha256")
+        columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
+        wanted = [
+            fetching.Wanted(key, prefix, inside, offset, layouts[layout], sha256)
+            for key, prefix, (inside, offset, layout, sha256) in zip(keys_of(rows), prefixes, columns, strict=True)
+        ]
+        return fetching.local(self.repo, name, wanted)
 
 
 @lru_cache(maxsize=32)
@@ -145,23 +226,27 @@ def resolve(source: str | Path | None, name: str) -> Source:
     """Find the place a name is to be read from; return the source.
 
     Args:
-        source: a folder, a file URI, "embedded", or None for the catalog's first source of that name.
+        source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
         name: of the collection.
 
     Raises:
         CollectionNotFound: no source given, and the name is not in the catalog.
-        SourceNotFound: the folder is none, or has no manifests.
+        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
+        AccessError, NetworkError: see `hub.resolve`.
     """
     if source is None:
         source = catalog.listing(name).sources[0]
     if str(source) == EMBEDDED:
         return Source(_EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
+    if text.startswith(hub.SCHEME):
+        repo = hub.resolve(text)
+        return HubSource(hub.snapshot(repo), repo.label, repo)
     if text.startswith("file:///"):
         text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
     elif "://" in text:
         raise SourceNotFound(
-            f"source {text}", expected="a folder", found="an address", do="This version reads folders only"
+            f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
         )
     root, found = Path(text), ""
     try:

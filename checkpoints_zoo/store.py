@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from checkpoints_zoo.device import check_device, check_room
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.header import Header, check_own_header, read_header
-from checkpoints_zoo.layout import Layout, TensorSpec, is_counter
+from checkpoints_zoo.layout import TensorSpec, is_counter
 from checkpoints_zoo.pieces import BUFFER_BYTES, Location, buffer, fill, groups, read_at
+from checkpoints_zoo.placement import check_against_files
 from checkpoints_zoo.shard import TORCH, check_tensors
-from checkpoints_zoo.source import stamp_of
 
 
 def stack(
@@ -225,66 +222,6 @@ def _wider(name: str, one: torch.dtype, other: torch.dtype) -> torch.dtype:
             f"tensor {name!r}", expected="one dtype in all members", found=f"{one} and {other}", tensor=name
         )
     return torch.promote_types(one, other)
-
-
-@lru_cache(maxsize=64)
-def _header(path: Path, stamp: tuple[int, ...]) -> Header:
-    return read_header(path)
-
-
-def check_against_files(locations: Sequence[Location]) -> None:
-    """Check that the files have the members' tensors where the manifest says."""
-    headers: dict[Path, Header] = {}
-    alike: set[tuple[int, bytes]] = set()
-    for x in locations:
-        if x.layout.lead:
-            _check_own(x, alike)
-            continue
-        if x.path not in headers:
-            headers[x.path] = _header(x.path, stamp_of(x.path))
-        tensors, base = headers[x.path].tensors, x.offset - headers[x.path].data_start
-        for t in x.layout.tensors:
-            begin = base + t.offset
-            if tensors.get(x.prefix + t.name) != (t.dtype, t.shape, begin, begin + t.nbytes):
-                raise _elsewhere(x, t, tensors.get(x.prefix + t.name), begin)
-
-
-def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
-    """Check a member of an archive, which has a header of its own before its tensors.
-
-    Args:
-        x: of the member.
-        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
-    """
-    layout: Layout = x.layout
-    begin, size = x.offset - layout.lead, x.path.stat().st_size
-    if begin < 0 or x.offset + layout.nbytes > size:
-        raise DamagedError(
-            f"member {x.member} in file {x.path}",
-            expected=f"bytes {begin:,} to {x.offset + layout.nbytes:,}, as the manifest says",
-            found=f"a file of {size:,} bytes",
-            do="Get the file again",
-            member=x.member,
-            path=x.path,
-        )
-    raw = bytes(fill(x, begin, buffer(layout.lead)))
-    if (id(layout), raw) not in alike:
-        check_own_header(raw, layout, f"member {x.member} in file {x.path}")
-        alike.add((id(layout), raw))
-
-
-def _elsewhere(
-    x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
-) -> DamagedError:
-    return DamagedError(
-        f"member {x.member} in file {x.path}",
-        expected=f"tensor {x.prefix + t.name!r}, {t.dtype} {list(t.shape)} at {begin}, as the manifest says",
-        found="no such tensor" if found is None else f"{found[0]} {list(found[1])} at {found[2]}",
-        do="Manifest and file do not belong together; get the source again",
-        member=x.member,
-        tensor=t.name,
-        path=x.path,
-    )
 
 
 def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:

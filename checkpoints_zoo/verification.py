@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkpoints_zoo import images, metrics, pieces, store
+from checkpoints_zoo import images, metrics, pieces, placement
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.layout import content_hash, finite_problems
@@ -70,14 +70,12 @@ def verify(members: Collection, sample: int = 8) -> list[Problem]:
 
 def _check_bytes(location: Location, claimed: str | None) -> tuple[list[tuple[str, str]], str]:
     """Check one member's place, hash and values; return (kind, text) of what is wrong, and its hash."""
-    store.check_against_files([location])
+    placement.check_against_files([location])
     _, raw = next(iter(pieces.read([location])))
     digest = content_hash(location.layout, raw)
     found = []
     if claimed is not None and digest != claimed:
-        found.append(
-            ("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed.")
-        )
+        found.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
     if names := finite_problems(location.layout, raw):
         found.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
     return found, digest

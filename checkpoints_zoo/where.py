@@ -79,9 +79,7 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
             # Its text says what is wrong, if anything is; its tree holds long constants exactly.
             result = connection.execute(_FRAMES["select_list"].format(condition))
             if not str(result.description[0][1]).lower().startswith("bool"):
-                raise _error(
-                    condition, "true or false for each row", "a value", "Compare it, as in `lr > 0.1`"
-                )
+                raise _error(condition, "true or false for each row", "a value", "Compare it, as in `lr > 0.1`")
             result.fetchall()
             statement = json.dumps(tree).replace("'", "''")
             result = connection.execute(f"FROM json_execute_serialized_sql('{statement}')")

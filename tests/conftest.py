@@ -20,6 +20,7 @@ LIVE = os.environ.get("ZOO_LIVE") == "1"
 
 # Each is read once, when its package is imported. Assigned, so that the caller's own settings can't leak in.
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["OMP_NUM_THREADS"] = "1"  # the nets are small: on a busy machine a second thread costs more than it gives
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 if not LIVE:
     hub_home = tempfile.mkdtemp(prefix="zoo-tests-")
@@ -60,9 +61,7 @@ def import_oracle(name: str, *, required: bool) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if required:
-            pytest.fail(
-                f"the oracle {name} is missing ({error}): a comparison may not be skipped when CI=true"
-            )
+            pytest.fail(f"the oracle {name} is missing ({error}): a comparison may not be skipped when CI=true")
         pytest.skip(f"the oracle {name} is missing ({error})")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -205,6 +206,11 @@ def test_columns_that_cannot_be(built: Built) -> None:
         built.write(pa.schema([pa.field(f.name, kind if f.name == name else f.type) for f in SCHEMA]))
         refused(built, lambda: load(built), text)
     built.rows = whole
+    built.write()
+    no_text = pa.Array.from_buffers(pa.string(), 4, pa.array([b"\xff", b"a", b"b", b"c"]).buffers())
+    table = pq.ParquetFile(built.manifest).read().select([f.name for f in SCHEMA if f.name != "reason"])
+    pq.write_table(table.append_column("reason", no_text), built.manifest)
+    refused(built, lambda: load(built), text)
     for name in ("member", "epoch", "final", "status"):
         built.write(pa.schema([f for f in SCHEMA if f.name != name]))
         text = f"manifest ROOT/manifests/tiny.parquet: expected a column {name!r}; found none."

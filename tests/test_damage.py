@@ -13,7 +13,7 @@ import torch
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, ZooError
 from checkpoints_zoo.pieces import hash_members
-from checkpoints_zoo.store import check_against_files
+from checkpoints_zoo.placement import check_against_files
 from tests.refusals import HTML, PICKLE, POINTER, refused
 from tests.scenarios import Built, State, build, load, raw
 

@@ -22,6 +22,9 @@ KINDS = {
     "LayoutError": ValueError,
     "TooLargeError": MemoryError,
     "LockedError": BlockingIOError,
+    "NetworkError": ConnectionError,
+    "AccessError": PermissionError,
+    "StorageError": OSError,
 }
 
 

@@ -131,7 +131,8 @@ def test_figures_of_single_members_are_means(
         assert interval.value == pytest.approx(values.mean(), abs=1e-5)
         # The mean over members: about two standard errors. A fresh member: about two standard deviations.
         error = values.std(ddof=1) / math.sqrt(len(values))
-        assert interval.low is not None and interval.high is not None
+        assert interval.low is not None
+        assert interval.high is not None
         assert (interval.high - interval.low) / 2 == pytest.approx(1.998 * error, rel=0.15)
         assert band.low is not None
         if band.low > 0:

@@ -145,8 +145,7 @@ def test_preprocess_survives_json(size: tuple[int, int], statistics: list[tuple[
     [
         (
             {"crop": 0.9},
-            "preprocess: expected the fields size, channels, mean, std;"
-            " found channels, crop, mean, size, std.",
+            "preprocess: expected the fields size, channels, mean, std; found channels, crop, mean, size, std.",
         ),
         ({"size": 8}, "preprocess size: expected a list; found 8."),
         ({"size": [8]}, "preprocess size: expected a height and a width of at least 1; found (8,)."),

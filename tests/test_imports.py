@@ -27,8 +27,16 @@ ROOMS = {
     "columns": LIGHT,
     "manifest": LIGHT,
     "selection": LIGHT,
+    "pieces": LIGHT,
+    "answers": LIGHT,
+    "hub": LIGHT,
+    "ranges": LIGHT,
+    "cache": LIGHT,
+    "fetching": LIGHT,
     "source": LIGHT,
-    "pieces": HEAVY,
+    "finding": LIGHT,
+    "archive": LIGHT,
+    "placement": LIGHT,
     "device": HEAVY,
     "shard": HEAVY,
     "store": HEAVY,
@@ -249,7 +257,7 @@ try:
 except SystemExit as stop:
     code = stop.code
 print()
-print(json.dumps({"exit": code or 0, "loaded": sorted({"torch", "pandas"} & set(sys.modules))}))
+print(json.dumps({"exit": code or 0, "loaded": sorted({"torch", "pandas", "huggingface_hub"} & set(sys.modules))}))
 """
 
 
@@ -267,5 +275,5 @@ print(json.dumps({"exit": code or 0, "loaded": sorted({"torch", "pandas"} & set(
     ],
     ids=" ".join,
 )
-def test_light_commands_import_neither_torch_nor_pandas(arguments: list[str]) -> None:
+def test_light_commands_import_neither_torch_nor_pandas_nor_the_hub_client(arguments: list[str]) -> None:
     assert run_python(RUN_COMMAND, *arguments) == {"exit": 0, "loaded": []}

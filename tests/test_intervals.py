@@ -133,9 +133,7 @@ def test_bootstrap_covers_the_population_mean_at_its_rate() -> None:
 
 
 @given(st.lists(st.floats(-100, 100), min_size=3, max_size=40), st.integers(0, 2**31))
-def test_bootstrap_is_deterministic_and_holds_the_mean_of_equal_values(
-    values: list[float], seed: int
-) -> None:
+def test_bootstrap_is_deterministic_and_holds_the_mean_of_equal_values(values: list[float], seed: int) -> None:
     interval = bootstrap_mean(torch.tensor(values, dtype=torch.float64), seed=seed, resamples=50)
     assert interval == bootstrap_mean(torch.tensor(values, dtype=torch.float64), seed=seed, resamples=50)
     assert interval.value == pytest.approx(np.mean(values), abs=1e-9)
@@ -196,9 +194,7 @@ def test_few_subsets_are_measured_once_each_and_a_mean_then_has_the_exact_width(
     half = T[6] * float(values.std()) * math.sqrt(1 / size + 1 / 6)
     assert interval.high - interval.value == pytest.approx(half, rel=1e-5)
     interval = jackknife(figure, 6, delete=size)[0]
-    assert interval.high - interval.value == pytest.approx(
-        T[6] * float(values.std()) / math.sqrt(6), rel=1e-5
-    )
+    assert interval.high - interval.value == pytest.approx(T[6] * float(values.std()) / math.sqrt(6), rel=1e-5)
 
 
 def test_single_members_are_measured_once_each_however_many() -> None:

@@ -133,7 +133,6 @@ def hashed(tensors: State, tmp_path: Path) -> str:
     content = path.read_bytes()
     start = struct.unpack("<Q", content[:8])[0] + 8
     header = json.loads(content[8:start])
-    header.pop("__metadata__", None)
     order = sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])
     layout = Layout.from_json({"tensors": [[n, v["dtype"], v["shape"]] for n, v in order], "counters": [], "pad": 0})
     return content_hash(layout, content[start:])
@@ -157,7 +156,7 @@ def test_content_hash_is_the_same_however_a_member_is_stored(net: str, tmp_path:
 
 def test_content_hash_tells_what_differs(tmp_path: Path) -> None:
     base = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3, 4])}
-    others: list[State] = [
+    others = [
         {**base, "a": torch.tensor([[1.0, np.nextafter(np.float32(2), np.float32(3))]])},
         {**base, "a": base["a"].double()},
         {**base, "a": base["a"].T},
@@ -193,8 +192,8 @@ def test_layout_refuses(tensors: list[tuple[str, str, tuple[int, ...]]], text: s
     with pytest.raises(UsageError) as caught:
         Layout.of(tensors)
     assert str(caught.value) == text
-    with pytest.raises(UsageError, match=r"^tensor 'a': expected a dtype among .*; found torch.complex64\.$"):
-        layout_of({"a": torch.zeros(2, dtype=torch.complex64)}, torch.float32)
+    with pytest.raises(UsageError, match=r"^tensor 'a': expected a dtype among F64, .*; found torch.c"):
+        layout_of({"a": torch.zeros(2).cfloat()}, torch.float32)
 
 
 ONE = [["a", "F32", [2]]]
@@ -225,7 +224,7 @@ def test_members_per_shard() -> None:
     assert members_per_shard(Layout.of([("a", "F32", (1,))])) == 16_000  # the pad is a tensor too
     assert members_per_shard(Layout.of([("a", "F32", (2,))]), snapshots=10) == 3_200
     assert members_per_shard(Layout.of([("a", "F32", (250_000_000,))])) == 2
-    assert members_per_shard(Layout.of([("a", "F32", (250_000_001 + 1,))])) == 1
+    assert members_per_shard(Layout.of([("a", "F32", (250_000_002,))])) == 1
     assert members_per_shard(Layout.of([("a", "F64", (10**9,))]), snapshots=3) == 1
     assert members_per_shard(Layout.of([("a", "F32", (0,))])) == 32_000
 

@@ -104,9 +104,7 @@ def test_nll_equals_the_oracle_and_is_infinite_where_a_label_had_probability_zer
 
 
 @given(cases(), st.sampled_from([1, 4, 15]))
-def test_ece_equals_a_loop_and_torch_uncertainty(
-    oracle: Oracle, case: tuple[Tensor, Tensor], bins: int
-) -> None:
+def test_ece_equals_a_loop_and_torch_uncertainty(oracle: Oracle, case: tuple[Tensor, Tensor], bins: int) -> None:
     probs, labels = case
     confidence, top = (values.numpy() for values in probs.max(-1))
     edges = np.linspace(0, 1, bins + 1, dtype=np.float32)
@@ -147,8 +145,7 @@ def test_adaptive_ece_and_ace_equal_a_loop(case: tuple[Tensor, Tensor], bins: in
     by_hand = equal_mass_by_hand(confidence.tolist(), (top == labels).double().tolist(), bins)
     assert float(metrics.adaptive_ece(probs, labels, bins)) == close(by_hand, **TOLERANCE)
     columns = [
-        equal_mass_by_hand(probs[:, c].tolist(), (labels == c).double().tolist(), bins)
-        for c in range(probs.shape[1])
+        equal_mass_by_hand(probs[:, c].tolist(), (labels == c).double().tolist(), bins) for c in range(probs.shape[1])
     ]
     assert float(metrics.ace(probs, labels, bins)) == close(np.mean(columns), **TOLERANCE)
 
@@ -193,12 +190,8 @@ def test_aurc_of_ties_is_the_mean_over_their_orders_and_of_one_input_its_error()
 def test_detection_equals_the_oracles(oracle: Oracle, case: tuple[Tensor, Tensor]) -> None:
     scores, is_ood = case
     kinds, ranks = is_ood.long(), scores.double() + 1
-    assert float(metrics.auroc(scores, is_ood)) == close(
-        float(torchmetrics.binary_auroc(ranks, kinds)), **TOLERANCE
-    )
-    assert float(metrics.auroc(scores, is_ood)) == close(
-        sklearn.metrics.roc_auc_score(kinds, scores), **TOLERANCE
-    )
+    assert float(metrics.auroc(scores, is_ood)) == close(float(torchmetrics.binary_auroc(ranks, kinds)), **TOLERANCE)
+    assert float(metrics.auroc(scores, is_ood)) == close(sklearn.metrics.roc_auc_score(kinds, scores), **TOLERANCE)
     theirs = torchmetrics.binary_average_precision(ranks, kinds)
     assert float(metrics.aupr(scores, is_ood)) == close(float(theirs), **TOLERANCE)
     theirs = sklearn.metrics.average_precision_score(kinds, scores)

@@ -27,8 +27,7 @@ NAN = torch.tensor([[math.nan, 0.5], [0.5, 0.5]])
         (
             metrics.mutual_information,
             (HALVES,),
-            "probs: expected axes (member, input, class); found shape (2, 2). "
-            "Reshape it, one axis for each name.",
+            "probs: expected axes (member, input, class); found shape (2, 2). Reshape it, one axis for each name.",
         ),
         (
             metrics.entropy,
@@ -120,9 +119,7 @@ NAN = torch.tensor([[math.nan, 0.5], [0.5, 0.5]])
         ),
     ],
 )
-def test_bad_input_is_refused(
-    figure: Callable[..., Tensor], arguments: tuple[object, ...], text: str
-) -> None:
+def test_bad_input_is_refused(figure: Callable[..., Tensor], arguments: tuple[object, ...], text: str) -> None:
     with pytest.raises(ValueError, match="expected") as error:
         figure(*arguments)
     assert str(error.value) == text

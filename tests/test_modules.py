@@ -125,7 +125,6 @@ class Table(Mlp):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.linspace(0.5, 1.5, 10), persistent=False)
-        self.widths = [int(w) for w in torch.tensor([5.0, 5.0])]
         self.counts: dict[str, int] = defaultdict(int)
         self.parts = [self.inside, self.out]
         self.act = torch.tanh
@@ -142,6 +141,7 @@ class Looks(Table):
     def __init__(self) -> None:
         super().__init__()
         self.first = self.table[0].item()
+        self.widths = [int(w) for w in torch.tensor([5.0, 5.0])]
 
 
 @pytest.mark.parametrize("kind", [Table, Looks])
@@ -168,6 +168,9 @@ def test_what_a_module_keeps_outside_its_state_dict(tmp_path: Path, kind: type[T
         assert models[0].table is not models[1].table
         assert models[0].counts is not models[1].counts
         assert models[0].parts[0] is models[0].inside
+    half = inputs(dtype=torch.float16)
+    for net in (members.ensemble(dtype=torch.float16), members[0].model(dtype=torch.float16)):
+        assert net(half).dtype == torch.float16
 
 
 def test_the_skeleton_has_no_memory_and_is_built_once(tmp_path: Path) -> None:

@@ -84,9 +84,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     listing = run("git", "-c", "safe.directory=*", "ls-files", "-coz", "--exclude-standard", cwd=ROOT)
     copy = tmp_path_factory.mktemp("clone")
     for name in filter(None, listing.split("\0")):
-        if (ROOT / name).is_symlink() or (
-            ROOT / name
-        ).exists():  # a file deleted but not committed is still listed
+        if (ROOT / name).is_symlink() or (ROOT / name).exists():  # a file deleted but not committed is still listed
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     return copy
@@ -107,9 +105,7 @@ def built(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 @pytest.mark.slow
-def test_the_package_has_the_same_files_by_every_road(
-    clone: Path, built: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_package_has_the_same_files_by_every_road(clone: Path, built: dict[str, Path], tmp_path: Path) -> None:
     expected = package_files(files_below(clone / PACKAGE), "")
     assert {"__init__.py", "py.typed", "errors.py"} <= expected
     for folder in LINKS:
@@ -161,14 +157,10 @@ def test_the_demo_runs_from_the_wheel_away_from_the_clone(built: dict[str, Path]
 def test_the_data_folders_are_links_in_a_clone() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("an unpacked sdist has real folders")
-    assert {name: (ROOT / PACKAGE / name).readlink() for name in LINKS} == {
-        name: Path("..", name) for name in LINKS
-    }
+    assert {name: (ROOT / PACKAGE / name).readlink() for name in LINKS} == {name: Path("..", name) for name in LINKS}
 
 
-@pytest.mark.parametrize(
-    "name", ["manifests/x.parquet", "manifests/x.json", "shards/x/00000-3f9a1c2b.safetensors"]
-)
+@pytest.mark.parametrize("name", ["manifests/x.parquet", "manifests/x.json", "shards/x/00000-3f9a1c2b.safetensors"])
 def test_git_does_not_ignore_embedded_data(name: str) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git clone")

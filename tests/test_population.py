@@ -85,9 +85,7 @@ def test_state_has_statistics_but_no_counters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("save_every", [1, 2])
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_cut_short_and_gone_on_with_is_never_cut_short(
-    tmp_path: Path, save_every: int, stop_after: int
-) -> None:
+def test_cut_short_and_gone_on_with_is_never_cut_short(tmp_path: Path, save_every: int, stop_after: int) -> None:
     recipe = dataclasses.replace(SMALL, save_every=save_every)
     whole = run(tmp_path / "whole", [0, 1, 7], recipe).trained
     run(tmp_path / "cut", [0, 1, 7], recipe, stop_after)
@@ -135,9 +133,7 @@ def test_unfinished_state_of_other_members_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "bit", "shape"])
-def test_damaged_state_is_dropped_with_a_note(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_state_is_dropped_with_a_note(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run(tmp_path / "whole", [0])
     run(tmp_path / "cut", [0], stop_after=2)
     (state,) = state_files(tmp_path / "cut")

@@ -113,12 +113,13 @@ def test_sources_that_cannot_be(source: str) -> None:
         zoo.load("tiny", source=source)
 
 
-@pytest.mark.parametrize("source", ["hf://datasets/me/zoo@v1", "https://example.org/zoo", "file://folder", "s3://x"])
+@pytest.mark.parametrize("source", ["https://example.org/zoo", "file://folder", "s3://x"])
 def test_addresses(source: str) -> None:
     with pytest.raises(SourceNotFound) as caught:
         zoo.load("tiny", source=source)
     assert (
-        str(caught.value) == f"source {source}: expected a folder; found an address. This version reads folders only."
+        str(caught.value)
+        == f"source {source}: expected a folder, or hf://datasets/ORG/NAME[@REVISION]; found another address."
     )
 
 
@@ -233,3 +234,17 @@ IMPORT = "from checkpoints_zoo import source; import sys; print(sorted({'torch',
 def test_importing_it_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_commit_in_the_hub_clients_cache_is_a_source_though_its_files_are_links(tmp_path: Path) -> None:
+    built = build(tmp_path / "made")
+    snapshot = tmp_path / "hub" / "datasets--me--zoo" / "snapshots" / ("0" * 40)
+    blobs = snapshot.parents[1] / "blobs"
+    blobs.mkdir(parents=True)
+    for number, path in enumerate(p for p in sorted(built.root.rglob("*")) if p.is_file()):
+        link = snapshot / path.relative_to(built.root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        (blobs / str(number)).write_bytes(path.read_bytes())
+        link.symlink_to(blobs / str(number))
+    members = zoo.load(built.name, source=snapshot)
+    assert len(members.stack()) > 0

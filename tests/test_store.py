@@ -16,7 +16,7 @@ from torch import Tensor
 import checkpoints_zoo as zoo
 from checkpoints_zoo import device as devices
 from checkpoints_zoo import store
-from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
+from checkpoints_zoo.errors import LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location, hash_members
 from checkpoints_zoo.store import stack
@@ -77,6 +77,7 @@ def test_evenly_spaced_members_are_a_view(tmp_path: Path, net: str, weights: tor
 COPIES: dict[str, tuple[list[int], int]] = {
     "reversed": ([4, 3, 2, 1, 0], 100),
     "scattered": ([0, 1, 3], 100),
+    "the first of one file and the second of another": ([0, 3], 2),
     "several files": ([0, 1, 2, 3, 4], 2),
     "several files, shuffled": ([3, 0, 4, 2, 1], 2),
 }
@@ -163,9 +164,7 @@ def test_members_larger_than_the_buffer(
 
 
 def test_a_member_of_several_megabytes(tmp_path: Path) -> None:
-    tensors = {
-        n: torch.randn(s, generator=torch.Generator().manual_seed(3)) for n, s in {"a": (700, 1000), "b": (3,)}.items()
-    }
+    tensors = {"a": torch.randn(700, 1000), "b": torch.randn(3)}
     (tmp_path / "f").write_bytes(file_bytes({f"000000/{n}": ("F32", t.shape, raw(t)) for n, t in tensors.items()}))
     layout = Layout.of([("a", "F32", (700, 1000)), ("b", "F32", (3,))])
     found = stack([Location(0, "000000/", tmp_path / "f", 4096, dataclasses.replace(layout, pad=0))], dtype=WIDE)
@@ -294,13 +293,3 @@ def test_integers_of_two_kinds_do_not_stack(tmp_path: Path) -> None:
     with pytest.raises(LayoutError) as caught:
         stack(locations)
     assert str(caught.value) == "tensor 'n': expected one dtype in all members; found torch.uint16 and torch.int32."
-
-
-def test_hashing_a_member_of_terabytes_asks_for_no_memory(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(bytes(5000))
-    layout = Layout.of([("a", "F32", (2**40,))])
-    with pytest.raises(DamagedError) as caught:
-        hash_members([Location(3, "000003/", tmp_path / "f", 4096, layout)])
-    assert str(caught.value) == (
-        f"file {tmp_path / 'f'}: expected 4,398,046,515,200 bytes or more; found 5,000. Get the file again."
-    )

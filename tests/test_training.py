@@ -18,9 +18,7 @@ from training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
 from training.seeds import derive, epoch_choices, epoch_order
 
 # Six steps an epoch.
-SMALL = dataclasses.replace(
-    convnet_digits(), name="small", batch_size=200, stack_width=4, epochs=3, save_every=1
-)
+SMALL = dataclasses.replace(convnet_digits(), name="small", batch_size=200, stack_width=4, epochs=3, save_every=1)
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +44,7 @@ def trained_stack(recipe: Recipe, members: list[int], inputs: int = 160) -> Stac
 
 def tensors_of(state: StackState, position: int) -> dict[str, Tensor]:
     groups = {"params": state.params, "momentum": state.momentum, "buffers": state.buffers}
-    named = {
-        f"{group}/{name}": t[position] for group, stacked in groups.items() for name, t in stacked.items()
-    }
+    named = {f"{group}/{name}": t[position] for group, stacked in groups.items() for name, t in stacked.items()}
     return {**named, "loss": state.loss[position]}
 
 
@@ -66,9 +62,7 @@ def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 def test_sgd_step_equals_torchs(momentum: float, nesterov: bool) -> None:
     recipe = dataclasses.replace(SMALL, momentum=momentum, nesterov=nesterov, weight_decay=0.01)
     module = torch.nn.Linear(5, 3)
-    optimizer = torch.optim.SGD(
-        module.parameters(), lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=0.01
-    )
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=0.01)
     params = {name: p.detach().clone() for name, p in module.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in params.items()}
     for seed in range(3):

@@ -370,10 +370,7 @@ PARTS = (
     "contains, ends_with, length, lower, round, starts_with, upper; found"
 )
 MORE = "For more, choose ids from `Collection.manifest` and pass them as `members`."
-ALONE = (
-    "expected one expression, alone; found a parameter, a second statement, "
-    "or a clause such as ORDER BY or LIMIT."
-)
+ALONE = "expected one expression, alone; found a parameter, a second statement, or a clause such as ORDER BY or LIMIT."
 NAMES = "expected names of columns; found"
 ALL_NAMES = "`Collection.manifest.columns` has all names."
 FIT = "expected values that fit the columns; found"
@@ -389,9 +386,7 @@ ERRORS = {
     "test_accuracy 0.5": f'{EXAMPLE} syntax error at or near "0.5".',
     "lr > 'x": f'{EXAMPLE} unterminated quoted string at or near "\'x".',
     "member > 1) OR (1 = 1": f'{EXAMPLE} syntax error at or near ")".',
-    "offset > 1": (
-        f'{EXAMPLE} syntax error at or near "offset". Write the column "offset" with double quotes.'
-    ),
+    "offset > 1": (f'{EXAMPLE} syntax error at or near "offset". Write the column "offset" with double quotes.'),
     "member > 1\0": f"{EXAMPLE} a NUL or half a surrogate pair.",
     "member > 1; SELECT 2": ALONE,
     "member > 1 ORDER BY member": ALONE,
@@ -411,15 +406,9 @@ ERRORS = {
     "member! = 1": f"{PARTS} the operator !. {MORE}",
     "member[1] = 1": f"{PARTS} the expression array extract. {MORE}",
     "member::DOUBLE = 1": f"{PARTS} a cast to DOUBLE. {MORE}",
-    "optimizer LIKE '%a%b%c%'": (
-        f"{PARTS} LIKE with a pattern that is no text, or has more than three %. {MORE}"
-    ),
-    "test_accuracy > 'abc'": (
-        f"{FIT} Could not convert string 'abc' to DOUBLE. test_accuracy holds numbers."
-    ),
-    "optimizer > 5": (
-        f"{FIT} Cannot compare values of type VARCHAR and type INTEGER_LITERAL. optimizer holds text."
-    ),
+    "optimizer LIKE '%a%b%c%'": (f"{PARTS} LIKE with a pattern that is no text, or has more than three %. {MORE}"),
+    "test_accuracy > 'abc'": (f"{FIT} Could not convert string 'abc' to DOUBLE. test_accuracy holds numbers."),
+    "optimizer > 5": (f"{FIT} Cannot compare values of type VARCHAR and type INTEGER_LITERAL. optimizer holds text."),
     "optimizer = 5": (f"{FIT} Could not convert string 'sgd' to INT32. optimizer holds text."),
     "member LIKE '1' AND final": (
         f"{FIT} No function matches the given name and argument types 'LIKE(BIGINT, STRING_LITERAL)'. "
@@ -469,8 +458,7 @@ def test_errors_about_tables() -> None:
     with pytest.raises(SelectionError) as caught:
         rows_where(pa.table({"x": [[1]]}), "x = 1")
     assert str(caught.value) == (
-        "where 'x = 1': expected columns of numbers, text, true or false, or times; "
-        "found x of type list<item: int64>."
+        "where 'x = 1': expected columns of numbers, text, true or false, or times; found x of type list<item: int64>."
     )
     with pytest.raises(SelectionError) as caught:
         rows_where(TABLE.slice(0, 0), "member > 1")

@@ -18,9 +18,7 @@ from training.recipes import RECIPES
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("recipe", type=click.Choice(sorted(RECIPES)))
 @click.option("--members", required=True, help="Ids, such as 0-63 or 3,5,8-11; an id is the member's seed.")
-@click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the source."
-)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the source.")
 def main(recipe: str, members: str, out: Path) -> None:
     """Train members of RECIPE and export them as a source: shards, manifest, description.
 
@@ -34,9 +32,7 @@ def main(recipe: str, members: str, out: Path) -> None:
 
     def progress(p: Progress) -> None:
         ids = format_ids([(m, None) for m in p.members])
-        say(
-            f"{recipe} {ids}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}, {time.monotonic() - began:.0f} s"
-        )
+        say(f"{recipe} {ids}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}, {time.monotonic() - began:.0f} s")
 
     try:
         ids = [member for member, epoch in parse_ids(members) if epoch is None]

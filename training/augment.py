@@ -18,9 +18,7 @@ def _shift1(images: Tensor) -> Tensor:
     """Shift by -1, 0 or 1 pixels along both axes; what comes in is black."""
     height, width = images.shape[-2:]
     padded = F.pad(images, (1, 1, 1, 1))
-    return torch.stack(
-        [padded[..., y : y + height, x : x + width] for y, x in itertools.product(range(3), repeat=2)]
-    )
+    return torch.stack([padded[..., y : y + height, x : x + width] for y, x in itertools.product(range(3), repeat=2)])
 
 
 AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {

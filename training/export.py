@@ -15,6 +15,7 @@ import torch
 from checkpoints_zoo import architectures, catalog, images, manifest, metrics, pieces, shard
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.source import Source
 from training.population import Trained
@@ -37,7 +38,7 @@ def export(recipe: Recipe, trained: Sequence[Trained], out: Path) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     source = Source(out.absolute(), out.absolute().as_uri())
-    kept = [r for r in _rows(source, recipe.name) if r["member"] not in {t.member for t in trained}]
+    kept = [r for r in _rows(source, recipe) if r["member"] not in {t.member for t in trained}]
     layout = layout_of(recipe)
     description = _description(recipe, layout)
     packed = {t.member: shard.pack(t.state, layout) for t in trained if t.status == "ok"}
@@ -53,13 +54,22 @@ def export(recipe: Recipe, trained: Sequence[Trained], out: Path) -> None:
 
 def members_of(recipe: Recipe, out: Path) -> set[int]:
     """Return the ids of the members that a source holds already, failed ones too."""
-    return {r["member"] for r in _rows(Source(out.absolute(), "out"), recipe.name)}
+    return {r["member"] for r in _rows(Source(out.absolute(), "out"), recipe)}
 
 
-def _rows(source: Source, name: str) -> list[dict[str, Any]]:
-    if not source.manifest_path(name).exists():
+def _rows(source: Source, recipe: Recipe) -> list[dict[str, Any]]:
+    """Read the rows that are there; members of another recipe under this name are refused."""
+    if not source.manifest_path(recipe.name).exists():
         return []
-    rows: list[dict[str, Any]] = source.read(name)[1].to_pylist()
+    rows: list[dict[str, Any]] = source.read(recipe.name)[1].to_pylist()
+    others = {r["recipe_hash"] for r in rows} - {recipe.hash}
+    if others:
+        raise UsageError(
+            f"folder {source.root}",
+            expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
+            found=f"members of {', '.join(map(str, others))}",
+            do="Give another folder, or name the changed recipe differently",
+        )
     return rows
 
 
@@ -86,9 +96,7 @@ def _write_shards(
         stored = [r for r in group if r["status"] == "ok"]
         if not any(r["member"] in packed for r in stored):
             continue
-        members = [
-            (shard.prefix(r["member"]), packed.get(r["member"]) or _old(source, layout, r)) for r in stored
-        ]
+        members = [(shard.prefix(r["member"]), packed.get(r["member"]) or _old(source, layout, r)) for r in stored]
         path = shard.write_shard(source.root / "shards" / recipe.name, number, layout, members)
         offset = shard.first_offset(layout, [key for key, _ in members])
         for at, row in enumerate(stored):
@@ -109,9 +117,7 @@ def _old(source: Source, layout: Layout, row: Mapping[str, Any]) -> bytes:
     return b"".join(bytes(raw) for _, raw in pieces.read([location]))
 
 
-def _measure(
-    source: Source, description: Description, rows: Sequence[Mapping[str, Any]]
-) -> dict[int, dict[str, Any]]:
+def _measure(source: Source, description: Description, rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """Measure members by their stored bytes, in float32; return member -> figures and hash."""
     if not rows:
         return {}

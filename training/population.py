@@ -120,9 +120,7 @@ def _resume(path: Path, key: states.RunKey, fresh: StackState) -> tuple[StackSta
     try:
         state, found, earlier_s = states.read(path)
         if found != key or not states.same_shapes(state, fresh):
-            raise DamagedError(
-                f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found}"
-            )
+            raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found}")
     except DamagedError as error:
         print(f"{error} It is dropped, and its members are trained from the start.", file=sys.stderr)
         path.unlink()
@@ -140,9 +138,7 @@ def _unstack(
     trained = []
     for position, member in enumerate(stack):
         tensors = {
-            name: stacked[name][position].clone()
-            for name in names
-            if name.rpartition(".")[2] != "num_batches_tracked"
+            name: stacked[name][position].clone() for name in names if name.rpartition(".")[2] != "num_batches_tracked"
         }
         reason = ""
         step = int(state.failed_step[position])

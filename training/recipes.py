@@ -91,16 +91,12 @@ class Recipe:
             ("weight_decay", 0.0, math.inf),
         ):
             value = getattr(self, field)
-            self._check(
-                field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})"
-            )
+            self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
 
     def _check(self, field: str, fits: bool, expected: str) -> None:
         if not fits:
-            raise UsageError(
-                f"{field} of recipe {self.name!r}", expected=expected, found=repr(getattr(self, field))
-            )
+            raise UsageError(f"{field} of recipe {self.name!r}", expected=expected, found=repr(getattr(self, field)))
 
     def to_json(self) -> dict[str, Any]:
         """Give the fields as a dict that JSON can hold."""

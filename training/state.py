@@ -81,9 +81,7 @@ def read(path: Path) -> tuple[StackState, RunKey, float]:
             group, _, rest = name.partition("/")
             if rest:
                 groups[group][rest] = tensor
-        state = StackState(
-            **groups, loss=tensors["loss"], failed_step=tensors["failed_step"], epoch=facts["epoch"]
-        )
+        state = StackState(**groups, loss=tensors["loss"], failed_step=tensors["failed_step"], epoch=facts["epoch"])
         return state, key, float(facts["wall_time_s"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(
@@ -109,9 +107,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _flatten(state: StackState) -> Tensors:
-    tensors = {
-        f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(state, group).items()
-    }
+    tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(state, group).items()}
     return {**tensors, "loss": state.loss, "failed_step": state.failed_step}
 
 

@@ -58,7 +58,5 @@ def resnet8(widths: tuple[int, ...] = (8, 16, 32), channels: int = 1, classes: i
     19810
     """
     if len(widths) != 3:
-        raise UsageError(
-            "argument 'widths' of architecture 'resnet8'", expected="three widths", found=repr(widths)
-        )
+        raise UsageError("argument 'widths' of architecture 'resnet8'", expected="three widths", found=repr(widths))
     return ResNet8(widths, channels, classes)

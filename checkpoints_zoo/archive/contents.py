@@ -22,7 +22,7 @@ MOST_LEAD = 2**20  # bytes of a member's own header: some ten thousand tensors
 
 @dataclass(frozen=True)
 class Head:
-    """The safetensors header that members share: where their tensors begin, and (name, dtype, shape) of each as they lie."""
+    """A header that members share: where their tensors begin, and (name, dtype, shape) of each as they lie."""
 
     lead: int
     tensors: tuple[tuple[str, str, Shape], ...]
@@ -93,6 +93,11 @@ class Index:
         """
         return self._by_offset[offset]
 
+    def span(self, entry: Entry) -> tuple[int, int]:
+        """Return (offset, length) of the one range that has a member's bytes and the headers that prove it is it."""
+        head = self.heads[entry.head]
+        return entry.start, entry.data + head.lead + head.payload - entry.start
+
     def to_json(self) -> dict[str, Any]:
         """Return the index as JSON values."""
         return {
@@ -134,8 +139,8 @@ class Index:
                 return False
         if not (type(self.name) is str and type(self.size) is int and self.kind in ("tar", "gzip")):
             return False
-        at = 0
-        for e in self.entries:
+        at, entries = 0, list[Any](self.entries)
+        for e in entries:
             numbers = (e.start, e.data, e.head)
             if type(e.name) is not str or type(e.verified) is not bool or any(type(x) is not int for x in numbers):
                 return False

@@ -9,7 +9,7 @@ _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9
 
 
 def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list[str] | None:
-    """Continue sampled names to all, in numeric or lexicographic order of consecutive numbers; return None if neither fits.
+    """Continue sampled names to all, in the order of numbers or of text; return None if neither fits.
 
     Args:
         sampled: place in the archive -> name there.

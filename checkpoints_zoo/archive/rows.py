@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo import manifest
+from checkpoints_zoo.archive import walking
 from checkpoints_zoo.archive.contents import Head, Index, tensors_of
 from checkpoints_zoo.archive.names import numbers_of
-from checkpoints_zoo.archive.walking import walk
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.keymaps import Recognised, recognise, tensor_shapes
@@ -103,9 +103,7 @@ def _row(number: int) -> dict[str, Any]:
     return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
-def _majority(
-    indexes: Mapping[str, Index], nets: Mapping[Head, tuple[Recognised, Layout] | LayoutError]
-) -> Recognised:
+def _majority(indexes: Mapping[str, Index], nets: Mapping[Head, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
     """Return the net that most members are."""
     counts = Counter(index.heads[e.head] for index in indexes.values() for e in index.entries)
     if not counts:
@@ -156,8 +154,7 @@ def source_of_archive(
 
 
 def _index_file(path: Path) -> Index:
-    from checkpoints_zoo.archive.walking import index
-
+    """Index an archive on disk, every header read; return the index."""
     with path.open("rb", buffering=0) as file:
 
         def read(offset: int, length: int) -> bytes:
@@ -169,6 +166,6 @@ def _index_file(path: Path) -> Index:
             return b"".join(pieces)
 
         size = path.stat().st_size
-        found = index(read, size, str(path), threads=1)
+        found = walking.index(read, size, str(path), threads=1)
         # On disk headers cost next to nothing: nothing stays predicted.
-        return found if all(e.verified for e in found.entries) else walk(read, size, str(path), threads=1)
+        return found if all(e.verified for e in found.entries) else walking.walk(read, size, str(path), threads=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from checkpoints_zoo.archive.contents import Contents, Entry, Index
+from checkpoints_zoo.archive.contents import MOST_LEAD, Contents, Entry, Index
 from checkpoints_zoo.archive.names import names_in_order
-from checkpoints_zoo.archive.tar import BLOCK, LARGEST, MOST_EXTRA, Take, damaged, header_at, is_header
+from checkpoints_zoo.archive.tar import BLOCK, MOST_EXTRA, damaged, header_at, is_header, padded
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.header import what_is
 
@@ -18,6 +18,7 @@ Read = Callable[[int, int], bytes]
 FIRST = 2**16  # bytes of the first read
 SMALL = 2**18  # members closer together than this are read in pieces of PIECE bytes, several at a time
 PIECE = 2**20
+LEAST = 2**14
 SAMPLES = 27
 MOST_FILES = 2**20
 
@@ -43,7 +44,7 @@ def index(read: Read, size: int, name: str, threads: int = 8) -> Index:
     if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
         raise damaged(name, 0, "a tar, or a gzipped one", what_is(first) or f"something else: {first[:16]!r}")
     tape = _Tape(read, size, name, threads, {0: first})
-    return _predicted(tape) or _walked(_Tape(read, size, name, threads, tape.known))
+    return _predicted(tape) or _walked(_Tape(read, size, name, threads, tape.kept, spare=-len(tape.kept)))
 
 
 def walk(read: Read, size: int, name: str, threads: int = 8) -> Index:
@@ -98,42 +99,47 @@ class _Tape:
 
     Args:
         read, size, name, threads: as for `index`.
-        known: pieces that were read already, by offset.
+        kept: pieces that were read already, by offset.
+        spare: reads that may still turn out to be useless, without more than two a file in all.
     """
 
     read: Read
     size: int
     name: str
     threads: int
-    known: dict[int, bytes]
+    kept: dict[int, bytes]
+    spare: int = 0
     begin: int = 0
     piece: bytes = b""
     wanted: int = FIRST
+    most: int = BLOCK  # bytes that one file needed
     files: int = 0
-    spare: int = 0  # reads that may still turn out to be useless, without more than two a file in all
-    ahead: int = 1
+    count_ahead: int = 1
+    ahead: dict[int, bytes] = field(default_factory=dict)
     strides: list[int] = field(default_factory=list)
 
     def goto(self, start: int) -> None:
         """Move to the file that starts at a byte."""
-        if self.begin <= start and start + BLOCK <= self.begin + len(self.piece):
+        needed = min(start + self.most, self.size)
+        if self.begin <= start and needed <= self.begin + len(self.piece):
             return
-        if start not in self.known:
-            self.ahead = 1 if self.known else self.ahead
-            self.known = {}
+        if start not in self.kept and start not in self.ahead:
+            self.count_ahead = 1 if self.ahead else self.count_ahead
             self._read_on(start)
-        self.begin, self.piece = start, self.known.pop(start)
+        found = self.kept.get(start)
+        self.begin, self.piece = start, self.ahead.pop(start) if found is None else found
 
     def _read_on(self, start: int) -> None:
         """Read from a byte on, and at once where the next files start if sizes repeat."""
-        starts = [start]
+        count = 0
         even = len(self.strides) == 2 and self.strides[0] == self.strides[1] > self.wanted
         if even and self.threads > 1:
-            count = max(0, min(self.ahead, self.spare))
-            starts = [at for at in (start + i * self.strides[0] for i in range(count + 1)) if at < self.size]
-            self.spare -= len(starts) - 1
-            self.ahead = min(2 * self.ahead, 32)
-        self.known = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
+            count = max(0, min(self.count_ahead, self.spare))
+            self.count_ahead = min(2 * self.count_ahead, 32)
+        places = [start, *(start + i * self.strides[0] for i in range(1, count + 1))]
+        starts = [at for at in places if at < self.size and at not in self.kept]
+        self.spare -= len(starts) - 1
+        self.ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
 
     def read_all(self, starts: list[int], length: int) -> list[bytes]:
         """Read pieces of one length, several at once; return them."""
@@ -158,10 +164,10 @@ class _Tape:
         if offset + length > self.size:
             raise damaged(self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut")
         if begin + length > there:
-            # Once is enough: records and the member's own header are limited, and what is left is read at once.
-            most = begin + length if begin + length > there + BLOCK else there + MOST_EXTRA + PIECE + FIRST
-            more = self._whole(self.begin + there, min(most, self.size - self.begin) - there)
-            self.piece += more
+            # Records and a member's own header are limited: where reads must be spared one is enough for both.
+            room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
+            until = min(begin + length + room, self.size - self.begin)
+            self.piece += self._whole(self.begin + there, until - there)
             self.spare -= 1
         return self.piece[begin : begin + length]
 
@@ -172,8 +178,9 @@ class _Tape:
         self.strides = [*self.strides[-1:], end - start]
         if self.files > MOST_FILES:
             raise damaged(self.name, start, f"at most {MOST_FILES:,} files", "more")
-        needed = -(-(lead_end - start) // BLOCK) * BLOCK
-        self.wanted = PIECE if end - start < SMALL else max(needed, BLOCK)
+        self.most = max(self.most, padded(lead_end - start))
+        small = len(self.strides) == 2 and max(self.strides) < SMALL
+        self.wanted = PIECE if small else max(self.most, LEAST)
 
 
 def _next(tape: _Tape, start: int, contents: Contents) -> int | None:
@@ -221,12 +228,13 @@ def _predicted(tape: _Tape) -> Index | None:
     pieces = tape.read_all(
         [one.start + count * stride, *(one.start + k * stride for k in places)], before + contents.heads[0].lead
     )
+    tape.kept |= {tape.begin: tape.piece}
+    tape.kept |= {one.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
     if pieces[0].strip(b"\0"):
         return None
     for k, piece in zip(places, pieces[1:], strict=True):
         if not _fits(contents, tape, piece, one.start + k * stride, before, one.head):
             return None
-        tape.known[one.start + k * stride] = piece
     sampled = dict(zip((0, 1, *places), (e.name for e in contents.entries), strict=True))
     names = names_in_order(sampled, count, tape.name)
     if names is None:

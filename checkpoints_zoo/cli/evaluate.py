@@ -15,7 +15,7 @@ from checkpoints_zoo.cli.output import Output, output
 def command(measurement: Measurement, plot: str | None, out: Output) -> None:
     """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
 
-    Figures come with intervals over the members. Without --sizes a table shows at most four of them; --format
+    Figures come with intervals over the members. Without --sizes a table shows at most three of them; --format
     json has all.
     """
     report = measurement.report(out)

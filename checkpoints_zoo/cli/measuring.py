@@ -25,7 +25,7 @@ NAMES = {
     "mi_ood": "mutual information, OOD (nats)", "auroc": "AUROC (0..1)", "aupr": "AUPR (0..1)",
     "fpr95": "FPR95 (0..1)",
 }  # fmt: skip
-MOST_SIZES = 4
+MOST_SIZES = 3
 
 
 def _whole(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:

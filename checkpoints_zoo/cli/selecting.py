@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo import selection
-from checkpoints_zoo.errors import SelectionError
-from checkpoints_zoo.source import resolve
+from checkpoints_zoo.finding import Found, find
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from checkpoints_zoo.catalog import Description
     from checkpoints_zoo.collection import Collection
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a manifest says of the selected members, no weights read.
-
-    Args:
-        label, commit: of the source.
-        description: the source's JSON on the collection.
-        rows: the selected ones.
-        of: members of the whole collection.
-    """
-
-    label: str
-    commit: str
-    description: Description
-    rows: pa.Table
-    of: int
-
-    @property
-    def citation(self) -> str:
-        return selection.cite(self.label, self.commit, self.description.name, self.rows)
 
 
 @dataclass(frozen=True)
@@ -57,32 +30,11 @@ class Selection:
         """Return the members as a Collection."""
         from checkpoints_zoo.loading import load
 
-        return load(
-            self.name,
-            n=self.n,
-            where=self.where,
-            members=self.members,
-            sample=self.sample,
-            source=self.source,
-        )
+        return load(**asdict(self))
 
     def find(self) -> Found:
         """Select as `zoo.load` does, importing neither torch nor pandas; return what the manifest says."""
-        name, members, source = self.name, self.members, self.source
-        cited = selection.parse_citation(name)
-        if cited:
-            if any(x is not None for x in (self.n, self.where, members, self.sample)):
-                raise SelectionError(
-                    "selection", expected="a citation alone", found="a citation with another selection"
-                )
-            name, members, source = cited.name, cited.ids, cited.label if source is None else source
-        place = resolve(source, name)
-        description, rows = place.read(name)
-        commit = place.commit(name)
-        chosen = selection.select(rows, name, n=self.n, where=self.where, members=members, sample=self.sample)
-        if cited:
-            selection.verify_citation(cited, commit, chosen)
-        return Found(place.label, commit, description, chosen, len(set(rows.column("member").to_pylist())))
+        return find(**asdict(self))
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.output import Output, facts, in_bytes, output, percent, table
-from checkpoints_zoo.cli.selecting import Found, Selection, selecting
+from checkpoints_zoo.cli.selecting import Selection, selecting
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.finding import Found
 from checkpoints_zoo.manifest import is_null, total
 
 if TYPE_CHECKING:

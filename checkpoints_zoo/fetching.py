@@ -1,0 +1,260 @@
+"""Members of a repo on the Hub, brought to this disk: what is here already, and the rest by a few range reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from checkpoints_zoo import cache, hub
+from checkpoints_zoo.errors import DamagedError, NetworkError
+from checkpoints_zoo.header import check_own_header
+from checkpoints_zoo.hub import Repo
+from checkpoints_zoo.layout import Layout, content_hash
+from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.ranges import Remote
+from checkpoints_zoo.selection import Key, format_ids
+
+GAP = 256 * 2**10  # bytes that cost less than another request
+LARGEST_RUN = 32 * 2**20  # several connections share a longer one
+PARALLEL = 8
+WHOLE_FROM = 0.4  # share of a file from which on all of it is fetched
+
+_asked: dict[tuple[Repo, str], Remote] = {}  # files that were read from: one HEAD each for a process
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A snapshot whose bytes are asked for, as its row says.
+
+    Args:
+        key: member, and epoch where it is not the final one.
+        prefix: what stands before its tensor names in the shard.
+        inside: path of the file in the repo.
+        offset: of its first tensor in the file.
+        layout: of its bytes.
+        sha256: of its content, None where nobody knows.
+    """
+
+    key: Key
+    prefix: str
+    inside: str
+    offset: int
+    layout: Layout = field(compare=False)
+    sha256: str | None
+
+    @property
+    def begin(self) -> int:
+        return self.offset - self.layout.lead
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.layout.nbytes
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A member to be fetched, and the file it is to become."""
+
+    wanted: Wanted
+    remote: Remote
+    draft: cache.Draft
+
+
+class _Stopped(Exception):
+    """Another thread has failed: this one need not go on."""
+
+
+def local(repo: Repo, name: str, wanted: Sequence[Wanted]) -> list[Location]:
+    """Bring members to this disk, all that are missing in one go; return where they lie now.
+
+    Args:
+        repo: at the commit that the rows are of.
+        name: of the collection, for errors.
+        wanted: the members.
+
+    Raises:
+        NetworkError: no answer, or offline with members missing: they are listed.
+        AccessError, SourceNotFound: a file that may not be read, or is not there.
+        DamagedError: bytes that are not what the manifest says; they are not kept.
+        StorageError: the disk is full.
+    """
+    from huggingface_hub import is_offline_mode
+
+    heads = {id(x.layout): cache.head_of(x.layout) for x in wanted}
+    found = _here(repo, wanted, heads)
+    missing = [x for x in wanted if x not in found]
+    if missing and is_offline_mode():
+        raise _offline(repo, name, missing, len(wanted))
+    if missing:
+        _fetch(repo, name, missing, heads, {x.inside for x in found})
+        found |= _here(repo, missing, heads)
+    return [found[x] for x in wanted]
+
+
+def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> dict[Wanted, Location]:
+    """Look for members in the client's cache, then in ours; return those found."""
+    files = {x.inside: None for x in wanted}
+    whole = {inside: path for inside in files if (path := hub.cached(repo, inside)) is not None}
+    noted = {inside: cache.recall(repo.id, repo.commit, inside) for inside in files if inside not in whole}
+    found = {}
+    for x in wanted:
+        if x.inside in whole:
+            found[x] = Location(x.key[0], x.prefix, whole[x.inside], x.offset, x.layout)
+        elif (at := noted[x.inside]) is not None:
+            head = heads[id(x.layout)]
+            start = len(head) or x.layout.lead
+            path = cache.find(repo.id, cache.name_of(at[0], x.offset, x.layout, head), start + x.layout.nbytes)
+            if path is not None:
+                found[x] = Location(x.key[0], "", path, start, x.layout)
+    return found
+
+
+def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int, bytes], partly: set[str]) -> None:
+    """Fetch members, whole files where most of one is missing and nothing of it is here (`partly`) yet."""
+    files: dict[str, list[Wanted]] = {}
+    for x in missing:
+        files.setdefault(x.inside, []).append(x)
+    # A link that has run out by now is renewed on the way. One that brought nothing good is asked for anew.
+    known = {inside: remote for inside in files if (remote := _asked.pop((repo, inside), None)) is not None}
+    place = cache.writable(repo.id)
+    cache.sweep(place)
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool:
+        found = pool.map(lambda inside: known.get(inside) or Remote.of(repo, inside), files)
+        remotes = dict(zip(files, found, strict=True))
+    for inside, remote in remotes.items():
+        remote.check_size(max(x.end for x in files[inside]))
+        cache.note(place, repo.commit, inside, remote.etag, remote.size)
+    with ExitStack() as locks:
+        for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: nobody waits in a circle
+            locks.enter_context(cache.locked(place, etag))
+        here = _here(repo, missing, heads)  # another process may have been faster
+        parts = []
+        for inside, remote in remotes.items():
+            rest = [x for x in files[inside] if x not in here]
+            untouched = inside not in partly and len(rest) == len(files[inside])
+            if untouched and sum(x.end - x.begin for x in rest) > WHOLE_FROM * remote.size:
+                hub.fetch(repo, inside)
+                continue
+            for x in rest:
+                head = heads[id(x.layout)]
+                path = place / "members" / cache.name_of(remote.etag, x.offset, x.layout, head)
+                parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin)))
+        if parts:
+            cache.check_room(place, sum(p.draft.size for p in parts))
+            _read(parts, name)
+    _asked.update({(repo, inside): remote for inside, remote in remotes.items()})
+
+
+def _read(parts: Sequence[_Part], name: str) -> None:
+    """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    stop = threading.Event()
+    ranges = list(_ranges(parts))
+    total = sum(end - begin for _, begin, end in ranges)
+    title = f"{name}: {len(parts)} member{'s' if len(parts) > 1 else ''}"
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
+    with bar, ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool:
+
+        def run(those: Sequence[_Part], begin: int, end: int) -> None:
+            def sink(at: int, piece: bytes) -> None:
+                if stop.is_set():
+                    raise _Stopped
+                for part in those:
+                    start = max(at, part.wanted.begin)
+                    some = piece[start - at : max(start - at, part.wanted.end - at)]
+                    if some and part.draft.write(start - part.wanted.begin, some):
+                        _finish(part)
+                bar.update(len(piece))
+
+            those[0].remote.read(begin, end, sink)
+
+        futures = [pool.submit(run, *each) for each in ranges]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            failed = [f for f in done if f.exception() is not None]
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            for part in parts:
+                part.draft.discard()
+    for future in failed:
+        future.result()
+
+
+def _ranges(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], int, int]]:
+    """Join members that lie close together, and cut what is long; yield (members, begin, end)."""
+    runs: list[list[_Part]] = []
+    reached = 0
+    for part in sorted(parts, key=lambda p: (p.wanted.inside, p.wanted.begin)):
+        if runs and runs[-1][0].remote is part.remote and part.wanted.begin <= reached + GAP:
+            runs[-1].append(part)
+            reached = max(reached, part.wanted.end)
+        else:
+            runs.append([part])
+            reached = part.wanted.end
+    for run in runs:
+        begin, end = run[0].wanted.begin, max(p.wanted.end for p in run)
+        count = -(-(end - begin) // LARGEST_RUN)
+        cuts = [begin + (end - begin) * i // count for i in range(count + 1)]
+        for start, stop in pairwise(cuts):
+            yield [p for p in run if p.wanted.begin < stop and p.wanted.end > start], start, stop
+
+
+def _finish(part: _Part) -> None:
+    """Check a member that has arrived, once more from afresh where it is not what it should be, and keep it."""
+    if (problem := _problem(part)) is None:
+        return part.draft.keep()
+    part.draft.discard()
+    begin = part.wanted.begin
+
+    def again(at: int, piece: bytes) -> None:
+        part.draft.write(at - begin, piece)
+
+    part.remote.read(begin, part.wanted.end, again)
+    if (problem := _problem(part)) is not None:
+        part.draft.discard()
+        raise problem
+    part.draft.keep()
+
+
+def _problem(part: _Part) -> DamagedError | None:
+    """Return the error for bytes that are not what the manifest says, None where they are."""
+    x = part.wanted
+    if not x.layout.lead and x.sha256 is None:
+        return None
+    content = part.draft.content()
+    what = f"member {format_ids([x.key])} in file {x.inside} of {part.remote.repo.label}"
+    if x.layout.lead:
+        try:
+            check_own_header(bytes(content[: x.layout.lead]), x.layout, what)
+        except DamagedError as error:
+            return error
+    if x.sha256 is None:
+        return None
+    digest = content_hash(x.layout, content[len(content) - x.layout.nbytes :])
+    if digest == x.sha256:
+        return None
+    return DamagedError(
+        what,
+        expected=f"sha256 {x.sha256[:16]}… in the {x.layout.nbytes:,} bytes at {x.offset:,}",
+        found=f"{digest[:16]}…, twice",
+        do="Nothing of it was kept: tell the producer, or try another network",
+        member=x.key[0],
+        path=x.inside,
+    )
+
+
+def _offline(repo: Repo, name: str, missing: Sequence[Wanted], asked: int) -> NetworkError:
+    ids = format_ids([x.key for x in missing])
+    return NetworkError(
+        f"{len(missing)} of {asked} members of {name}",
+        expected="them in the cache, since HF_HUB_OFFLINE is set",
+        found=f"no members {ids} of {repo}",
+        do=f"Get them online: `zoo-cli download {name} --members {ids} --source {repo}`",
+        collection=name,
+    )

@@ -1,0 +1,297 @@
+"""Names and files on the Hub: an address at a revision -> a commit -> a local file.
+
+Everything after `resolve` names the commit, so a new commit under a running program changes nothing for it. The
+client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. It is
+imported where it is used, since it takes half a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from checkpoints_zoo.answers import asking, host
+from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound
+from checkpoints_zoo.header import what_is
+
+LIBRARY = "checkpoints_zoo"
+SCHEME = "hf://"
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+RETRIED = (408, 429, 500, 502, 503, 504)
+_spare: list[Path] = []
+T = TypeVar("T")
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A data set repo of the Hub at one commit.
+
+    Args:
+        id: "org/name".
+        commit: 40 hex digits.
+    """
+
+    id: str
+    commit: str
+
+    @property
+    def label(self) -> str:
+        return f"{SCHEME}datasets/{self.id}"
+
+    def __str__(self) -> str:
+        return f"{self.label}@{self.commit}"
+
+
+@cache
+def sent() -> dict[str, Any]:
+    """Return what every request says of who asks."""
+    return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
+
+
+def resolve(address: str) -> Repo:
+    """Find the commit that an address means now; return the repo at it. Offline, the commit it last meant here.
+
+    Args:
+        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main where none is given.
+
+    Raises:
+        SourceNotFound: an address of another form, no such repo, or no such revision in it.
+        AccessError: a repo that this login may not read.
+        NetworkError: no answer; or offline, and the revision was never resolved here.
+    """
+    from huggingface_hub import constants, is_offline_mode
+    from huggingface_hub.errors import RevisionResolutionError
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+        http_backoff,
+    )  # fmt: skip
+
+    id, revision = _parse(address)
+    if _COMMIT.fullmatch(revision):
+        return Repo(id, revision)
+    label = f"{SCHEME}datasets/{id}"
+    if is_offline_mode():
+        from huggingface_hub import resolve_revision
+
+        try:
+            known = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
+        except RevisionResolutionError as error:
+            raise NetworkError(
+                f"revision {revision!r} of {label}",
+                expected="a commit that it meant before, since HF_HUB_OFFLINE is set",
+                found="none in the cache",
+                do="Load it once online",
+            ) from error
+        return Repo(id, str(known.resolved))
+    with asking(label, f"revision {revision!r} of {label}"):
+        # Not the client's resolve_revision: with the Hub out of reach it goes on with an older commit.
+        response = http_backoff(
+            "GET",
+            f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
+            params={"expand": "sha"},
+            headers=build_hf_headers(**sent()),
+            retry_on_status_codes=RETRIED,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
+        hf_raise_for_status(response)
+        try:
+            commit = response.json()["sha"]
+        except (ValueError, KeyError, TypeError):
+            commit = None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise NetworkError(
+            f"revision {revision!r} of {label}",
+            expected=f"a commit from {host()}",
+            found=what_is(response.content) or "another answer",
+            do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
+        )
+    _remember(id, revision, commit)
+    return Repo(id, commit)
+
+
+def _parse(address: str) -> tuple[str, str]:
+    from huggingface_hub.errors import HfUriError, HFValidationError
+    from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
+
+    found = "another form"
+    try:
+        uri = parse_hf_uri(address)
+        validate_repo_id(uri.id)
+        if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
+            return uri.id, uri.revision or "main"
+        found = f"a {uri.type} repo" if uri.type != "dataset" else found
+    except (HfUriError, HFValidationError):
+        pass
+    raise SourceNotFound(
+        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=found
+    )
+
+
+def _remember(id: str, revision: str, commit: str) -> None:
+    """Note what a revision means where the client does, for its own and our offline mode."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="dataset"), "refs", revision)
+    if ".." in path.parts:
+        return
+    try:
+        if not path.is_file() or path.read_text() != commit:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{hashlib.sha256(commit.encode()).hexdigest()[:8]}.tmp")
+            temporary.write_text(commit)
+            temporary.replace(path)
+    except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
+        return
+
+
+def spare(refused: Path, error: OSError) -> Path:
+    """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
+
+    Args:
+        refused: the cache's folder.
+        error: why it can't be written to.
+    """
+    if not _spare:
+        _spare.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
+        atexit.register(shutil.rmtree, _spare[0], ignore_errors=True)
+        warnings.warn(
+            f"the cache {refused} can't be written to ({error.strerror}): what is fetched goes with this process. "
+            "Set HF_HOME to a folder that can be.",
+            stacklevel=2,
+        )
+    return _spare[0]
+
+
+def spares() -> list[Path]:
+    """Return that folder if there is one."""
+    return _spare[:]
+
+
+def snapshot(repo: Repo) -> Path:
+    """Return the folder that has a commit's files in the client's cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=repo.id, repo_type="dataset")
+    return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
+
+
+def cached(repo: Repo, inside: str) -> Path | None:
+    """Look for a whole file in the client's cache; return its path, None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for folder in (None, *_spare):
+        found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
+        if isinstance(found, str):
+            return Path(found)
+    return None
+
+
+def fetch(repo: Repo, inside: str) -> Path:
+    """Get a whole file through the client's cache, and check what came against its hash; return its path.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+        DamagedError: other bytes came than were announced; they are not kept.
+    """
+    from huggingface_hub import constants, hf_hub_download
+
+    if found := cached(repo, inside):
+        return found
+    what = f"file {inside} of {repo.label}"
+
+    def download(folder: Path | None) -> Path:
+        got = hf_hub_download(repo.id, inside, repo_type="dataset", revision=repo.commit, cache_dir=folder, **sent())
+        return Path(str(got))
+
+    with asking(repo.label, what):
+        try:
+            path = patiently(lambda: download(None), RETRIED)
+        except OSError as error:  # the client's own, of answers, have no number
+            if error.errno not in READ_ONLY:
+                raise
+            folder = spare(Path(constants.HF_HUB_CACHE), error)
+            path = patiently(lambda: download(folder), RETRIED)
+    blob = path.resolve()
+    announced, actual = blob.name, _hash_as(blob.name, blob)
+    if actual and actual != announced:
+        with blob.open("rb") as file:
+            kind = what_is(file.read(512))
+        path.unlink()
+        blob.unlink(missing_ok=True)
+        raise DamagedError(
+            what,
+            expected=f"the hash {announced[:16]}…",
+            found=f"{actual[:16]}…{f': {kind}' if kind else ''}",
+            do="It was not kept; get it again",
+            path=inside,
+        )
+    return path
+
+
+def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
+    """Call the client again after answers that it gives up on at once; return what it returns.
+
+    Args:
+        call: of the client.
+        statuses: that pass.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    for wait in (1, 2, 4, 8):
+        try:
+            return call()
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
+            # One that comes wrapped was tried often enough by the client itself, 408 aside.
+            known = statuses if direct is error else (408,)
+            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in known:
+                raise
+        time.sleep(wait)
+    return call()
+
+
+def _hash_as(announced: str, path: Path) -> str:
+    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" where the name is none."""
+    if re.fullmatch("[0-9a-f]{64}", announced):
+        digest = hashlib.sha256()
+    elif re.fullmatch("[0-9a-f]{40}", announced):
+        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    else:
+        return ""
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def manifests(repo: Repo) -> list[str]:
+    """List the collections that have a manifest in a repo; return their names. Offline, those in the cache."""
+    from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if is_offline_mode():
+        return sorted(p.stem for p in (snapshot(repo) / "manifests").glob("*.parquet"))
+    with asking(repo.label, f"folder manifests of {repo.label}"):
+        try:
+            rows = HfApi(**sent()).list_repo_tree(repo.id, "manifests", repo_type="dataset", revision=repo.commit)
+            paths = [Path(row.path) for row in rows]
+        except EntryNotFoundError:
+            return []
+    return sorted(p.stem for p in paths if p.suffix == ".parquet")
