@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NoReturn, overload
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import architectures, manifest, modules, selection, shard, store
+from checkpoints_zoo import architectures, manifest, modules, selection, store
 from checkpoints_zoo.dataset import WeightDataset, label_table
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
-from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.pieces import Location
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.catalog import Description
     from checkpoints_zoo.source import Source
-
-GROUP_BYTES = 2**30
 
 
 class Collection:
@@ -178,8 +176,7 @@ class Collection:
         paths = self.rows.column("path").to_pylist()
         if None in paths:
             self._refuse(paths.index(None))
-        prefixes = [shard.prefix(m, epoch) for m, epoch in selection.keys_of(self.rows)]
-        return self.source.locate(self.name, self.rows, prefixes, self.description.layouts)
+        return self.source.locate(self.name, self.rows, self.description.layouts)
 
     def download(self) -> Collection:
         """Bring all members to this machine, those that are missing in one go; return the collection itself.
@@ -260,33 +257,6 @@ class Collection:
                 raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
         names = (labels,) if isinstance(labels, str) else tuple(labels)
         return WeightDataset(chosen.locations(), label_table(chosen.rows, names, self.name), names, dtype)
-
-    def logits(
-        self,
-        data: ImageData,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        batch: int = 512,
-    ) -> Tensor:
-        """Run the members on images, as many members at a time as a GiB holds; return logits (member, input, class).
-
-        Args:
-            data: the images, as they are: they are preprocessed here.
-            device, dtype: what the members run on and in; the logits come back to the CPU.
-            batch: images a forward pass.
-
-        Raises:
-            UsageError: images of a size that the members can't take.
-            DamagedError: members whose weights or logits are not finite.
-        """
-        skeleton, groups = self.skeleton(), []
-        size = max(1, min(len(self), GROUP_BYTES * len(self) // max(1, 2 * self.nbytes)))
-        with torch.inference_mode():
-            for ids, stacked in self.batches(size, device, dtype):
-                ensemble = Ensemble(skeleton, stacked, ids)
-                pieces = (self.preprocess(piece) for piece in torch.split(data.images, batch))
-                groups.append(torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1))
-        return torch.cat(groups)
 
     def skeleton(self) -> nn.Module:
         """Build the members' module without memory for parameters, checked against the layout; return it.

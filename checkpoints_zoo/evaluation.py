@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from checkpoints_zoo import images, metrics, plots
+from checkpoints_zoo import images, metrics, plots, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import one_thread
 from checkpoints_zoo.errors import UsageError
@@ -148,8 +148,8 @@ def evaluate(
         )
     sizes = _sizes(sizes, len(members))
     with one_thread(members.nbytes < SMALL_MEMBER * len(members)):
-        logits = members.logits(inside, device, dtype, batch)
-        ood_logits = None if outside is None else members.logits(outside, device, dtype, batch)
+        logits = predictions.logits(members, inside, device, dtype, batch)
+        ood_logits = None if outside is None else predictions.logits(members, outside, device, dtype, batch)
     population = Population(logits, inside.labels, ood_logits)
     with one_thread(logits.numel() < SMALL_LOGITS):
         singles = torch.stack([population.figures([i]) for i in range(len(members))])

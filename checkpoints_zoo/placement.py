@@ -20,6 +20,7 @@ def _header(path: Path, stamp: tuple[int, ...]) -> Header:
 def check_against_files(locations: Sequence[Location]) -> None:
     """Check that the files have the members' tensors where the manifest says."""
     headers: dict[Path, Header] = {}
+    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
     alike: set[tuple[int, bytes]] = set()
     for x in locations:
         if x.layout.lead:
@@ -27,11 +28,14 @@ def check_against_files(locations: Sequence[Location]) -> None:
             continue
         if x.path not in headers:
             headers[x.path] = _header(x.path, stamp_of(x.path))
-        tensors, base = headers[x.path].tensors, x.offset - headers[x.path].data_start
-        for t in x.layout.tensors:
-            begin = base + t.offset
-            if tensors.get(x.prefix + t.name) != (t.dtype, t.shape, begin, begin + t.nbytes):
-                raise _elsewhere(x, t, tensors.get(x.prefix + t.name), begin)
+        get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
+        if id(x.layout) not in expected:
+            expected[id(x.layout)] = [
+                (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in x.layout.tensors
+            ]
+        for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
+            if get(prefix + name) != (dtype, shape, base + begin, base + end):
+                raise _elsewhere(x, x.layout.tensors[at], get(prefix + name), base + begin)
 
 
 def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.header import shard_header
 from checkpoints_zoo.layout import Layout, differences, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.layout import prefix as prefix
 
 LARGEST_SHARD = 2_000_000_000
 MOST_TENSORS = 32_000
@@ -27,15 +28,6 @@ TORCH = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in TORCH.items()}
-
-
-def prefix(member: int, epoch: int | None = None) -> str:
-    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
-
-    >>> prefix(123), prefix(123, 40)
-    ('000123/', '000123@40/')
-    """
-    return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
 
 
 def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from checkpoints_zoo import catalog, fetching, hub, manifest
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.header import stamp_of
-from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.layout import Layout, prefix
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.selection import keys_of
 
@@ -135,15 +135,12 @@ class Source:
             )
         return path
 
-    def locate(
-        self, name: str, rows: pa.Table, prefixes: Sequence[str], layouts: Mapping[str, Layout]
-    ) -> list[Location]:
+    def locate(self, name: str, rows: pa.Table, layouts: Mapping[str, Layout]) -> list[Location]:
         """Find the bytes of rows, each of which has some; return where they lie on this machine.
 
         Args:
             name: of the collection.
             rows: of its manifest.
-            prefixes: what stands before their tensor names.
             layouts: by key.
 
         Raises:
@@ -153,8 +150,8 @@ class Source:
         members, paths, offsets, keys = columns
         files = {inside: self.file(inside) for inside in set(paths)}
         return [
-            Location(m, p, files[inside], offset, layouts[key])
-            for m, p, inside, offset, key in zip(members, prefixes, paths, offsets, keys, strict=True)
+            Location(m, prefix(*known), files[inside], offset, layouts[key])
+            for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
         ]
 
 
@@ -188,9 +185,7 @@ class HubSource(Source):
                 raise
             raise self._missing(self.root / inside, name) from error
 
-    def locate(
-        self, name: str, rows: pa.Table, prefixes: Sequence[str], layouts: Mapping[str, Layout]
-    ) -> list[Location]:
+    def locate(self, name: str, rows: pa.Table, layouts: Mapping[str, Layout]) -> list[Location]:
         """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie.
 
         Raises:
@@ -199,8 +194,8 @@ class HubSource(Source):
         names = ("path", "offset", "layout", "sha256")
         columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
         wanted = [
-            fetching.Wanted(key, prefix, inside, offset, layouts[layout], sha256)
-            for key, prefix, (inside, offset, layout, sha256) in zip(keys_of(rows), prefixes, columns, strict=True)
+            fetching.Wanted(key, prefix(*key), inside, offset, layouts[layout], sha256)
+            for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
         ]
         return fetching.local(self.repo, name, wanted)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkpoints_zoo import images, metrics, pieces, placement
+from checkpoints_zoo import images, metrics, pieces, placement, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.layout import content_hash, finite_problems
@@ -108,7 +108,7 @@ def _accuracies(members: Collection, sound: Sequence[int], sample: int) -> list[
         inside = images.load(*name.split("/"))
         for at in some:
             try:
-                logits = members[at : at + 1].logits(inside)[0]
+                logits = predictions.logits(members[at : at + 1], inside)[0]
             except ZooError as error:
                 problems.append(Problem(members.name, members.ids[at], "accuracy", str(error)))
                 continue

@@ -130,7 +130,7 @@ def test_eight_threads_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
     found = find("tiny", members="1,3,15", source=ADDRESS)
 
     def bring(_: int) -> list[bytes]:
-        places = found.source.locate("tiny", found.rows, ["", "", ""], found.description.layouts)
+        places = found.source.locate("tiny", found.rows, found.description.layouts)
         return [x.path.read_bytes() for x in places]
 
     hub.log.clear()
@@ -145,7 +145,7 @@ BRING = f"""
 import sys
 from checkpoints_zoo.finding import find
 found = find("tiny", members="1,3,15", source="{ADDRESS}")
-places = found.source.locate("tiny", found.rows, ["", "", ""], found.description.layouts)
+places = found.source.locate("tiny", found.rows, found.description.layouts)
 print(sum(x.path.stat().st_size for x in places), "torch" in sys.modules)
 """
 

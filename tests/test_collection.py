@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import store
+from checkpoints_zoo import predictions, store
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.images import ImageData
@@ -74,7 +74,7 @@ def test_no_members_at_all(members: Collection) -> None:
     assert (len(none), none.ids, list(none), none.nbytes) == (0, [], [], 0)
     images = ImageData("x", "test", torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
     uses = [none.stack, none.ensemble, none.dataset, none.skeleton, none.locations, lambda: none.batches(2),
-            lambda: none.citation, lambda: none.logits(images)]  # fmt: skip
+            lambda: none.citation, lambda: predictions.logits(none, images)]  # fmt: skip
     for use in uses:
         with pytest.raises(SelectionError) as caught:
             use()
@@ -88,7 +88,7 @@ def test_logits_equal_a_loop(members: Collection, built: Built) -> None:
     x = (pixels.float() / 255 - 0.3) / 0.4
     wanted = torch.stack([hand_made(built, m)(x) for m in members.ids])
     for batch in (2, 9, 512):
-        found = members.logits(ImageData("x", "test", pixels), batch=batch)
+        found = predictions.logits(members, ImageData("x", "test", pixels), batch=batch)
         assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 

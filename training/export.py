@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import architectures, catalog, images, manifest, metrics, pieces, shard
+from checkpoints_zoo import architectures, catalog, images, manifest, metrics, pieces, predictions, shard
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
@@ -128,7 +128,7 @@ def _measure(source: Source, description: Description, rows: Sequence[Mapping[st
     for split in ("train", "test"):
         inside = images.load(description.dataset, split)
         assert inside.labels is not None
-        for member, logits in zip(members.ids, members.logits(inside).double(), strict=True):
+        for member, logits in zip(members.ids, predictions.logits(members, inside).double(), strict=True):
             log_probs = logits.log_softmax(-1)
             probs, loss = log_probs.exp(), metrics.nll(log_probs, inside.labels).item()
             found[member][f"{split}_accuracy"] = metrics.accuracy(probs, inside.labels).item()

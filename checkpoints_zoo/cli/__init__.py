@@ -24,6 +24,8 @@ COMMANDS = {
     "show": ("show", "Show what a collection is, and its members."),
     "evaluate": ("evaluate", "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection."),
     "plot": ("plot", "Measure an ensemble and draw the figures into a PNG."),
+    "download": ("download", "Bring members' bytes to this machine, and no others."),
+    "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
     "verify": ("verify", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
     "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
 }

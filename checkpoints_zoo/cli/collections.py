@@ -15,7 +15,9 @@ from checkpoints_zoo.source import Source, resolve
 
 
 @click.command()
-@click.option("--source", metavar="DIR", help="The folder whose collections to list, in place of the catalog.")
+@click.option(
+    "--source", metavar="SOURCE", help="A folder or hf://datasets/ORG/NAME[@REVISION], in place of the catalog."
+)
 @output
 def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""

@@ -45,7 +45,7 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--where", metavar="SQL", help='A condition on the manifest\'s columns: "test_accuracy > 0.97".')
     @click.option("--members", metavar="IDS", help='Members by id: "0-9,15,7@40".')
     @click.option("--sample", type=int, metavar="SEED", help="Draw the N members without replacement, by this seed.")
-    @click.option("--source", metavar="DIR", help="The folder to read, in place of the catalog's source.")
+    @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> Any:
         own = {field.name: options.pop(field.name) for field in fields(Selection)}

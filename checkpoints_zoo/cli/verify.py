@@ -17,7 +17,7 @@ from checkpoints_zoo.source import resolve
 
 @click.command()
 @click.argument("name", metavar="NAME|DIR")
-@click.option("--source", metavar="DIR", help="The folder that NAME is to be read from.")
+@click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
 @click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
 @output
 def command(name: str, source: str | None, sample: int, out: Output) -> int:
