@@ -162,6 +162,15 @@ def _tensor_text(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], in
     return f"tensor {name!r}, {dtype} {list(shape)} at {begin}"
 
 
+def prefix(member: int, epoch: int | None = None) -> str:
+    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
+
+    >>> prefix(123), prefix(123, 40)
+    ('000123/', '000123@40/')
+    """
+    return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
+
+
 def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
     """Write the header of a shard whose members lie one after another; return its bytes, 4,096-aligned.
 

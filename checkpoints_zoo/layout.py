@@ -253,15 +253,6 @@ def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple
     return missing + extra + misshapen, "; ".join(phrases)
 
 
-def prefix(member: int, epoch: int | None = None) -> str:
-    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
-
-    >>> prefix(123), prefix(123, 40)
-    ('000123/', '000123@40/')
-    """
-    return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
-
-
 def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 

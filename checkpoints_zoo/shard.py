@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.header import prefix as prefix
 from checkpoints_zoo.header import shard_header
 from checkpoints_zoo.layout import Layout, differences, finite_problems, is_counter, is_statistic
-from checkpoints_zoo.layout import prefix as prefix
 
 LARGEST_SHARD = 2_000_000_000
 MOST_TENSORS = 32_000

@@ -18,8 +18,8 @@ import pyarrow as pa
 from checkpoints_zoo import catalog, fetching, hub, manifest
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.header import stamp_of
-from checkpoints_zoo.layout import Layout, prefix
+from checkpoints_zoo.header import prefix, stamp_of
+from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.selection import keys_of
 
