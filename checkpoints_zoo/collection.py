@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor, nn
@@ -154,16 +154,6 @@ class Collection:
                 collection=self.name,
             )
 
-    def _refuse(self, at: int) -> NoReturn:
-        raise SelectionError(
-            f"member {self.ids[at]} of {self.name}",
-            expected="weights",
-            found="a row without any (its status is not ok)",
-            do="Select with where=\"status = 'ok'\"",
-            collection=self.name,
-            member=self.ids[at],
-        )
-
     def locations(self) -> list[Location]:
         """Return where the members' bytes lie on this machine; from the Hub, what is missing is fetched in one go.
 
@@ -173,9 +163,7 @@ class Collection:
             NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
         """
         self._check_some()
-        paths = self.rows.column("path").to_pylist()
-        if None in paths:
-            self._refuse(paths.index(None))
+        manifest.check_located(self.rows, self.name)
         return self.source.locate(self.name, self.rows, self.description.layouts)
 
     def download(self) -> Collection:
@@ -266,10 +254,8 @@ class Collection:
             UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
         """
         self._check_some()
-        keys = self.rows.column("layout").to_pylist()
-        if None in keys:
-            self._refuse(keys.index(None))
-        key = min(keys)
+        manifest.check_located(self.rows, self.name)
+        key = min(self.rows.column("layout").to_pylist())
         if key not in self._skeletons:
             description = self.description
             build = self._architecture or (

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.columns import SCHEMA, SCHEMA_VERSION
-from checkpoints_zoo.errors import DamagedError, FormatError
+from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
 
 ROW_GROUP = 4096
 REQUIRED = ("member", "epoch", "final", "status")
@@ -193,6 +193,29 @@ def path_problem(inside: str) -> str:
     if inside.startswith("/") or any(not part.strip(". ") for part in parts):
         return f"{shown}, which leads out of it"
     return "" if "/".join(parts) == inside else f"{shown}, which is no plain path"
+
+
+def check_located(rows: pa.Table, name: str) -> None:
+    """Check that every row has weights somewhere; rows whose status is not ok may have none.
+
+    Args:
+        rows: the selected ones.
+        name: of the collection, for errors.
+
+    Raises:
+        SelectionError: naming the first member without.
+    """
+    if not rows.column("path").null_count:
+        return
+    member = rows.column("member").to_pylist()[rows.column("path").to_pylist().index(None)]
+    raise SelectionError(
+        f"member {member} of {name}",
+        expected="weights",
+        found="a row without any (its status is not ok)",
+        do="Select with where=\"status = 'ok'\"",
+        collection=name,
+        member=member,
+    )
 
 
 def is_null(rows: pa.Table, column: str) -> bool:

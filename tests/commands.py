@@ -46,3 +46,14 @@ def two_collections(root: Path) -> Built:
     """Write a folder with two collections of random weights, `tiny` of 5 members and `wide` of 23; return `tiny`."""
     build(root, "convnet", range(23), name="wide")
     return build(root, "convnet", range(5), name="tiny")
+
+
+def catalog_of(built: Built, folder: Path) -> Path:
+    """Write a catalog that says where the source's collection `tiny` lies; return its folder."""
+    values = {
+        "format_version": 1, "name": "tiny", "title": "Tiny", "architecture": "convnet", "dataset": "digits",
+        "members": 5, "bytes": 73160, "licence": "Apache-2.0", "sources": [str(built.root)],
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "tiny.json").write_text(json.dumps(values))
+    return folder

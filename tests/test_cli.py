@@ -12,7 +12,7 @@ import pytest
 from checkpoints_zoo import catalog
 from checkpoints_zoo.cli import COMMANDS, main, reference
 from checkpoints_zoo.cli.output import Output
-from tests.commands import ROOT, run, two_collections, values
+from tests.commands import ROOT, catalog_of, run, two_collections, values
 from tests.scenarios import Built, build
 
 
@@ -24,13 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture
 def listed(tiny: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """The same, and a catalog that says where `tiny` lies."""
-    values = {
-        "format_version": 1, "name": "tiny", "title": "Tiny", "architecture": "convnet", "dataset": "digits",
-        "members": 5, "bytes": 73160, "licence": "Apache-2.0", "sources": [str(tiny.root)],
-    }  # fmt: skip
-    (tmp_path / "catalog").mkdir()
-    (tmp_path / "catalog" / "tiny.json").write_text(json.dumps(values))
-    monkeypatch.setattr(catalog, "CATALOG", tmp_path / "catalog")
+    monkeypatch.setattr(catalog, "CATALOG", catalog_of(tiny, tmp_path / "catalog"))
     return tiny
 
 

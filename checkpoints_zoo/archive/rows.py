@@ -80,7 +80,8 @@ def rows_of(
             shift = max(taken) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]
         taken |= set(numbers)
-        for entry, number in zip(index.entries, numbers, strict=False):
+        # The numbers of the damaged members come last; their rows are made below.
+        for entry, number in zip(index.entries, numbers[: len(index.entries)], strict=True):
             row = _row(number)
             head = index.heads[entry.head]
             net = nets[head]

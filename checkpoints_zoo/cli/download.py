@@ -6,8 +6,7 @@ import click
 
 from checkpoints_zoo.cli.output import Output, facts, in_bytes, output
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.errors import SelectionError
-from checkpoints_zoo.manifest import total
+from checkpoints_zoo.manifest import check_located, total
 
 
 @click.command()
@@ -20,17 +19,11 @@ def command(selection: Selection, dry_run: bool, out: Output) -> None:
     They lie in the member cache then, where `zoo.load` and `zoo-cli` find them, offline too.
     """
     found = selection.find()
-    paths = found.rows.column("path").to_pylist()
-    if None in paths:
-        member = found.rows.column("member").to_pylist()[paths.index(None)]
-        raise SelectionError(
-            f"member {member} of {found.description.name}", expected="weights",
-            found="a row without any (its status is not ok)", do="Select with where=\"status = 'ok'\"",
-        )  # fmt: skip
+    check_located(found.rows, found.description.name)
     about = {
         "citation": found.citation,
         "members": found.rows.num_rows,
-        "files": len(set(paths)),
+        "files": len(set(found.rows.column("path").to_pylist())),
         "bytes": total(found.rows, "nbytes"),
         "fetched": not dry_run,
     }
