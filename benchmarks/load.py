@@ -31,7 +31,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import shard
+from checkpoints_zoo import shard, writing
 from checkpoints_zoo.catalog import Description, write_json
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.loading import load
@@ -57,8 +57,8 @@ def prepare(folder: Path, count: int) -> Collection:
         safetensors.torch.save_file(states[-1], folder / f"{i}.safetensors")
     layout = shard.layout_of(states[0], torch.float16)
     members = [(shard.prefix(i), shard.pack(state, layout)) for i, state in enumerate(states)]
-    path = shard.write_shard(folder / "shards" / "r18", 0, layout, members)
-    first = shard.first_offset(layout, [key for key, _ in members])
+    path = writing.write_shard(folder / "shards" / "r18", 0, layout, members)
+    first = writing.first_offset(layout, [key for key, _ in members])
     rows = [
         {"member": i, "epoch": 1, "final": True, "status": "ok", "path": f"shards/r18/{path.name}",
          "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16"}

@@ -1,26 +1,15 @@
-"""Shards: safetensors files of many members, one contiguous range of bytes each.
-
-The safetensors library orders tensors by dtype, which would tear a member with float32 statistics in two; a short
-writer of our own keeps it together. Any reader opens the file and sees named tensors.
-"""
+"""State dicts as members' bytes: the layout that a net is stored in, and its tensors brought into it."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.header import prefix as prefix
-from checkpoints_zoo.header import shard_header
 from checkpoints_zoo.layout import Layout, differences, finite_problems, is_counter, is_statistic
-
-LARGEST_SHARD = 2_000_000_000
-MOST_TENSORS = 32_000
 
 TORCH = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
@@ -99,53 +88,3 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
             found=phrase,
             tensor=names[0],
         )
-
-
-def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
-    """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
-    tensors = len(layout.tensors) + bool(layout.pad)
-    nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
-    return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
-
-
-def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, bytes | bytearray]]) -> Path:
-    """Write a shard under a name that holds its number and content hash, by rename; return its path.
-
-    The same members give the same bytes and so the same name; other bytes never take a name that was used.
-
-    Args:
-        folder: where to; it is made.
-        number: of the shard.
-        layout: of every member.
-        members: (prefix, bytes) in the order they are to lie in.
-
-    Raises:
-        UsageError: a prefix twice, or bytes that are not as many as the layout's.
-    """
-    if len({key for key, _ in members}) < len(members) or {len(b) for _, b in members} - {layout.nbytes}:
-        raise UsageError(
-            f"members of shard {number}", expected=f"each once, with {layout.nbytes:,} bytes", found="others"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{number:05d}.{os.getpid()}.tmp"
-    digest = hashlib.sha256()
-    try:
-        with temporary.open("wb") as file:
-            for piece in (
-                shard_header(layout, [key for key, _ in members]),
-                *(member for _, member in members),
-            ):
-                file.write(piece)
-                digest.update(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        path = folder / f"{number:05d}-{digest.hexdigest()[:8]}.safetensors"
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
-def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
-    """Return where the first member begins in a shard of these members."""
-    return len(shard_header(layout, prefixes))

@@ -19,7 +19,8 @@ from checkpoints_zoo import shard
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
 from checkpoints_zoo.pieces import Location, hash_members
-from checkpoints_zoo.shard import NAMES, layout_of, members_per_shard, pack, prefix, write_shard
+from checkpoints_zoo.shard import NAMES, layout_of, pack, prefix
+from checkpoints_zoo.writing import members_per_shard, write_shard
 from checkpoints_zoo.store import stack
 from tests.scenarios import State, hash_of, opened, random_state, raw, stored
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import architectures, catalog, images, manifest, metrics, pieces, predictions, shard
+from checkpoints_zoo import architectures, catalog, images, manifest, metrics, pieces, predictions, shard, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
@@ -88,7 +88,7 @@ def _write_shards(
     packed: Mapping[int, bytearray],
 ) -> list[dict[str, Any]]:
     """Write every shard that has a new member, the old ones' bytes taken over; return the rows with their places."""
-    per_shard = shard.members_per_shard(layout)
+    per_shard = writing.members_per_shard(layout)
     groups: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda r: r["member"]):
         groups.setdefault(row["member"] // per_shard, []).append(dict(row))
@@ -97,8 +97,8 @@ def _write_shards(
         if not any(r["member"] in packed for r in stored):
             continue
         members = [(shard.prefix(r["member"]), packed.get(r["member"]) or _old(source, layout, r)) for r in stored]
-        path = shard.write_shard(source.root / "shards" / recipe.name, number, layout, members)
-        offset = shard.first_offset(layout, [key for key, _ in members])
+        path = writing.write_shard(source.root / "shards" / recipe.name, number, layout, members)
+        offset = writing.first_offset(layout, [key for key, _ in members])
         for at, row in enumerate(stored):
             row |= {
                 "path": path.relative_to(source.root).as_posix(),
