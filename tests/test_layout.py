@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from checkpoints_zoo import shard
+from checkpoints_zoo import writing
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
 from checkpoints_zoo.pieces import Location, hash_members
 from checkpoints_zoo.shard import NAMES, layout_of, pack, prefix
-from checkpoints_zoo.writing import members_per_shard, write_shard
 from checkpoints_zoo.store import stack
+from checkpoints_zoo.writing import members_per_shard, write_shard
 from tests.scenarios import State, hash_of, opened, random_state, raw, stored
 
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
@@ -288,7 +288,7 @@ def test_a_shard_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shard.os, "fsync", full)
+    monkeypatch.setattr(writing.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_shard(tmp_path, 0, layout, [("000000/", member), ("000001/", member)])
     assert list(tmp_path.iterdir()) == [first]
