@@ -3,6 +3,9 @@
 $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     the same at every commit that has the same bytes
     files/COMMIT/HASH.json                            which ETag and size a path has at a commit
+    folders/COMMIT/HASH.json                          which archives a folder has at a commit
+    indexes/HASH.json                                 what an archive holds
+    unpacked/ETAG.tar                                 what a gzipped archive unpacks to
     locks/ETAG.lock                                   held while members of that file are fetched
 """
 
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from checkpoints_zoo import hub
+from checkpoints_zoo import hub, spares
 from checkpoints_zoo.errors import StorageError
 from checkpoints_zoo.header import shard_header
 from checkpoints_zoo.layout import Layout
@@ -53,9 +56,9 @@ def _folder(repo: str) -> str:
     return f"datasets--{repo.replace('/', '--')}"
 
 
-def _places(repo: str) -> list[Path]:
+def places(repo: str) -> list[Path]:
     """Return where to look: the cache, and what stands in for it in this process."""
-    return [place / _folder(repo) for place in (root(), *hub.spares())]
+    return [place / _folder(repo) for place in (root(), *spares.spares())]
 
 
 def writable(repo: str) -> Path:
@@ -72,7 +75,7 @@ def writable(repo: str) -> Path:
     except OSError as error:
         if error.errno in _FULL:
             raise full(place, error) from error
-        place = hub.spare(root(), error) / _folder(repo)
+        place = spares.spare(root(), error) / _folder(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
 
@@ -104,16 +107,22 @@ def head_of(layout: Layout) -> bytes:
     return b"" if layout.lead else shard_header(layout, [""])
 
 
-def name_of(etag: str, offset: int, layout: Layout, head: bytes) -> str:
-    """Return the name of a member's file: of the same bytes read the same way, wherever they lie."""
+def name_of(etag: str, offset: int, layout: Layout, head: bytes, called: str = "") -> str:
+    """Return the name of a member's file: of the same bytes read the same way, wherever they lie.
+
+    Args:
+        etag, offset: of the file that the member is part of, and where its tensors begin there.
+        layout, head: as it is kept; see `head_of`.
+        called: its name in an archive: a file is kept under it only if the archive was seen to call it so.
+    """
     tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
-    described = head or json.dumps(layout.to_json()).encode()
+    described = (head or json.dumps(layout.to_json()).encode()) + called.encode("utf-8", "surrogateescape")
     return f"{tag}-{offset}-{layout.nbytes}-{hashlib.sha256(described).hexdigest()[:8]}.safetensors"
 
 
 def find(repo: str, name: str, size: int) -> Path | None:
     """Look for a member's file of so many bytes; return its path, None where it is not there."""
-    for place in _places(repo):
+    for place in places(repo):
         path = place / "members" / name
         try:
             if path.stat().st_size == size:
@@ -129,7 +138,7 @@ def _note(place: Path, commit: str, inside: str) -> Path:
 
 def recall(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
     """Return the ETag and size of a file at a commit, None where that was never noted."""
-    for place in _places(repo):
+    for place in places(repo):
         try:
             noted = json.loads(_note(place, commit, inside).read_bytes())
             if noted["path"] == inside and type(noted["etag"]) is str and type(noted["size"]) is int:
@@ -174,12 +183,14 @@ class Draft:
         path: its final name.
         head: what stands before the bytes that arrive.
         size: of the bytes that arrive.
+        before: how many of them are not kept: they come first, and prove what the others are.
     """
 
-    def __init__(self, path: Path, head: bytes, size: int) -> None:
+    def __init__(self, path: Path, head: bytes, size: int, before: int = 0) -> None:
         self.path = path
         self.temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
         self._start, self.size, self._left = len(head), size, size
+        self.before = bytearray(before)
         self._lock = threading.Lock()
         self._head = head
         self._file: FileIO | None = None
@@ -195,7 +206,10 @@ class Draft:
                 if self._file is None:
                     self._file = FileIO(self.temporary, "w+")
                     _write(self._file, 0, self._head)
-                _write(self._file, self._start + at, piece)
+                skipped = max(0, min(len(piece), len(self.before) - at))
+                self.before[at : at + skipped] = piece[:skipped]
+                if kept := piece[skipped:]:
+                    _write(self._file, self._start + at + skipped - len(self.before), kept)
             except OSError as error:
                 raise full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
@@ -270,5 +284,9 @@ def drop(repo: str | None = None) -> int:
             path.unlink(missing_ok=True)
             freed += size
         sweep(place)
-        shutil.rmtree(place / "files", ignore_errors=True)
+        for path in (place / "unpacked").glob("*.tar"):
+            freed += path.stat().st_size
+            path.unlink(missing_ok=True)
+        for folder in ("files", "folders", "indexes"):
+            shutil.rmtree(place / folder, ignore_errors=True)
     return freed

@@ -23,6 +23,33 @@ from checkpoints_zoo.layout import Layout
 FORMAT_VERSION = 1
 CATALOG = Path(__file__).parent / "manifests"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+_BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Archives:
+    """Where a source that has no manifest keeps a collection's archives, and what they can't tell themselves.
+
+    Args:
+        folder: in the source.
+        classes, preprocessing, citation: as in `Description`.
+    """
+
+    folder: str
+    classes: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+    citation: str
+
+    @classmethod
+    def from_json(cls, values: Any, path: Path) -> Archives:
+        """Check the JSON of the catalog; return what it says.
+
+        Raises:
+            FormatError: a key that is missing or of another type.
+        """
+        kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
+        known = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
+        return cls(**{**known, "classes": tuple(known["classes"])})
 
 
 @dataclass(frozen=True)
@@ -37,6 +64,7 @@ class Listing:
     bytes: int
     licence: str
     sources: tuple[str, ...]
+    archives: Archives | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +82,7 @@ class Description:
         layouts: key to layout.
         licence: SPDX name.
         citation: how to cite the collection, as text.
+        base: the source that the bytes lie in, where it is another one: a repo of the Hub at a commit.
     """
 
     name: str
@@ -66,12 +95,15 @@ class Description:
     layouts: Mapping[str, Layout]
     licence: str
     citation: str
+    base: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON values, with the format's version."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["classes"] = list(self.classes)
         values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
+        if not self.base:
+            del values["base"]
         return {"format_version": FORMAT_VERSION, **values}
 
     @classmethod
@@ -82,7 +114,11 @@ class Description:
             FormatError: a newer format, or a key that is missing or of another type.
         """
         kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
-        known = check_keys(values, {f.name: kinds.get(f.name, str) for f in fields(cls)}, path)
+        names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
+        known = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
+        if "base" in known and not _BASE.fullmatch(known["base"]):
+            expected = "'base' to be hf://datasets/ORG/NAME@COMMIT, with all 40 digits of the commit"
+            raise FormatError(f"description {path}", expected=expected, found=repr(known["base"][:120]), path=path)
         if not all(type(c) is str for c in known["classes"]) or not known["layouts"]:
             raise FormatError(
                 f"description {path}", expected="class names and a layout or more", found="others", path=path
@@ -173,14 +209,16 @@ def check_name(name: str) -> str:
 def collections() -> dict[str, Listing]:
     """Read the catalog; return its listings by name.
 
-    >>> sorted(collections())
-    ['convnet-digits', 'resnet8-digits']
+    >>> sorted(collections())[0]
+    'convnet-digits'
     """
-    kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing)}
+    kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
     found = {}
     for path in sorted(CATALOG.glob("*.json")):
-        known = check_keys(read_json(path), kinds, path)
-        listing = Listing(**{**known, "sources": tuple(known["sources"])})
+        values = read_json(path)
+        known = check_keys(values, kinds, path)
+        archives = Archives.from_json(values["archives"], path) if "archives" in values else None
+        listing = Listing(**{**known, "sources": tuple(known["sources"]), "archives": archives})
         found[listing.name] = listing
     return found
 

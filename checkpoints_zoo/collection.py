@@ -164,7 +164,7 @@ class Collection:
         """
         self._check_some()
         manifest.check_located(self.rows, self.name)
-        return self.source.locate(self.name, self.rows, self.description.layouts)
+        return self.source.locate(self.description, self.rows)
 
     def download(self) -> Collection:
         """Bring all members to this machine, those that are missing in one go; return the collection itself.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from checkpoints_zoo import cache, hub
 from checkpoints_zoo.errors import DamagedError, NetworkError
@@ -37,6 +38,9 @@ class Wanted:
         offset: of its first tensor in the file.
         layout: of its bytes.
         sha256: of its content, None where nobody knows.
+        called: its name in the archive that it lies in.
+        before: bytes in front of it that are to be read as well, to see that it is called so.
+        prove: looks at these and at its own header; raises a DamagedError for another member's.
     """
 
     key: Key
@@ -45,10 +49,13 @@ class Wanted:
     offset: int
     layout: Layout = field(compare=False)
     sha256: str | None
+    called: str = ""
+    before: int = 0
+    prove: Callable[[bytes], None] | None = field(default=None, compare=False)
 
     @property
     def begin(self) -> int:
-        return self.offset - self.layout.lead
+        return self.offset - self.layout.lead - self.before
 
     @property
     def end(self) -> int:
@@ -66,6 +73,17 @@ class _Part:
 
 class _Stopped(Exception):
     """Another thread has failed: this one need not go on."""
+
+
+def remote(repo: Repo, inside: str) -> Remote:
+    """Ask where a file of a repo lies, once in a process; return it.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+    """
+    if (repo, inside) not in _asked:
+        _asked[repo, inside] = Remote.of(repo, inside)
+    return _asked[repo, inside]
 
 
 def local(repo: Repo, name: str, wanted: Sequence[Wanted]) -> list[Location]:
@@ -103,14 +121,23 @@ def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> d
     found = {}
     for x in wanted:
         if x.inside in whole:
+            if x.prove is not None:
+                x.prove(_peek(whole[x.inside], x.begin, x.offset))
             found[x] = Location(x.key[0], x.prefix, whole[x.inside], x.offset, x.layout)
         elif (at := noted[x.inside]) is not None:
             head = heads[id(x.layout)]
             start = len(head) or x.layout.lead
-            path = cache.find(repo.id, cache.name_of(at[0], x.offset, x.layout, head), start + x.layout.nbytes)
+            name = cache.name_of(at[0], x.offset, x.layout, head, x.called)
+            path = cache.find(repo.id, name, start + x.layout.nbytes)
             if path is not None:
                 found[x] = Location(x.key[0], "", path, start, x.layout)
     return found
+
+
+def _peek(path: Path, begin: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)
 
 
 def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int, bytes], partly: set[str]) -> None:
@@ -141,8 +168,8 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
                 continue
             for x in rest:
                 head = heads[id(x.layout)]
-                path = place / "members" / cache.name_of(remote.etag, x.offset, x.layout, head)
-                parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin)))
+                path = place / "members" / cache.name_of(remote.etag, x.offset, x.layout, head, x.called)
+                parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
         if parts:
             cache.check_room(place, sum(p.draft.size for p in parts))
             _read(parts, name)
@@ -225,9 +252,14 @@ def _finish(part: _Part) -> None:
 def _problem(part: _Part) -> DamagedError | None:
     """Return the error for bytes that are not what the manifest says, None where they are."""
     x = part.wanted
-    if not x.layout.lead and x.sha256 is None:
+    if not x.layout.lead and x.sha256 is None and x.prove is None:
         return None
     content = part.draft.content()
+    if x.prove is not None:
+        try:
+            x.prove(bytes(part.draft.before) + bytes(content[: x.layout.lead]))
+        except DamagedError as error:
+            return error
     what = f"member {format_ids([x.key])} in file {x.inside} of {part.remote.repo.label}"
     if x.layout.lead:
         try:

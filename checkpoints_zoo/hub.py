@@ -7,14 +7,9 @@ imported where it is used, since it takes half a second.
 
 from __future__ import annotations
 
-import atexit
-import errno
 import hashlib
 import re
-import shutil
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,15 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from checkpoints_zoo import spares
 from checkpoints_zoo.answers import asking, host
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound
 from checkpoints_zoo.header import what_is
 
 LIBRARY = "checkpoints_zoo"
 SCHEME = "hf://"
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 RETRIED = (408, 429, 500, 502, 503, 504)
-_spare: list[Path] = []
 T = TypeVar("T")
 _COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -160,29 +154,6 @@ def _remember(id: str, revision: str, commit: str) -> None:
         return
 
 
-def spare(refused: Path, error: OSError) -> Path:
-    """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
-
-    Args:
-        refused: the cache's folder.
-        error: why it can't be written to.
-    """
-    if not _spare:
-        _spare.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
-        atexit.register(shutil.rmtree, _spare[0], ignore_errors=True)
-        warnings.warn(
-            f"the cache {refused} can't be written to ({error.strerror}): what is fetched goes with this process. "
-            "Set HF_HOME to a folder that can be.",
-            stacklevel=2,
-        )
-    return _spare[0]
-
-
-def spares() -> list[Path]:
-    """Return that folder if there is one."""
-    return _spare[:]
-
-
 def snapshot(repo: Repo) -> Path:
     """Return the folder that has a commit's files in the client's cache."""
     from huggingface_hub import constants
@@ -196,11 +167,31 @@ def cached(repo: Repo, inside: str) -> Path | None:
     """Look for a whole file in the client's cache; return its path, None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    for folder in (None, *_spare):
+    for folder in (None, *spares.spares()):
         found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
         if isinstance(found, str):
             return Path(found)
     return None
+
+
+def has(repo: Repo, inside: str) -> bool:
+    """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
+
+    Raises:
+        AccessError, NetworkError: as in `resolve`.
+    """
+    from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo.id, inside, revision=repo.commit, repo_type="dataset")
+    if found is not None or is_offline_mode():
+        return isinstance(found, str) and found is not _CACHED_NO_EXIST
+    try:
+        fetch(repo, inside)
+    except SourceNotFound as error:
+        if error.path != inside:  # the repo or the commit is missing, not the file
+            raise
+        return False
+    return True
 
 
 def fetch(repo: Repo, inside: str) -> Path:
@@ -224,9 +215,9 @@ def fetch(repo: Repo, inside: str) -> Path:
         try:
             path = patiently(lambda: download(None), RETRIED)
         except OSError as error:  # the client's own, of answers, have no number
-            if error.errno not in READ_ONLY:
+            if error.errno not in spares.READ_ONLY:
                 raise
-            folder = spare(Path(constants.HF_HUB_CACHE), error)
+            folder = spares.spare(Path(constants.HF_HUB_CACHE), error)
             path = patiently(lambda: download(folder), RETRIED)
     blob = path.resolve()
     announced, actual = blob.name, _hash_as(blob.name, blob)
@@ -281,17 +272,24 @@ def _hash_as(announced: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def manifests(repo: Repo) -> list[str]:
-    """List the collections that have a manifest in a repo; return their names. Offline, those in the cache."""
+def files(repo: Repo, folder: str) -> list[str]:
+    """List the files in a folder of a repo; return their paths, [] where there is no such folder.
+
+    Offline, those in the cache.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+    """
     from huggingface_hub import HfApi, is_offline_mode
     from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
 
     if is_offline_mode():
-        return sorted(p.stem for p in (snapshot(repo) / "manifests").glob("*.parquet"))
-    with asking(repo.label, f"folder manifests of {repo.label}"):
+        root = snapshot(repo)
+        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob("*") if p.is_file())
+    with asking(repo.label, f"folder {folder} of {repo.label}"):
         try:
-            rows = HfApi(**sent()).list_repo_tree(repo.id, "manifests", repo_type="dataset", revision=repo.commit)
-            paths = [Path(row.path) for row in rows]
+            rows = HfApi(**sent()).list_repo_tree(repo.id, folder, repo_type="dataset", revision=repo.commit)
+            return sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
-    return sorted(p.stem for p in paths if p.suffix == ".parquet")

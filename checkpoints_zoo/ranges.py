@@ -92,6 +92,16 @@ class Remote:
             return b""
         return bytes(found)
 
+    def bytes_at(self, offset: int, length: int) -> bytes:
+        """Read a range into memory; return its bytes, fewer at the end of the file.
+
+        Raises:
+            NetworkError, AccessError, DamagedError: see `read`.
+        """
+        found = bytearray()
+        self.read(offset, min(offset + length, self.size), lambda _, piece: found.extend(piece))
+        return bytes(found)
+
     def read(self, begin: int, end: int, sink: Sink) -> None:
         """Read a range and hand on what arrives; a cut or stalled one is taken up where it broke off.
 

@@ -1,4 +1,4 @@
-"""Sources: places with manifests and shards: a folder, pinned by its manifest's hash, or a repo of the Hub at a commit.
+"""Sources: places with manifests and shards. Here a folder, pinned by its manifest's hash.
 
 A source never leads out of its folder, and what its manifest says is checked before a byte of a shard is read.
 """
@@ -6,25 +6,22 @@ A source never leads out of its folder, and what its manifest says is checked be
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
-from checkpoints_zoo import catalog, fetching, hub, manifest
-from checkpoints_zoo.catalog import Description
+from checkpoints_zoo import archived, catalog, fetching, hub, indexing, manifest
+from checkpoints_zoo.catalog import Description, Listing
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.header import prefix, stamp_of
-from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.indexing import Opened
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.selection import keys_of
 
 EMBEDDED = "embedded"
-_EMBEDDED_ROOT = Path(__file__).parent / "embedded"
+EMBEDDED_ROOT = Path(__file__).parent / "embedded"
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,33 @@ class Source:
         return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
-        """Return the names of the collections that have a manifest here."""
-        return sorted(p.stem for p in (self.root / "manifests").glob("*.parquet"))
+        """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
+        return sorted({*self._manifests(), *(x.name for x in in_archives() if self._archives(x))})
+
+    def _manifests(self) -> list[str]:
+        return [p.stem for p in (self.root / "manifests").glob("*.parquet")]
+
+    def _has_manifest(self, name: str) -> bool:
+        return (self.root / "manifests" / f"{name}.parquet").is_file()
+
+    def _archives(self, listing: Listing) -> list[str]:
+        """List the archives of a collection of the catalog; return their paths."""
+        return indexing.in_folder(self.root, listing.archives) if listing.archives else []
+
+    def _opened(self, paths: list[str]) -> list[Opened]:
+        return indexing.open_local(self.root, paths)
+
+    def archived(self, name: str) -> archived.Described | None:
+        """Look into the archives that a collection lies in; return what they hold, None where it has a manifest.
+
+        Raises:
+            DamagedError, LayoutError, StorageError, NetworkError, AccessError: see `archived`.
+        """
+        listing = catalog.collections().get(catalog.check_name(name))
+        if listing is None or listing.archives is None or self._has_manifest(name):
+            return None
+        paths = self._archives(listing)
+        return archived.describe(listing, self._opened(paths), self.label) if paths else None
 
     def manifest_path(self, name: str) -> Path:
         return self.root / "manifests" / f"{catalog.check_name(name)}.parquet"
@@ -56,6 +78,8 @@ class Source:
 
     def commit(self, name: str) -> str:
         """Hash a collection's manifest and description; return 40 hex digits that pin what the source says."""
+        if found := self.archived(name):
+            return found.pin
         digest = hashlib.sha256()
         for path in (self.manifest_path(name), self.description_path(name)):
             digest.update(hashlib.sha256(self._read(path, name)).digest())
@@ -86,6 +110,8 @@ class Source:
             SourceNotFound: the description is missing.
             FormatError, DamagedError: either breaks the format, or a path leads out of the source.
         """
+        if found := self.archived(name):
+            return found.description, found.rows
         path = self.manifest_path(name)
         for needed in (path, self.description_path(name)):
             if not needed.is_file():
@@ -135,69 +161,43 @@ class Source:
             )
         return path
 
-    def locate(self, name: str, rows: pa.Table, layouts: Mapping[str, Layout]) -> list[Location]:
+    def locate(self, description: Description, rows: pa.Table) -> list[Location]:
         """Find the bytes of rows, each of which has some; return where they lie on this machine.
 
         Args:
-            name: of the collection.
+            description: of the collection.
             rows: of its manifest.
-            layouts: by key.
 
         Raises:
-            DamagedError, SourceNotFound: see `file`.
+            DamagedError, SourceNotFound: see `file`; what `fetching.local` raises where they lie in another source.
         """
+        if found := self.archived(description.name):
+            return archived.locate(self.root, None, found.renewed(rows), found)
+        if description.base:
+            return bring(hub.resolve(description.base), description, rows)
         columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
         members, paths, offsets, keys = columns
         files = {inside: self.file(inside) for inside in set(paths)}
         return [
-            Location(m, prefix(*known), files[inside], offset, layouts[key])
+            Location(m, prefix(*known), files[inside], offset, description.layouts[key])
             for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
         ]
 
 
-@dataclass(frozen=True)
-class HubSource(Source):
-    """A repo of the Hub at one commit; its root is the folder of that commit in the client's cache."""
+def bring(repo: hub.Repo, description: Description, rows: pa.Table) -> list[Location]:
+    """Bring the bytes of rows from a repo to this machine; return where they lie."""
+    names = ("path", "offset", "layout", "sha256")
+    columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
+    wanted = [
+        fetching.Wanted(key, prefix(*key), inside, offset, description.layouts[layout], sha256)
+        for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
+    ]
+    return fetching.local(repo, description.name, wanted)
 
-    repo: hub.Repo
 
-    @property
-    def shown(self) -> str:
-        return str(self.repo)
-
-    def collections(self) -> list[str]:
-        return hub.manifests(self.repo)
-
-    def commit(self, name: str) -> str:
-        return self.repo.commit
-
-    def manifest_path(self, name: str) -> Path:
-        return self._fetched(f"manifests/{catalog.check_name(name)}.parquet", name)
-
-    def description_path(self, name: str) -> Path:
-        return self._fetched(f"manifests/{catalog.check_name(name)}.json", name)
-
-    def _fetched(self, inside: str, name: str) -> Path:
-        try:
-            return hub.fetch(self.repo, inside)
-        except SourceNotFound as error:
-            if error.path != inside:  # the repo or the commit is missing, not the file
-                raise
-            raise self._missing(self.root / inside, name) from error
-
-    def locate(self, name: str, rows: pa.Table, layouts: Mapping[str, Layout]) -> list[Location]:
-        """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie.
-
-        Raises:
-            NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `fetching.local`.
-        """
-        names = ("path", "offset", "layout", "sha256")
-        columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
-        wanted = [
-            fetching.Wanted(key, prefix(*key), inside, offset, layouts[layout], sha256)
-            for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
-        ]
-        return fetching.local(self.repo, name, wanted)
+def in_archives() -> list[Listing]:
+    """Return the catalog's lines on collections that lie in archives somewhere."""
+    return [x for x in catalog.collections().values() if x.archives]
 
 
 @lru_cache(maxsize=32)
@@ -215,48 +215,3 @@ def _checked(source: Source, name: str, stamp: tuple[tuple[int, ...], ...]) -> t
     rows = manifest.read(source.manifest_path(name))
     manifest.validate(rows, description, source.manifest_path(name))
     return description, rows
-
-
-def resolve(source: str | Path | None, name: str) -> Source:
-    """Find the place a name is to be read from; return the source.
-
-    Args:
-        source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
-        name: of the collection.
-
-    Raises:
-        CollectionNotFound: no source given, and the name is not in the catalog.
-        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
-        AccessError, NetworkError: see `hub.resolve`.
-    """
-    if source is None:
-        source = catalog.listing(name).sources[0]
-    if str(source) == EMBEDDED:
-        return Source(_EMBEDDED_ROOT, EMBEDDED)
-    text = str(source)
-    if text.startswith(hub.SCHEME):
-        repo = hub.resolve(text)
-        return HubSource(hub.snapshot(repo), repo.label, repo)
-    if text.startswith("file:///"):
-        text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
-    elif "://" in text:
-        raise SourceNotFound(
-            f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
-        )
-    root, found = Path(text), ""
-    try:
-        root = root.expanduser()
-        if not (root / "manifests").is_dir():
-            kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
-            found = kinds.get(True, "nothing there")
-    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
-        found = str(error)
-    if found:
-        raise SourceNotFound(
-            f"source {text}",
-            expected="a folder with manifests/NAME.parquet in it",
-            found=found,
-            do="Give the folder that holds manifests/ and shards/",
-            path=root,
-        )
-    return Source(root.absolute(), root.absolute().as_uri())

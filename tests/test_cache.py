@@ -16,8 +16,7 @@ import torch
 from safetensors import safe_open
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo import cache, fetching
-from checkpoints_zoo import hub as hub_room
+from checkpoints_zoo import cache, fetching, spares
 from checkpoints_zoo.errors import DamagedError, StorageError
 from checkpoints_zoo.finding import find
 from checkpoints_zoo.hub import Repo
@@ -39,7 +38,7 @@ def tiny(hub: Hub) -> Built:
 @pytest.fixture(autouse=True)
 def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the folder that stands in for a read-only cache."""
-    monkeypatch.setattr(hub_room, "_spare", [])
+    monkeypatch.setattr(spares, "_spare", [])
 
 
 def stacked(members: str) -> dict[str, torch.Tensor]:
@@ -130,7 +129,7 @@ def test_eight_threads_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
     found = find("tiny", members="1,3,15", source=ADDRESS)
 
     def bring(_: int) -> list[bytes]:
-        places = found.source.locate("tiny", found.rows, found.description.layouts)
+        places = found.source.locate(found.description, found.rows)
         return [x.path.read_bytes() for x in places]
 
     hub.log.clear()
@@ -145,7 +144,7 @@ BRING = f"""
 import sys
 from checkpoints_zoo.finding import find
 found = find("tiny", members="1,3,15", source="{ADDRESS}")
-places = found.source.locate("tiny", found.rows, found.description.layouts)
+places = found.source.locate(found.description, found.rows)
 print(sum(x.path.stat().st_size for x in places), "torch" in sys.modules)
 """
 

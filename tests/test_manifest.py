@@ -175,8 +175,8 @@ def test_column_dictionary_is_the_readme() -> None:
 LIGHT = """
 import json, sys
 from pathlib import Path
-from checkpoints_zoo import selection, source
-place = source.resolve(sys.argv[1], "tiny")
+from checkpoints_zoo import finding, selection
+place = finding.resolve(sys.argv[1], "tiny")
 description, rows = place.read("tiny")
 chosen = selection.select(rows, "tiny", where="test_accuracy > 0.9 AND seed IN (8, 9, 10)", n=2, sample=3)
 print(json.dumps([chosen.num_rows, selection.cite(place.label, place.commit("tiny"), "tiny", chosen),

@@ -12,8 +12,9 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, FormatError, SourceNotFound
+from checkpoints_zoo.finding import resolve
 from checkpoints_zoo.manifest import path_problem
-from checkpoints_zoo.source import EMBEDDED, Source, resolve
+from checkpoints_zoo.source import EMBEDDED, Source
 from tests.scenarios import build, digest_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,11 +6,12 @@ Nothing is ever unpacked, so no name in an archive becomes the name of a file.
 
 from __future__ import annotations
 
-from checkpoints_zoo.archive.contents import Entry, Head, Index, Other
-from checkpoints_zoo.archive.rows import rows_of, source_of_archive
+from checkpoints_zoo.archive.contents import Entry, Head, Index, Other, numbers_in
+from checkpoints_zoo.archive.rows import index_file, rows_of, source_of_archive
 from checkpoints_zoo.archive.streams import stream
 from checkpoints_zoo.archive.walking import index, verify_entry, walk
 
 __all__ = [
-    "Entry", "Head", "Index", "Other", "index", "rows_of", "source_of_archive", "stream", "verify_entry", "walk",
+    "Entry", "Head", "Index", "Other", "index", "index_file", "numbers_in", "rows_of", "source_of_archive", "stream",
+    "verify_entry", "walk",
 ]  # fmt: skip

@@ -142,7 +142,7 @@ def source_of_archive(
     if not files:
         raise UsageError("archives", expected="one path or more", found="none")
     base = (files[0].parent if root is None else root).resolve()
-    indexes = {path.resolve().relative_to(base).as_posix(): _index_file(path) for path in files}
+    indexes = {path.resolve().relative_to(base).as_posix(): index_file(path) for path in files}
     rows, layouts, net = rows_of(indexes)
     fields: dict[str, Any] = {
         "name": files[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (), "preprocessing": {},
@@ -154,8 +154,12 @@ def source_of_archive(
     return description, table
 
 
-def _index_file(path: Path) -> Index:
-    """Index an archive on disk, every header read; return the index."""
+def index_file(path: Path) -> Index:
+    """Index an archive on disk, every header read; return the index.
+
+    Raises:
+        DamagedError: see `walking.index`.
+    """
     with path.open("rb", buffering=0) as file:
 
         def read(offset: int, length: int) -> bytes:

@@ -11,7 +11,8 @@ from checkpoints_zoo import catalog, manifest
 from checkpoints_zoo.cli import failures
 from checkpoints_zoo.cli.output import Output, in_bytes, output, table
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.source import Source, resolve
+from checkpoints_zoo.finding import resolve
+from checkpoints_zoo.source import Source
 
 
 @click.command()

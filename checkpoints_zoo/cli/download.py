@@ -28,5 +28,5 @@ def command(selection: Selection, dry_run: bool, out: Output) -> None:
         "fetched": not dry_run,
     }
     if not dry_run:
-        found.source.locate(found.description.name, found.rows, found.description.layouts)
+        found.source.locate(found.description, found.rows)
     out.data(about, facts({**about, "bytes": in_bytes(about["bytes"]), "fetched": "no" if dry_run else "yes"}))

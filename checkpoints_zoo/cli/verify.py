@@ -12,7 +12,7 @@ from checkpoints_zoo import catalog
 from checkpoints_zoo.cli.failures import DONE, FOUND
 from checkpoints_zoo.cli.output import Output, in_bytes, output, printable, table
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, SourceNotFound, ZooError
-from checkpoints_zoo.source import resolve
+from checkpoints_zoo.finding import resolve
 
 
 @click.command()
