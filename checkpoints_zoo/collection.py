@@ -85,7 +85,8 @@ class Collection:
     def citation(self) -> str:
         """Text that names this selection; `zoo.load` gives it back."""
         self._check_some()
-        return selection.cite(self.source.label, self.commit, self.name, self.rows)
+        rows = self.source.renewed(self.name, self.rows)
+        return selection.cite(self.source.label, self.commit, self.name, rows)
 
     @property
     def nbytes(self) -> int:

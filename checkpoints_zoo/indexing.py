@@ -54,7 +54,8 @@ def on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
     kept = _kept(repo.id, where)
     if not (isinstance(kept, list) and all(isinstance(p, str) and not manifest.path_problem(p) for p in kept)):
         kept = archives_in(hub.files(repo, archives.folder), archives)
-        _keep(repo.id, where, kept)
+        if kept:
+            _keep(repo.id, where, kept)
     return archives_in(kept, archives)
 
 

@@ -161,6 +161,15 @@ class Source:
             )
         return path
 
+    def renewed(self, name: str, rows: pa.Table) -> pa.Table:
+        """Return selected rows as they are now that members were read: their archives may have been found irregular.
+
+        Raises:
+            DamagedError: one of them is no member after all.
+        """
+        found = self.archived(name)
+        return found.renewed(rows) if found else rows
+
     def locate(self, description: Description, rows: pa.Table) -> list[Location]:
         """Find the bytes of rows, each of which has some; return where they lie on this machine.
 
