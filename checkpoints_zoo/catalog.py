@@ -14,6 +14,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +213,16 @@ def collections() -> dict[str, Listing]:
     >>> sorted(collections())[0]
     'convnet-digits'
     """
+    stamps = ((path, path.stat()) for path in sorted(CATALOG.glob("*.json")))
+    return dict(_listings(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
+
+
+@lru_cache(maxsize=4)
+def _listings(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
+    """Read the catalog once for each state of its files."""
     kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
     found = {}
-    for path in sorted(CATALOG.glob("*.json")):
+    for path, _, _ in stamped:
         values = read_json(path)
         known = check_keys(values, kinds, path)
         archives = Archives.from_json(values["archives"], path) if "archives" in values else None
