@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from checkpoints_zoo import catalog, images, keymaps
 from checkpoints_zoo.errors import FormatError
 from tests.refusals import HTML, POINTER, refused
 from tests.scenarios import Built, build, load
@@ -72,3 +74,21 @@ def test_a_key_that_is_missing(built: Built) -> None:
         built.write()
         text = f"{key!r} to be a {type(value).__name__}; found no such key."
         refused(built, lambda: load(built), DESCRIPTION + (VERSION + "…" if key == "format_version" else text))
+
+
+@pytest.mark.parametrize("name", [n for n, x in catalog.collections().items() if x.archives])
+def test_what_the_catalog_says_of_archives(name: str) -> None:
+    listing = catalog.listing(name)
+    assert listing.archives is not None
+    preprocess = images.Preprocess.from_json(dict(listing.archives.preprocessing))
+    classes = {"mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[listing.dataset]
+    assert len(set(listing.archives.classes)) == classes
+    pixels = {"mnist": (28, 28), "tiny-imagenet": (64, 64)}.get(listing.dataset, (32, 32))
+    assert preprocess.size == pixels
+    arguments = {"hidden": None} if listing.architecture == "optunet" else {}
+    if listing.architecture == "resnet20-frn-silu":
+        arguments = {"conv_bias": False}
+    shapes = keymaps.tensor_shapes(listing.architecture, classes=classes, **arguments)
+    elements = sum(math.prod(s) for n, s in shapes.items() if n.rpartition(".")[2] != "num_batches_tracked")
+    counters = sum(n.endswith("num_batches_tracked") for n in shapes)
+    assert listing.bytes == listing.members * 2 * (elements + counters)  # upstream's counters are float16 as well
