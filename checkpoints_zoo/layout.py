@@ -170,7 +170,7 @@ class Layout:
         """Names of all integer counters, whether a file has them (rounded or infinite perhaps) or not."""
         return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """The dtype of the weights: the one that most elements have."""
         elements: dict[str, int] = {}

@@ -72,7 +72,6 @@ def rows_of(
                     nets[head] = error
     majority = _majority(indexes, nets)
     rows, layouts, taken = list[dict[str, Any]](), dict[str, Layout](), set[int]()
-    keys: dict[Head, str] = {}
     for path, index in indexes.items():
         broken = [other for other in index.others if other.member]
         numbers = numbers_of([*(e.name for e in index.entries), *(other.name for other in broken)])
@@ -80,24 +79,30 @@ def rows_of(
             shift = max(taken) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]
         taken |= set(numbers)
+        alike = [_of_head(nets[head], majority, layouts) for head in index.heads]
+        leads = [head.lead for head in index.heads]
         # The numbers of the damaged members come last; their rows are made below.
         for entry, number in zip(index.entries, numbers[: len(index.entries)], strict=True):
-            row = _row(number)
-            head = index.heads[entry.head]
-            net = nets[head]
-            if isinstance(net, LayoutError):
-                row |= {"status": "excluded", "reason": str(net)}
-            elif (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
-                row |= {"status": "excluded", "reason": f"a {net[0].architecture} with {net[0].arguments}"}
-            else:
-                key = keys.setdefault(head, _key(majority.architecture, net[1]))
-                layouts[key] = net[1]
-                row |= {"path": path, "offset": entry.data + head.lead, "nbytes": net[1].nbytes}
-                row |= {"layout": key, "dtype": net[1].dtype}
+            row = _row(number) | alike[entry.head]
+            if row["status"] == "ok":
+                row |= {"path": path, "offset": entry.data + leads[entry.head]}
             rows.append(row)
         for other, number in zip(broken, numbers[len(index.entries) :], strict=True):
             rows.append(_row(number) | {"status": "failed", "reason": other.why})
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
+
+
+def _of_head(
+    net: tuple[Recognised, Layout] | LayoutError, majority: Recognised, layouts: dict[str, Layout]
+) -> dict[str, Any]:
+    """Return what the rows of members with one header have in common, its layout among those known by now."""
+    if isinstance(net, LayoutError):
+        return {"status": "excluded", "reason": str(net)}
+    if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
+        return {"status": "excluded", "reason": f"a {net[0].architecture} with {net[0].arguments}"}
+    key = _key(majority.architecture, net[1])
+    layouts[key] = net[1]
+    return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
 
 
 def _row(number: int) -> dict[str, Any]:
@@ -106,7 +111,10 @@ def _row(number: int) -> dict[str, Any]:
 
 def _majority(indexes: Mapping[str, Index], nets: Mapping[Head, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
     """Return the net that most members are."""
-    counts = Counter(index.heads[e.head] for index in indexes.values() for e in index.entries)
+    counts: Counter[Head] = Counter()
+    for index in indexes.values():
+        for at, of_head in Counter(e.head for e in index.entries).items():
+            counts[index.heads[at]] += of_head
     if not counts:
         raise DamagedError(f"archives {', '.join(indexes)}", expected="members", found="none")
     votes: dict[str, tuple[int, Recognised]] = {}
