@@ -25,7 +25,7 @@ INCHES, DPI = (11.0, 8.4), 150
 # Okabe & Ito, Color universal design (2008): told apart by colour-blind readers too.
 BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
 FAINTEST = 1e-7  # what is below it is float32's rounding
-_STYLE: Any = {
+STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
     "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
@@ -80,7 +80,7 @@ def report(report: Drawable, path: str | Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file, mpl.rc_context():
             mpl.rcdefaults()
-            mpl.rcParams.update(_STYLE)
+            mpl.rcParams.update(STYLE)
             facts = {"Title": _title(report), "Software": "checkpoints_zoo"}
             draw(report).savefig(file, format="png", backend="agg", metadata=facts)
         temporary.replace(path)

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from checkpoints_zoo.markup import in_bytes as in_bytes
+
 
 @dataclass(frozen=True)
 class Output:
@@ -135,15 +137,3 @@ def percent(share: float | None) -> str | None:
     '98.15 %'
     """
     return None if share is None else f"{100 * share:.4g} %"
-
-
-def in_bytes(count: int) -> str:
-    """Write a number of bytes; return the text.
-
-    >>> in_bytes(512), in_bytes(936_448), in_bytes(23_000_000_000)
-    ('512 B', '936.4 kB', '23 GB')
-    """
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"

@@ -1,0 +1,121 @@
+"""Text from files, written so that it stays text: in Markdown, in its code, in YAML.
+
+Names, titles, reasons and licences come from files that anyone may have written. What is returned here can't begin
+a table's cell, a link, a tag or a key of its own, wherever on a line it stands but at its start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+LONGEST = 300
+LISTED = 5  # of many values
+# What Markdown, tables, HTML, formulas, links and mentions are made of.
+_SPECIAL = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """Put text on one line, without control, private and invisible characters; return at most its first part.
+
+    >>> one_line("a\\n---\\tb\\u202e")
+    'a --- b'
+    """
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return shown if len(shown) <= longest else f"{shown[: longest - 1].rstrip()}…"
+
+
+def plain(text: str, longest: int = LONGEST) -> str:
+    """Write text for a paragraph or a table's cell; return it on one line, not to stand at the start of one.
+
+    >>> plain("a|b <script> *c*")
+    'a\\\\|b \\\\<script\\\\> \\\\*c\\\\*'
+    """
+    return _SPECIAL.sub(r"\\\g<0>", one_line(text, longest))
+
+
+def code(text: str, longest: int = LONGEST) -> str:
+    """Write text as code within a line; return plain text where a table would take it apart, or there is none.
+
+    >>> code("lr=0.1"), code("a`b"), code("a|b")
+    ('`lr=0.1`', '``a`b``', 'a\\\\|b')
+    """
+    shown = one_line(text, longest)
+    if not shown:
+        return "(empty)"
+    if "|" in shown:
+        return plain(text, longest)
+    ticks = _ticks(shown, 1)
+    space = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{ticks}{space}{shown}{space}{ticks}"
+
+
+def fenced(text: str) -> str:
+    """Write text as a block of code, its lines kept; return the block."""
+    lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
+    body = "\n".join(lines).strip("\n")
+    ticks = _ticks(body, 3)
+    return f"{ticks}text\n{body}\n{ticks}"
+
+
+def _ticks(text: str, fewest: int) -> str:
+    """Return a row of backticks that the text does not hold."""
+    return "`" * max(fewest, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+
+
+def quoted(text: str, longest: int = LONGEST) -> str:
+    """Write text as a YAML string on one line; return it with its quotes.
+
+    >>> quoted('a: "b"')
+    '"a: \\\\"b\\\\""'
+    """
+    return '"' + re.sub(r'["\\]', r"\\\g<0>", one_line(text, longest)) + '"'
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number and what it counts; return the text.
+
+    >>> counted(1, "member"), counted(1024, "member")
+    ('1 member', '1,024 members')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_bytes(count: int) -> str:
+    """Write a number of bytes; return the text.
+
+    >>> in_bytes(512), in_bytes(936_448), in_bytes(23_000_000_000)
+    ('512 B', '936.4 kB', '23 GB')
+    """
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"
+
+
+def values_of(values: Sequence[Any], noun: str = "member") -> str:
+    """Write one value, a few with how many have each, or the range of many; return the text.
+
+    >>> values_of([0.1, 0.1, None]), values_of([1, 2, 1]), values_of([*range(100)])
+    ('`0.1` (1 member without)', '`1` (2 members), `2` (1 member)', '`0` to `99`')
+    """
+    counts = Counter(v for v in values if v is not None)
+    ordered = sorted(counts)
+    without = len(values) - counts.total()
+    missing = f" ({counted(without, noun)} without)" if without else ""
+    if len(ordered) == 1:
+        return f"{code(_value(ordered[0]))}{missing}"
+    if len(ordered) <= LISTED:
+        return ", ".join(f"{code(_value(v))} ({counted(counts[v], noun)})" for v in ordered) + missing
+    return f"{code(_value(ordered[0]))} to {code(_value(ordered[-1]))}{missing}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def listed(values: Sequence[Any]) -> str:
+    """Write the first few values, and an ellipsis for the rest; return the text."""
+    return ", ".join([*(code(_value(v)) for v in values[:LISTED]), *(["…"] if len(values) > LISTED else [])])
