@@ -6,22 +6,25 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from json import JSONDecodeError
 from typing import Any
 from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, ZooError
 
 AGAIN = "Try again: what has arrived is kept"
+PROXIES = "Check HF_ENDPOINT, and proxies on the way"
 LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 
 
 @contextmanager
-def asking(label: str, what: str) -> Iterator[None]:
+def asking(label: str, what: str, to: str = "read") -> Iterator[None]:
     """Turn the client's errors into ours.
 
     Args:
         label: of the repo.
         what: is asked for.
+        to: what permission it takes.
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
@@ -31,12 +34,12 @@ def asking(label: str, what: str) -> Iterator[None]:
     except ZooError:
         raise
     except LocalEntryNotFoundError as error:  # it wraps what came back from the Hub
-        raise explained(error.__cause__ or error, label, what) from error
-    except (httpx.HTTPError, OSError) as error:
-        raise explained(error, label, what) from error
+        raise explained(error.__cause__ or error, label, what, to) from error
+    except (httpx.HTTPError, OSError, JSONDecodeError) as error:
+        raise explained(error, label, what, to) from error
 
 
-def explained(error: BaseException, label: str, what: str) -> BaseException:
+def explained(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
     """Return our error for one of the client's, or the error itself where it has nothing to do with the network."""
     from huggingface_hub.errors import (
         FileMetadataError,
@@ -67,10 +70,13 @@ def explained(error: BaseException, label: str, what: str) -> BaseException:
         do = f"Check its name; if it is private, {LOGIN}"
         return SourceNotFound(what, expected="a data set repo", found="none that this login may see", do=do)
     if isinstance(error, HfHubHTTPError):
-        return _of_status(error.response, what)
+        return _of_status(error.response, what, to)
     if isinstance(error, FileMetadataError):
-        do = "Check HF_ENDPOINT, and proxies on the way"
-        return NetworkError(what, expected="the headers of a Hub", found="others", do=do)
+        return NetworkError(what, expected="the headers of a Hub", found="others", do=PROXIES)
+    if isinstance(error, JSONDecodeError):
+        return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=PROXIES)
+    if isinstance(error, OSError) and "file should be of size" in str(error):  # the client has no class for it
+        return NetworkError(what, expected="as many bytes as announced", found="others", do=PROXIES)
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         found = "no bytes for too long"
     elif isinstance(error, (httpx.HTTPError, ConnectionError)):
@@ -80,11 +86,11 @@ def explained(error: BaseException, label: str, what: str) -> BaseException:
     return NetworkError(what, expected=f"an answer from {host()}", found=found, do=AGAIN)
 
 
-def _of_status(response: Any, what: str) -> ZooError:
+def _of_status(response: Any, what: str, to: str) -> ZooError:
     code = response.status_code
     found = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
     if code in (401, 403):
-        return AccessError(what, expected="permission to read", found=found, do=f"L{LOGIN[1:]}")
+        return AccessError(what, expected=f"permission to {to}", found=found, do=f"L{LOGIN[1:]}")
     if code == 416:
         expected = "the bytes that the manifest names"
         return DamagedError(what, expected=expected, found=f"{found}: the file is shorter", do="Tell its producer")

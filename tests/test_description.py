@@ -83,6 +83,7 @@ def test_what_the_catalog_says_of_archives(name: str) -> None:
     preprocess = images.Preprocess.from_json(dict(listing.archives.preprocessing))
     classes = {"mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[listing.dataset]
     assert len(set(listing.archives.classes)) == classes
+    assert listing.archives.classes == images.CLASSES[listing.dataset]
     pixels = {"mnist": (28, 28), "tiny-imagenet": (64, 64)}.get(listing.dataset, (32, 32))
     assert preprocess.size == pixels
     arguments = {"hidden": None} if listing.architecture == "optunet" else {}

@@ -79,7 +79,8 @@ def test_fingerprint_covers_pixels_labels_and_classes() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(UsageError) as error:
         load("digit")
-    text = "data set 'digit': expected one of digits, photos; found 'digit'. Use the nearest name, 'digits'."
+    names = "digits, photos, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet, svhn"
+    text = f"data set 'digit': expected one of {names}; found 'digit'. Use the nearest name, 'digits'."
     assert str(error.value) == text
     with pytest.raises(UsageError) as error:
         load("photos", "train")

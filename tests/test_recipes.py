@@ -52,7 +52,11 @@ def test_hash_covers_what_decides_the_result() -> None:
             "architecture of recipe 'small': expected one of convnet, resnet8, resnet18, resnet20-frn-silu,"
             " optunet; found 'vgg'.",
         ),
-        ({"dataset": "mnist"}, "dataset of recipe 'small': expected one of digits, photos; found 'mnist'."),
+        (
+            {"dataset": "mnits"},
+            "dataset of recipe 'small': expected one of digits, photos, mnist, fashion-mnist, cifar10, cifar100,"
+            " tiny-imagenet, svhn; found 'mnits'.",
+        ),
         ({"optimizer": "adam"}, "optimizer of recipe 'small': expected one of sgd; found 'adam'."),
         ({"epochs": 0}, "epochs of recipe 'small': expected a whole number of at least 1; found 0."),
         (

@@ -1,0 +1,13 @@
+"""Image data by name, as uint8 pixels, and the preprocessing that a collection's members expect.
+
+Axes: images are (input, channel, height, width), labels (input,).
+"""
+
+from __future__ import annotations
+
+from checkpoints_zoo.images.classes import CLASSES
+from checkpoints_zoo.images.image_data import ImageData
+from checkpoints_zoo.images.loading import DATASETS, load
+from checkpoints_zoo.images.preprocessing import Preprocess
+
+__all__ = ["CLASSES", "DATASETS", "ImageData", "Preprocess", "load"]
