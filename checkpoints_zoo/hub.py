@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from checkpoints_zoo import spares
+from checkpoints_zoo import limits, spares
 from checkpoints_zoo.answers import asking, host
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound
 from checkpoints_zoo.header import what_is
@@ -200,6 +200,7 @@ def fetch(repo: Repo, inside: str) -> Path:
     Raises:
         SourceNotFound, AccessError, NetworkError: as in `resolve`.
         DamagedError: other bytes came than were announced; they are not kept.
+        FormatError: a manifest or description larger than any may be.
     """
     from huggingface_hub import constants, hf_hub_download
 
@@ -208,7 +209,8 @@ def fetch(repo: Repo, inside: str) -> Path:
     what = f"file {inside} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        got = hf_hub_download(repo.id, inside, repo_type="dataset", revision=repo.commit, cache_dir=folder, **sent())
+        bounded = {"cache_dir": folder, "tqdm_class": limits.bar(inside, what)}
+        got = hf_hub_download(repo.id, inside, repo_type="dataset", revision=repo.commit, **bounded, **sent())
         return Path(str(got))
 
     with asking(repo.label, what):
@@ -219,13 +221,15 @@ def fetch(repo: Repo, inside: str) -> Path:
                 raise
             folder = spares.spare(Path(constants.HF_HUB_CACHE), error)
             path = patiently(lambda: download(folder), RETRIED)
+    # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
+    named = path.parent / path.readlink() if path.is_symlink() else path
     blob = path.resolve()
-    announced, actual = blob.name, _hash_as(blob.name, blob)
+    announced, actual = named.name, _hash_as(named.name, blob)
     if actual and actual != announced:
         with blob.open("rb") as file:
             kind = what_is(file.read(512))
-        path.unlink()
-        blob.unlink(missing_ok=True)
+        for each in {path, named, blob}:
+            each.unlink(missing_ok=True)
         raise DamagedError(
             what,
             expected=f"the hash {announced[:16]}…",

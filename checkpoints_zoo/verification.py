@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from checkpoints_zoo import images, metrics, pieces, placement, predictions
+from checkpoints_zoo import images, metrics, predictions
+from checkpoints_zoo.checks import Problem as Problem
+from checkpoints_zoo.checks import check_bytes, duplicates
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.layout import content_hash, finite_problems
+from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound, ZooError
 from checkpoints_zoo.pieces import Location
 
 # Another processor may round a borderline image over; more than this many is no rounding.
 IMAGES_ASTRAY = 2
-# Draws of one run of these may repeat: a proposal that is refused leaves the chain where it was.
-CHAINS = ("hmc", "sghmc", "sgld")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something about a member that is not as it should be.
-
-    Args:
-        collection: its name.
-        member: its id, None for the collection as a whole.
-        kind: "bytes", "hash", "finite", "duplicate" or "accuracy".
-        text: what was expected and found.
-    """
-
-    collection: str
-    member: int | None
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        who = self.collection if self.member is None else f"member {self.member} of {self.collection}"
-        return f"{who}: {self.kind}: {self.text}"
+# What members are to blame for, not the network or this machine.
+THEIRS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
 def verify(members: Collection, sample: int = 8) -> list[Problem]:
     """Check members against their manifest; return the problems found, [] for none.
 
     Every member's tensors are where the manifest says, hash to its sha256 and are finite; no two members hold the
-    same weights (two draws of one Markov chain may); the claimed accuracy of some of them is measured again.
+    same weights (two draws of one Markov chain may); the claimed accuracy of some of them is measured again. Members
+    on the Hub are brought here for it, all that are missing in one go.
 
     Args:
         members: a collection.
         sample: members whose accuracy is measured again, spread evenly; 0 for none.
+
+    Raises:
+        NetworkError, AccessError, StorageError: the members can't be had, or not be kept.
 
     >>> import checkpoints_zoo as zoo
     >>> zoo.verify(zoo.load("convnet-digits", n=4))
@@ -55,50 +38,42 @@ def verify(members: Collection, sample: int = 8) -> list[Problem]:
     problems, sound = [], []
     hashes = members.rows.column("sha256").to_pylist()
     actual: list[str | None] = [None] * len(members)
-    for at in range(len(members)):
+    for at, location in enumerate(_brought(members) if len(members) else ()):
         try:
-            location = members[at : at + 1].locations()[0]
-            found, actual[at] = _check_bytes(location, hashes[at])
-        except ZooError as error:
+            if isinstance(location, ZooError):
+                raise location
+            found, actual[at] = check_bytes(location, hashes[at])
+        except THEIRS as error:
             found = [("bytes", str(error))]
         problems += [Problem(members.name, members.ids[at], kind, text) for kind, text in found]
         if not found:
             sound.append(at)
-    problems += _duplicates(members, [h or claimed for h, claimed in zip(actual, hashes, strict=True)])
-    return problems + _accuracies(members, sound, sample)
+    known = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
+    problems += duplicates([(members.name, members.rows, known)])
+    return problems + accuracies(members, sound, sample)
 
 
-def _check_bytes(location: Location, claimed: str | None) -> tuple[list[tuple[str, str]], str]:
-    """Check one member's place, hash and values; return (kind, text) of what is wrong, and its hash."""
-    placement.check_against_files([location])
-    _, raw = next(iter(pieces.read([location])))
-    digest = content_hash(location.layout, raw)
-    found = []
-    if claimed is not None and digest != claimed:
-        found.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
-    if names := finite_problems(location.layout, raw):
-        found.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
-    return found, digest
+def _brought(members: Collection) -> Iterator[Location | ZooError]:
+    """Bring members here, and halve them where that fails, down to those to blame; yield a place or an error each."""
+    try:
+        yield from members.locations()
+    except THEIRS as error:
+        half = len(members) // 2
+        if not half:
+            yield error
+        else:
+            yield from _brought(members[:half])
+            yield from _brought(members[half:])
 
 
-def _duplicates(members: Collection, hashes: Sequence[str | None]) -> list[Problem]:
-    """Find members that hold the same weights, draws of one run of a Markov chain aside."""
-    methods, runs = (members.rows.column(n).to_pylist() for n in ("method", "run"))
-    first: dict[str, int] = {}
-    problems = []
-    for at, digest in enumerate(hashes):
-        if digest is None:
-            continue
-        other = first.setdefault(digest, at)
-        chain = methods[at] in CHAINS and (methods[at], runs[at]) == (methods[other], runs[other])
-        if other != at and not chain:
-            text = f"expected weights of its own; found those of member {members.ids[other]}."
-            problems.append(Problem(members.name, members.ids[at], "duplicate", text))
-    return problems
+def accuracies(members: Collection, sound: Sequence[int], sample: int) -> list[Problem]:
+    """Measure the claimed accuracy of some members again, where the package has the images; return the problems.
 
-
-def _accuracies(members: Collection, sound: Sequence[int], sample: int) -> list[Problem]:
-    """Measure the claimed accuracy of some members again, where the package has the images."""
+    Args:
+        members: a collection.
+        sound: positions of those whose bytes are right.
+        sample: how many of them, spread evenly; 0 for none.
+    """
     claimed, sets = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     able = [at for at in sound if claimed[at] is not None and str(sets[at]).split("/")[0] in images.DATASETS]
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]

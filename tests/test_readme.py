@@ -17,7 +17,8 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tour,) = blocks("python")
+    tour, archives = blocks("python")
+    assert 'zoo.load("resnet18-cifar100", n=3, source="Checkpoints/")' in archives  # tests/test_upstream.py runs these
     assert 12 <= len([line for line in tour.splitlines() if line.strip()]) <= 20
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
@@ -33,9 +34,9 @@ def test_the_commands_are_there() -> None:
 
     lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli")]
-    assert {c[0] for c in commands} == {"show", "evaluate", "verify"}
+    assert {c[0] for c in commands} == {"show", "evaluate", "verify", "import"}
     for command in commands:
-        if "out/" in command:  # needs what the line before it trains
+        if "out/" in command or "index/" in command:  # needs what the line before it trains, or upstream's archives
             continue
         result = CliRunner().invoke(main, command)
         assert result.exit_code == 0, result.output

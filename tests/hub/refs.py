@@ -7,9 +7,9 @@ import json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from .accounts import REPO, repo
+from .accounts import REPO, repo, user
 from .answers import Refusal
-from .repos import now
+from .repos import Repo, now
 
 GROUPS = (("refs/heads/", "branches"), ("refs/tags/", "tags"), ("refs/pr/", "pullRequests"))
 
@@ -45,21 +45,35 @@ def remove(hub, request: Request, kind: str, id: str, group: str, name: str) -> 
 
 async def open_pull(hub, request: Request, kind: str, id: str) -> JSONResponse:
     found, body = repo(hub, request, kind, id), await request.json()
-    number = found.open_pull(body["title"])
+    number = found.open_pull(body["title"], user(hub, request) or "")
     return JSONResponse({"num": number, "url": f"{hub.url}{found.web}/discussions/{number}"})
+
+
+def summary(found: Repo, number: int) -> dict:
+    """Return what a listing says of a pull request."""
+    return {
+        "title": found.pulls[number - 1],
+        "num": number,
+        "repo": {"name": found.id, "type": found.kind[:-1]},
+        "author": {"name": found.pull_authors[number - 1]},
+        "createdAt": now(),
+        "status": found.pull_status.get(number, "open"),
+        "isPullRequest": True,
+    }
+
+
+def pulls(hub, request: Request, kind: str, id: str) -> JSONResponse:
+    found = repo(hub, request, kind, id)
+    rows = [summary(found, number) for number in range(len(found.pulls), 0, -1)]
+    return JSONResponse({"discussions": rows, "count": len(rows), "start": 0})
 
 
 def pull(hub, request: Request, kind: str, id: str, number: str) -> JSONResponse:
     found = repo(hub, request, kind, id)
     return JSONResponse(
         {
-            "title": found.pulls[int(number) - 1],
-            "num": int(number),
-            "repo": {"name": id, "type": kind[:-1]},
-            "author": {"name": found.owner},
-            "createdAt": now(),
+            **summary(found, int(number)),
             "status": "draft",
-            "isPullRequest": True,
             "events": [],
             "diff": "",
             "filesWithConflicts": [],
@@ -74,5 +88,6 @@ ROUTES = [
     ("POST", REPO + "/tag/(?P<revision>[^/]+)", tag),
     ("DELETE", REPO + "/(?P<group>branch|tag)/(?P<name>[^/]+)", remove),
     ("POST", REPO + "/discussions", open_pull),
+    ("GET", REPO + "/discussions", pulls),
     ("GET", REPO + r"/discussions/(?P<number>\d+)", pull),
 ]

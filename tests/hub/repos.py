@@ -80,6 +80,8 @@ class Repo:
     def __init__(self, kind: str, id: str, *, private: bool = False, gated: bool = False) -> None:
         self.kind, self.id, self.private, self.gated = kind, id, private, gated
         self.created, self.commits, self.pulls = now(), {}, []
+        self.pull_authors: list[str] = []
+        self.pull_status: dict[int, str] = {}  # "closed" or "merged"; those not named are open
         self.allowed: set[str] = set()  # users who may read it though it is gated
         self.refs: dict[str, str] = {}  # full name -> commit
         self.commit("refs/heads/main", {}, "initial commit")
@@ -127,8 +129,9 @@ class Repo:
             raise Refusal(409, "", f"Reference already exists: {name}")
         self.refs[name] = commit
 
-    def open_pull(self, title: str) -> int:
+    def open_pull(self, title: str, author: str = "") -> int:
         """Open a pull request that starts at main, and return its number."""
         self.pulls.append(title)
+        self.pull_authors.append(author or self.owner)
         self.refs[f"refs/pr/{len(self.pulls)}"] = self.refs["refs/heads/main"]
         return len(self.pulls)

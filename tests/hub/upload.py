@@ -8,7 +8,7 @@ import json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from .accounts import REPO, repo
+from .accounts import REPO, repo, user
 from .answers import Refusal
 from .repos import File, Repo, wants_lfs
 from .xet import xet_file
@@ -16,7 +16,7 @@ from .xet import xet_file
 
 async def preupload(hub, request: Request, kind: str, id: str, revision: str) -> JSONResponse:
     asked = "create_pr" in request.query_params
-    found, body = repo(hub, request, kind, id, write=not asked), await request.json()
+    found, body = writable(hub, request, kind, id, revision, asked), await request.json()
     commit, rows = found.at(revision), []
     for file in body["files"]:
         sample, old = base64.b64decode(file.get("sample", "")), commit.tree.get(file["path"])
@@ -28,7 +28,7 @@ async def preupload(hub, request: Request, kind: str, id: str, revision: str) ->
 
 async def commit(hub, request: Request, kind: str, id: str, revision: str) -> JSONResponse:
     asked = "create_pr" in request.query_params
-    found = repo(hub, request, kind, id, write=not asked)
+    found = writable(hub, request, kind, id, revision, asked)
     lines = [json.loads(line) for line in (await request.body()).splitlines() if line.strip()]
     header = next(line["value"] for line in lines if line["key"] == "header")
     with hub.lock:
@@ -38,7 +38,7 @@ async def commit(hub, request: Request, kind: str, id: str, revision: str) -> JS
         tree = dict(parent.tree)
         for line in lines:
             apply(hub, tree, line["key"], line["value"])
-        ref = target(found, revision, header["summary"], asked)
+        ref = target(found, revision, header["summary"], asked, user(hub, request))
         oid = found.commit(ref, tree, header["summary"], header.get("description", ""), parent.id)
     answer = {"success": True, "commitOid": oid, "commitUrl": f"{hub.url}{found.web}/commit/{oid}"}
     if asked:
@@ -46,9 +46,18 @@ async def commit(hub, request: Request, kind: str, id: str, revision: str) -> JS
     return JSONResponse({**answer, "hookOutput": ""})
 
 
-def target(found: Repo, revision: str, title: str, asked: bool) -> str:
+def writable(hub, request: Request, kind: str, id: str, revision: str, asked: bool) -> Repo:
+    """Return the repo: to its owners, to anyone who opens a pull request, and to its author to go on with it."""
+    name = user(hub, request)
+    found = repo(hub, request, kind, id)
+    number = revision.removeprefix("refs/pr/")
+    own = revision != number and number.isdigit() and found.pull_authors[int(number) - 1 : int(number)] == [name]
+    return found if (asked or own) and name else repo(hub, request, kind, id, write=True)
+
+
+def target(found: Repo, revision: str, title: str, asked: bool, author: str | None) -> str:
     """Return the ref that a commit moves. Raises: Refusal: 403, it is neither branch nor pull request."""
-    ref = f"refs/pr/{found.open_pull(title)}" if asked else found.ref(revision)
+    ref = f"refs/pr/{found.open_pull(title, author or '')}" if asked else found.ref(revision)
     if ref is None or ref.startswith("refs/tags/"):
         raise Refusal(403, "", "cannot commit to something else than a branch")
     return ref

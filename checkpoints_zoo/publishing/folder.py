@@ -1,0 +1,212 @@
+"""What a folder has to publish: collections, and the files that they name; and whether these are what the rows say."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from checkpoints_zoo import hub
+from checkpoints_zoo.catalog import Description
+from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
+from checkpoints_zoo.finding import resolve
+from checkpoints_zoo.header import stamp_of
+from checkpoints_zoo.selection import format_ids, keys_of
+from checkpoints_zoo.source import Source
+
+Say = Callable[[str], object]
+OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there
+SHARDS, TABLES, PICTURES = (".safetensors",), (".parquet", ".json"), (".png", ".jpg", ".jpeg", ".svg")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it is to be in the repo.
+
+    Args:
+        inside: its path there.
+        content: bytes, or where they lie.
+        size: in bytes.
+        sha256: of its content.
+        stamp: of the file on disk when it was read.
+    """
+
+    inside: str
+    content: bytes | Path = field(repr=False)
+    size: int
+    sha256: str
+    stamp: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, inside: str, content: bytes | Path) -> File:
+        """Read and hash; return the file.
+
+        >>> File.of("README.md", b"# Mine").sha256[:16]
+        'dd2de6b935cbf72d'
+        """
+        if isinstance(content, bytes):
+            return cls(inside, content, len(content), hashlib.sha256(content).hexdigest())
+        stamp = stamp_of(content)
+        with content.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(inside, content, content.stat().st_size, digest, stamp)
+
+    def git(self) -> str:
+        """Return the name that git gives to the content; read again, since few files need it."""
+        content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Check that the file on disk is still the one that was read.
+
+        Raises:
+            DamagedError: it was changed or replaced since.
+        """
+        if isinstance(self.content, Path) and (not self.content.is_file() or stamp_of(self.content) != self.stamp):
+            raise DamagedError(
+                f"file {self.content}",
+                expected="the file that was checked",
+                found="another: it was changed meanwhile",
+                do="Publish again once nobody writes to the folder",
+                path=self.content,
+            )
+
+
+@dataclass(frozen=True)
+class Held:
+    """A collection of the folder: its name, description and rows; `base` is the repo that its bytes lie in, "" here."""
+
+    name: str
+    description: Description
+    rows: pa.Table
+
+    @property
+    def base(self) -> str:
+        return self.description.base
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A source on disk, and what of it is to be published.
+
+    Args:
+        source: the folder.
+        held: its collections.
+    """
+
+    source: Source
+    held: tuple[Held, ...]
+
+    @cached_property
+    def shards(self) -> dict[str, Path]:
+        """The files that rows name, by path."""
+        own = [h.rows.column("path").to_pylist() for h in self.held if not h.base]
+        return {inside: self.source.file(inside) for inside in sorted({p for ps in own for p in ps if p is not None})}
+
+    @cached_property
+    def predictions(self) -> dict[str, Path]:
+        """The files below predictions/."""
+        return {p: self.source.file(p) for p in self._below("predictions") if p.endswith(SHARDS + TABLES)}
+
+    @cached_property
+    def pictures(self) -> list[str]:
+        """The pictures of a card, by path."""
+        return [p for p in self._below("cards") if p.endswith(PICTURES)]
+
+    def tables(self) -> dict[str, Path]:
+        """Return the manifests and descriptions, by path."""
+        paths = (f"manifests/{h.name}{suffix}" for h in self.held for suffix in TABLES)
+        return {inside: self.source.file(inside) for inside in paths}
+
+    def _below(self, folder: str) -> list[str]:
+        found = (Path(at, name) for at, _, names in os.walk(self.source.root / folder) for name in names)
+        inside = sorted(p.relative_to(self.source.root).as_posix() for p in found)
+        return [p for p in inside if not any(part.startswith(".") for part in p.split("/"))]
+
+    def ignored(self) -> list[str]:
+        """List what is not published, whole folders as one; return the paths."""
+        kept = {*self.shards, *self.predictions, *self.tables(), "README.md"}
+        folders = {"/".join(p.split("/")[:i]) for p in kept for i in range(1, p.count("/") + 1)}
+        return sorted(_others(self.source.root, "", kept, folders))
+
+
+def _others(root: Path, inside: str, kept: set[str], folders: set[str]) -> Iterator[str]:
+    with os.scandir(root / inside) as entries:
+        for entry in entries:
+            path = f"{inside}/{entry.name}".lstrip("/")
+            if entry.is_dir() and path in folders:
+                yield from _others(root, path, kept, folders)
+            elif path not in kept and path != "cards":
+                yield f"{path}/" if entry.is_dir() else path
+
+
+def read(folder: str | Path) -> Folder:
+    """Read the manifests of a folder, and check all that takes no bytes of weights; return what it has.
+
+    Raises:
+        SourceNotFound: no folder, none with manifests, or a file that a manifest names is not there.
+        UsageError: it is no folder but a place on the Hub, or a row's bytes lie where manifests do.
+        FormatError: a manifest breaks the format, or a row has no hash.
+        DamagedError: a path that leads out of the folder.
+    """
+    if str(folder).startswith(hub.SCHEME):
+        raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
+    source = resolve(folder, "")
+    names = sorted(p.stem for p in (source.root / "manifests").glob("*.parquet"))
+    if not names:
+        raise SourceNotFound(
+            f"source {folder}",
+            expected="manifests/NAME.parquet",
+            found="none",
+            do="`zoo-cli import` and `python -m training` write some",
+            path=source.root,
+        )
+    found = Folder(source, tuple(Held(name, *source.read(name)) for name in names))
+    for held in found.held:
+        _check_rows(held)
+    for inside in found.shards:
+        if "/" not in inside or inside.split("/")[0] in OURS or any(p.startswith(".") for p in inside.split("/")):
+            raise UsageError(
+                f"file {inside} of source {source.label}",
+                expected="members' bytes in a folder of their own, as shards/",
+                found="a path that the repo needs for other things",
+                path=inside,
+            )
+    return found
+
+
+def _check_rows(held: Held) -> None:
+    states = zip(*(held.rows.column(c).to_pylist() for c in ("status", "final")), strict=True)
+    if ("ok", True) not in states:
+        raise FormatError(
+            f"manifest of {held.name}",
+            expected="a row or more that are final with status ok",
+            found=f"none of {held.rows.num_rows}",
+            do="Leave the collection out until it has members",
+            collection=held.name,
+        )
+    paths, hashes = (held.rows.column(c).to_pylist() for c in ("path", "sha256"))
+    without = [key for key, path, digest in zip(keys_of(held.rows), paths, hashes, strict=True) if path and not digest]
+    if without:
+        raise FormatError(
+            f"manifest of {held.name}",
+            expected="a sha256 in every row that has weights",
+            found=f"null for members {_few(without)}",
+            do="`zoo-cli import --hash` fills them",
+            collection=held.name,
+            member=without[0][0],
+        )
+
+
+def _few(keys: Sequence[tuple[int, int | None]]) -> str:
+    return f"{format_ids(keys[:100])}{f' and {len(keys) - 100:,} more' if len(keys) > 100 else ''}"
+
+
+def hashed(files: Mapping[str, Path]) -> list[File]:
+    """Hash files on disk; return them."""
+    return [File.of(inside, path) for inside, path in files.items()]

@@ -1,0 +1,105 @@
+"""Whether the members of a folder are what its manifests say, by their bytes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from checkpoints_zoo import checks, manifest, placement
+from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.publishing.folder import Folder, Say
+
+SHOWN = 3  # problems that an error names
+
+
+def check_ranges(folder: Folder) -> None:
+    """Check that rows' bytes lie inside their files, and that no two of them overlap but are not the same.
+
+    Raises:
+        DamagedError: naming the member whose bytes don't.
+    """
+    ranges: dict[str, list[tuple[int, int, int, str]]] = {}
+    for held in folder.held:
+        if not held.base:
+            columns = (held.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
+            for path, offset, nbytes, member in zip(*columns, strict=True):
+                if path is not None:
+                    ranges.setdefault(path, []).append((offset, offset + nbytes, member, held.name))
+    for path, found in ranges.items():
+        size = folder.shards[path].stat().st_size
+        reached = (0, 0, -1, "")
+        for one in sorted(found):
+            problem = f"a file of {size:,} bytes" if one[1] > size else ""
+            if one[0] < reached[1] and one[:2] != reached[:2]:
+                problem = f"member {reached[2]} of {reached[3]} at {reached[0]:,} to {reached[1]:,}"
+            if problem:
+                raise DamagedError(
+                    f"member {one[2]} of {one[3]} in file {path}",
+                    expected=f"bytes {one[0]:,} to {one[1]:,} of its own",
+                    found=problem,
+                    collection=one[3],
+                    member=one[2],
+                    path=path,
+                )
+            reached = max(reached, one, key=lambda r: r[1])
+
+
+def check(folder: Folder, say: Say, finite: bool) -> None:
+    """Check every member's place and hash, and that no two hold the same weights.
+
+    Args:
+        folder: what is to be published.
+        say: told of each collection.
+        finite: whether the values of members whose status is ok are to be finite too.
+
+    Raises:
+        DamagedError: naming the first members that are not as they should be.
+    """
+    problems: list[checks.Problem] = []
+    hashes: list[tuple[str, pa.Table, list[str | None]]] = []
+    for held in folder.held:
+        ok = [status == "ok" for status in held.rows.column("status").to_pylist()]
+        claimed = held.rows.column("sha256").to_pylist()
+        counted = [digest if good else None for digest, good in zip(claimed, ok, strict=True)]
+        if held.base:
+            problems += checks.duplicates([(held.name, held.rows, counted)])
+            continue
+        hashes.append((held.name, held.rows, counted))
+        at = [i for i, path in enumerate(held.rows.column("path").to_pylist()) if path is not None]
+        say(f"{held.name}: checking {len(at):,} members' bytes …")
+        locations = folder.source.locate(held.description, manifest.take(held.rows, at))
+        placement.check_against_files(locations)
+        for i, location in zip(at, locations, strict=True):
+            problems += _of_member(held.name, location, claimed[i], finite and ok[i])
+    refuse(folder.source.shown, problems + checks.duplicates(hashes))
+
+
+def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[checks.Problem]:
+    found, _ = checks.check_bytes(location, claimed, finite)
+    return [checks.Problem(name, location.member, kind, text) for kind, text in found]
+
+
+def refuse(shown: str, problems: Sequence[checks.Problem]) -> None:
+    """Raise what is wrong with members, if anything is.
+
+    Args:
+        shown: how the folder is called.
+        problems: what was found.
+
+    Raises:
+        DamagedError: naming the first few.
+    """
+    if not problems:
+        return
+    few = " ".join(str(p) for p in problems[:SHOWN])
+    more = f" And {len(problems) - SHOWN:,} more." if len(problems) > SHOWN else ""
+    raise DamagedError(
+        f"members of source {shown}",
+        expected="what their manifest says",
+        found=f"{few}{more}".rstrip("."),
+        do=f"Nothing was published. `zoo-cli verify {shown}` lists them all",
+        collection=problems[0].collection,
+        member=problems[0].member,
+    )
