@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from checkpoints_zoo import limits
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.layout import Layout
 
@@ -171,12 +172,15 @@ def read_json(path: Path) -> Any:
     """Read a JSON file; return its values.
 
     Raises:
-        FormatError: it is no JSON.
+        FormatError: it is no JSON, or larger than any description may be.
     """
+    limits.check_file(path)
     try:
-        return json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"description {path}", expected="JSON", found=str(error), path=path) from error
+    limits.check_json(values, path)
+    return values
 
 
 def write_json(values: Any, path: Path) -> None:

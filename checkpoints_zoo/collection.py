@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import architectures, manifest, modules, selection, store
+from checkpoints_zoo import architectures, copying, manifest, modules, selection, store
 from checkpoints_zoo.dataset import WeightDataset, label_table
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
+from checkpoints_zoo.finding import Found
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.pieces import Location
@@ -167,17 +169,26 @@ class Collection:
         manifest.check_located(self.rows, self.name)
         return self.source.locate(self.description, self.rows)
 
-    def download(self) -> Collection:
-        """Bring all members to this machine, those that are missing in one go; return the collection itself.
+    def download(self, dest: str | Path | None = None) -> Collection:
+        """Bring all members to this machine, those that are missing in one go; return them as they lie there then.
 
-        Nothing happens for a folder. Progress goes to stderr.
+        Without `dest` that is the member cache, and nothing happens for a folder. Progress goes to stderr.
+
+        Args:
+            dest: a folder that becomes a source of its own, or gets the members added: their shards and rows, with
+                the hashes they have. Other collections in it stay.
 
         Raises:
             NetworkError, AccessError, StorageError: they can't be had, or not be kept.
-            DamagedError, SourceNotFound: as in `locations`.
+            DamagedError, SourceNotFound: as in `locations`; a member that is not what its row says.
+            UsageError: a folder that has other members under these ids, or another collection under this name.
         """
-        self.locations()
-        return self
+        if dest is None:
+            self.locations()
+            return self
+        self._check_some()
+        found = copying.copy(Found(self.source, self.commit, self.description, self.rows, len(self)), Path(dest))
+        return Collection(found.source, found.commit, found.description, found.rows, self._architecture)
 
     def stack(
         self,

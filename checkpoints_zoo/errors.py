@@ -83,6 +83,10 @@ class UsageError(ZooError, ValueError):
     """An argument that the function can't take."""
 
 
+class SymmetryError(UsageError):
+    """A network whose symmetries can't be derived; the error names the operation."""
+
+
 class FormatError(ZooError, ValueError):
     """A manifest or description that this version can't read, or that breaks the format."""
 

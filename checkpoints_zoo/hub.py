@@ -209,9 +209,9 @@ def fetch(repo: Repo, inside: str) -> Path:
     what = f"file {inside} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        bounded = {"cache_dir": folder, "tqdm_class": limits.bar(inside, what)}
-        got = hf_hub_download(repo.id, inside, repo_type="dataset", revision=repo.commit, **bounded, **sent())
-        return Path(str(got))
+        bar = limits.bar(inside, what)
+        where = {"repo_type": "dataset", "revision": repo.commit, **sent()}
+        return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
 
     with asking(repo.label, what):
         try:

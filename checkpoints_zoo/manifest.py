@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from checkpoints_zoo import limits
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.columns import SCHEMA, SCHEMA_VERSION
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
@@ -23,6 +24,8 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
 ROW_GROUP = 4096
 REQUIRED = ("member", "epoch", "final", "status")
 LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
+_WIDTHS = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in SCHEMA}
+_TEXTS = [f.name for f in SCHEMA if f.type == pa.string()]
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -75,11 +78,17 @@ def read(path: Path) -> pa.Table:
     """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
 
     Raises:
-        FormatError: no Parquet file, a newer schema, or a column of another type.
+        FormatError: no Parquet file, a newer schema, a column of another type, or sizes beyond `limits`.
     """
     try:
+        limits.check_file(path)
         content = pa.BufferReader(path.read_bytes())
-        with pq.ParquetFile(content, page_checksum_verification=True) as file:
+        footer = pq.read_metadata(content)
+        limits.check_columns(footer, _WIDTHS, path)
+        # Texts as Parquet keeps them, each once: a few bytes can say that one of them fills a million rows.
+        texts = [n for n in _TEXTS if n in footer.schema.names]
+        options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
+        with pq.ParquetFile(content, **options) as file:
             names = file.schema_arrow.names
             _check_version(file.schema_arrow.metadata or {}, path)
             if twice := [n for n in SCHEMA.names if names.count(n) > 1]:
@@ -88,9 +97,11 @@ def read(path: Path) -> pa.Table:
                 )
             known = file.read(columns=[n for n in SCHEMA.names if n in names], use_threads=False)
         known.validate(full=True)  # text that is no UTF-8, and what else damage leaves
-        columns = []
+        columns, spent = [], 0
         for field in SCHEMA:
             if field.name in known.column_names:
+                if pa.types.is_dictionary(known.column(field.name).type):
+                    spent = limits.check_texts(known.column(field.name), spent, path)
                 columns.append(known.column(field.name).cast(field.type))
             elif not field.nullable:
                 raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)

@@ -17,6 +17,7 @@ KINDS = {
     "SourceNotFound": FileNotFoundError,
     "SelectionError": ValueError,
     "UsageError": ValueError,
+    "SymmetryError": ValueError,
     "FormatError": ValueError,
     "DamagedError": ValueError,
     "LayoutError": ValueError,

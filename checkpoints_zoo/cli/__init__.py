@@ -27,7 +27,7 @@ COMMANDS = {
     "download": ("download", "Bring members' bytes to this machine, and no others."),
     "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
     "verify": ("verify", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
-    "audit": ("audit", "Look for what is wrong with any repo or folder, from hashes and first bytes."),
+    "audit": ("audit", "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes."),
     "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
     "publish": ("publish", "Check a folder and put it on the Hub."),
     "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),

@@ -17,7 +17,7 @@ DONE, FOUND, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 
 
 MEANINGS = {
     DONE: "done",
-    FOUND: "`verify` found something",
+    FOUND: "`verify` or `audit` found something",
     USAGE: "a command, option or selection that can't be met",
     MISSING: "a collection, member, source or file that is not there, or may not be read",
     DAMAGED: "damaged data, or a format that this version can't read",

@@ -8,38 +8,50 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo import catalog
+from checkpoints_zoo import catalog, hub
 from checkpoints_zoo.cli.failures import DONE, FOUND
 from checkpoints_zoo.cli.output import Output, in_bytes, output, printable, table
-from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, SourceNotFound, ZooError
+from checkpoints_zoo.errors import (
+    AccessError,
+    DamagedError,
+    FormatError,
+    LayoutError,
+    NetworkError,
+    SourceNotFound,
+    ZooError,
+)
 from checkpoints_zoo.finding import resolve
 
 
 @click.command()
-@click.argument("name", metavar="NAME|DIR")
+@click.argument("name", metavar="NAME|DIR|ADDRESS")
 @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
 @click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
 @output
 def command(name: str, source: str | None, sample: int, out: Output) -> int:
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
-    NAME is a collection or a citation; DIR a folder, of which every collection is checked. Exit code 1:
-    something was found.
+    NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
+    collection is checked. What lies on the Hub is fetched first. Exit code 1: something was found.
     """
     from checkpoints_zoo.loading import load
     from checkpoints_zoo.verification import Problem, verify
 
     checked: list[dict[str, Any]] = []
     problems: list[Problem] = []
-    folder = source is None and name not in catalog.collections() and _is_folder(name)
-    names = _held(name) if folder else [name]
+    whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
+    names = [name]
+    if whole:
+        source, names = _held(name)
     for one in names:
         out.say(f"{one}: checking …")
         try:
-            members = load(one, source=name if folder else source)
+            members = load(one, source=source)
+        except (NetworkError, AccessError):
+            raise
         except ZooError as error:
             # What was named and is not there is no finding; in a folder, the others are to be checked too.
-            if not folder and not isinstance(error, DamagedError | FormatError | LayoutError):
+            if not whole and not isinstance(error, DamagedError | FormatError | LayoutError):
                 raise
             problems.append(Problem(one, None, "manifest", str(error)))
             continue
@@ -55,6 +67,10 @@ def command(name: str, source: str | None, sample: int, out: Output) -> int:
     return FOUND if problems else DONE
 
 
+def _is_address(name: str) -> bool:
+    return name.startswith(hub.SCHEME) and "#" not in name  # a citation names members too
+
+
 def _is_folder(name: str) -> bool:
     try:
         return Path(name).is_dir()
@@ -62,12 +78,13 @@ def _is_folder(name: str) -> bool:
         return False
 
 
-def _held(folder: str) -> list[str]:
-    """Return the names of the collections that a folder holds, one at least."""
-    names = resolve(folder, "").collections()
+def _held(place: str) -> tuple[str, list[str]]:
+    """Return a source at the commit that it has now, and the names of its collections, one at least."""
+    source = resolve(place, "")
+    names = source.collections()
     if not names:
-        raise SourceNotFound(f"source {folder}", expected="manifests/NAME.parquet", found="none", path=folder)
-    return names
+        raise SourceNotFound(f"source {place}", expected="manifests/NAME.parquet", found="none", path=place)
+    return source.shown, names
 
 
 def _what(sample: int) -> str:
