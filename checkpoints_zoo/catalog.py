@@ -11,6 +11,7 @@ import json
 import os
 import re
 import reprlib
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -186,7 +187,7 @@ def read_json(path: Path) -> Any:
 def write_json(values: Any, path: Path) -> None:
     """Write JSON values by rename: the same values give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")

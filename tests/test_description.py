@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,13 @@ def test_what_the_catalog_says_of_archives(name: str) -> None:
     elements = sum(math.prod(s) for n, s in shapes.items() if n.rpartition(".")[2] != "num_batches_tracked")
     counters = sum(n.endswith("num_batches_tracked") for n in shapes)
     assert listing.bytes == listing.members * 2 * (elements + counters)  # upstream's counters are float16 as well
+
+
+def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        catalog.write_json({"number": number, "long": ["x"] * 2000}, tmp_path / "a.json")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(200)))
+    assert catalog.read_json(tmp_path / "a.json")["number"] in range(200)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
