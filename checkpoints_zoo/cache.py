@@ -132,6 +132,11 @@ def find(repo: str, name: str, size: int) -> Path | None:
     return None
 
 
+def files(repo: str) -> set[Path]:
+    """Return the files of a repo's members that are here."""
+    return {path for place in places(repo) for path in (place / "members").glob("*.safetensors")}
+
+
 def _note(place: Path, commit: str, inside: str) -> Path:
     return place / "files" / commit / f"{hashlib.sha256(inside.encode()).hexdigest()[:32]}.json"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from checkpoints_zoo import images, metrics, plots, predictions
+from checkpoints_zoo import images, measuring, metrics, plots, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import one_thread
 from checkpoints_zoo.errors import UsageError
@@ -139,18 +139,12 @@ def evaluate(
     """
     inside = _images(members.description.dataset if data is None else data)
     outside = None if ood is None else _images(ood)
-    if inside.labels is None or tuple(inside.classes) != members.classes:
-        raise UsageError(
-            f"images {inside.name!r} for {members.name}",
-            expected=f"labels of the classes {', '.join(members.classes[:12])}, in this order",
-            found=f"classes {', '.join(inside.classes[:12])}" if inside.labels is not None else "no labels",
-            do="Give the test set of the collection, or images whose classes are in its order",
-        )
+    labels = measuring.labels_of(inside, members.description)
     sizes = _sizes(sizes, len(members))
     with one_thread(members.nbytes < SMALL_MEMBER * len(members)):
         logits = predictions.logits(members, inside, device, dtype, batch)
         ood_logits = None if outside is None else predictions.logits(members, outside, device, dtype, batch)
-    population = Population(logits, inside.labels, ood_logits)
+    population = Population(logits, labels, ood_logits)
     with one_thread(logits.numel() < SMALL_LOGITS):
         singles = torch.stack([population.figures([i]) for i in range(len(members))])
         curve = {

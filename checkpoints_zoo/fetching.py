@@ -86,13 +86,14 @@ def remote(repo: Repo, inside: str) -> Remote:
     return _asked[repo, inside]
 
 
-def local(repo: Repo, name: str, wanted: Sequence[Wanted]) -> list[Location]:
+def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -> list[Location]:
     """Bring members to this disk, all that are missing in one go; return where they lie now.
 
     Args:
         repo: at the commit that the rows are of.
         name: of the collection, for errors.
         wanted: the members.
+        whole: whether a file of which most is missing may be fetched whole, into the client's cache.
 
     Raises:
         NetworkError: no answer, or offline with members missing: they are listed.
@@ -108,7 +109,8 @@ def local(repo: Repo, name: str, wanted: Sequence[Wanted]) -> list[Location]:
     if missing and is_offline_mode():
         raise _offline(repo, name, missing, len(wanted))
     if missing:
-        _fetch(repo, name, missing, heads, {x.inside for x in found})
+        in_pieces = {x.inside for x in (found if whole else wanted)}
+        _fetch(repo, name, missing, heads, in_pieces)
         found |= _here(repo, missing, heads)
     return [found[x] for x in wanted]
 

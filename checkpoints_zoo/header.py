@@ -67,6 +67,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     length = header_length(prefix, size, path)
     try:
         values = json.loads(prefix[8 : 8 + length].decode())
+        "".join(values).encode()  # JSON can spell names that are no text
         metadata = values.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
             raise ValueError("__metadata__ must be text by name")

@@ -193,15 +193,20 @@ class Source:
         ]
 
 
-def bring(repo: hub.Repo, description: Description, rows: pa.Table) -> list[Location]:
-    """Bring the bytes of rows from a repo to this machine; return where they lie."""
+def bring(repo: hub.Repo, description: Description, rows: pa.Table, whole: bool = True) -> list[Location]:
+    """Bring the bytes of rows from a repo to this machine; return where they lie.
+
+    Args:
+        repo, description, rows: what they are.
+        whole: whether files may be fetched whole, as `fetching.local` says.
+    """
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
     wanted = [
         fetching.Wanted(key, prefix(*key), inside, offset, description.layouts[layout], sha256)
         for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
     ]
-    return fetching.local(repo, description.name, wanted)
+    return fetching.local(repo, description.name, wanted, whole)
 
 
 def in_archives() -> list[Listing]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +63,9 @@ def stack(
                 check_finite(views, locations)
             return views
     check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
+    large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
+    if large and kept and names is None and device.type == "cpu":
+        return _gathered(locations, specs)
     out = {t.name: torch.empty((len(locations), *t.shape), dtype=kinds[t.name], device=device) for t in specs}
     at = 0
     for group in groups(locations, BUFFER_BYTES):
@@ -95,6 +100,36 @@ def stream(
             if at + step < len(locations):
                 ahead = reader.submit(read, at + step)
             yield stacked
+
+
+def _gathered(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    """Read large members of one layout as they are; return name -> (member, …), views of all that, values checked."""
+    size = locations[0].layout.nbytes
+    step = -(-size // 8) * 8
+    memory = np.empty(step * len(locations), np.uint8)  # numpy asks for large pages: faster to touch for the first time
+    runs = _runs(specs)
+    for i, x in enumerate(locations):
+        raw = fill(x, x.offset, memory[i * step : i * step + size].data)
+        for kind, begin, count in runs:
+            values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
+            if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
+                check_finite(_cut(torch.from_numpy(memory).untyped_storage(), i * step, specs, 1, step), [x])
+    return _cut(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), step)
+
+
+def _runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
+    """Join floating tensors that follow each other with one dtype; return (dtype, offset in the member, elements)."""
+    runs: list[tuple[torch.dtype, int, int]] = []
+    for t in specs:
+        kind = TORCH[t.dtype]
+        if not kind.is_floating_point or not t.nbytes:
+            continue
+        if runs and runs[-1][0] == kind and runs[-1][1] + runs[-1][2] * kind.itemsize == t.offset:
+            kind, begin, count = runs.pop()
+        else:
+            begin, count = t.offset, 0
+        runs.append((kind, begin, count + t.nbytes // kind.itemsize))
+    return runs
 
 
 def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
@@ -155,13 +190,20 @@ def _views(first: Location, specs: Sequence[TensorSpec], count: int, step: int) 
     # saving it saves no more.
     size = first.path.stat().st_size
     try:
-        mapped = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
+        mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
     except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
         return None
+    return _cut(mapped, first.offset, specs, count, step)
+
+
+def _cut(
+    memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int
+) -> dict[str, Tensor]:
+    """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
     views = {}
     for t in specs:
-        dtype, begin = TORCH[t.dtype], first.offset + t.offset
-        part = mapped[begin : begin + (count - 1) * step + t.nbytes]
+        dtype, begin = TORCH[t.dtype], start + t.offset
+        part = memory[begin : begin + (count - 1) * step + t.nbytes]
         shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
         views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
     return views

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import StorageError, UsageError, ZooError
 from checkpoints_zoo.header import shard_header
 from checkpoints_zoo.layout import Layout, is_counter
 
@@ -117,3 +119,31 @@ def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
             raw = (halves if was.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
         out[t.offset : t.offset + t.nbytes] = raw.data
     return out
+
+
+def check_room(root: Path, needed: int) -> None:
+    """Check that a folder's disk has room for so many bytes.
+
+    Raises:
+        StorageError: it has not.
+    """
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise StorageError(
+            f"folder {root}", expected=f"room for {needed:,} bytes", found=f"{free:,} bytes free",
+            do="Free some, or give a folder on another disk", path=root,
+        )  # fmt: skip
+
+
+@contextmanager
+def writing_into(root: Path) -> Iterator[None]:
+    """Make a folder, and turn errors of its disk into a StorageError."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        yield
+    except ZooError:
+        raise
+    except OSError as error:
+        found = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
+        raise StorageError(f"folder {root}", expected=expected, found=found, do=do, path=root) from error

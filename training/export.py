@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import architectures, catalog, images, manifest, metrics, pieces, predictions, shard, writing
+from checkpoints_zoo import architectures, catalog, images, manifest, measuring, pieces, shard, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
@@ -125,19 +125,10 @@ def _measure(source: Source, description: Description, rows: Sequence[Mapping[st
     found: dict[int, dict[str, Any]] = {r["member"]: {} for r in rows}
     for member, digest in zip(members.ids, pieces.hash_members(members.locations()), strict=True):
         found[member]["sha256"] = digest
-    for split in ("train", "test"):
-        inside = images.load(description.dataset, split)
-        assert inside.labels is not None
-        for member, logits in zip(members.ids, predictions.logits(members, inside).double(), strict=True):
-            log_probs = logits.log_softmax(-1)
-            probs, loss = log_probs.exp(), metrics.nll(log_probs, inside.labels).item()
-            found[member][f"{split}_accuracy"] = metrics.accuracy(probs, inside.labels).item()
-            found[member] |= {"train_loss": loss} if split == "train" else {
-                "test_nll": loss,
-                "test_brier": metrics.brier(probs, inside.labels).item(),
-                "test_ece": metrics.ece(probs, inside.labels).item(),
-                "eval_data": f"{inside.name}/{inside.split}",
-            }  # fmt: skip
+    for member, train in measuring.figures(members, images.load(description.dataset, "train")):
+        found[member] |= {"train_accuracy": train["accuracy"], "train_loss": train["nll"]}
+    for member, columns in measuring.measured(members, images.load(description.dataset, "test")).items():
+        found[member] |= columns
     return found
 
 

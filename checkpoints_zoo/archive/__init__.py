@@ -7,11 +7,13 @@ Nothing is ever unpacked, so no name in an archive becomes the name of a file.
 from __future__ import annotations
 
 from checkpoints_zoo.archive.contents import Entry, Head, Index, Other, numbers_in
-from checkpoints_zoo.archive.rows import index_file, rows_of, source_of_archive
+from checkpoints_zoo.archive.rows import (
+    Lot, Lying, Tell, index_file, layout_key, layout_of_head, lot_of, rows_of, rows_of_lots, source_of_archive,
+)  # fmt: skip
 from checkpoints_zoo.archive.streams import stream
 from checkpoints_zoo.archive.walking import index, verify_entry, walk
 
 __all__ = [
-    "Entry", "Head", "Index", "Other", "index", "index_file", "numbers_in", "rows_of", "source_of_archive", "stream",
-    "verify_entry", "walk",
+    "Entry", "Head", "Index", "Lot", "Lying", "Other", "Tell", "index", "index_file", "layout_key", "layout_of_head",
+    "lot_of", "numbers_in", "rows_of", "rows_of_lots", "source_of_archive", "stream", "verify_entry", "walk",
 ]  # fmt: skip

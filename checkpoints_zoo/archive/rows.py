@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,35 @@ from checkpoints_zoo.layout import Layout, is_counter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """A member where it lies.
+
+    Args:
+        name: of its own file, which may have its number.
+        path: of the file in the source that holds its bytes.
+        offset: of its first tensor there.
+        head: what its tensors are.
+    """
+
+    name: str
+    path: str
+    offset: int
+    head: Head
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Members that are numbered together, those of one archive or one folder; `broken`: (name, why) of damaged ones."""
+
+    members: Sequence[Lying]
+    broken: Sequence[tuple[str, str]] = ()
+
+
+# Says which net a head's tensors are, and how they lie; raises LayoutError for tensors that are of none.
+Tell = Callable[[Head], tuple[Recognised, Layout]]
 
 
 def layout_of_head(head: Head) -> tuple[Recognised, Layout]:
@@ -55,7 +85,6 @@ def rows_of(
         DamagedError: no members.
         UsageError: a gzipped archive.
     """
-    nets: dict[Head, tuple[Recognised, Layout] | LayoutError] = {}
     for path, index in indexes.items():
         if index.kind != "tar":
             raise UsageError(
@@ -64,32 +93,55 @@ def rows_of(
                 found="a gzipped one",
                 do="It can only be read from front to back: `stream` yields its members",
             )
-        for head in index.heads:
-            if head not in nets:
-                try:
-                    nets[head] = layout_of_head(head)
-                except LayoutError as error:
-                    nets[head] = error
-    majority = _majority(indexes, nets)
+    return rows_of_lots([lot_of(path, index) for path, index in indexes.items()], layout_of_head)
+
+
+def lot_of(path: str, index: Index) -> Lot:
+    """Return an archive's members with their places, given its path in the source."""
+    heads = index.heads
+    members = [Lying(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
+    return Lot(members, [(other.name, other.why) for other in index.others if other.member])
+
+
+def rows_of_lots(lots: Sequence[Lot], tell: Tell) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
+    """Write the manifest of members wherever they lie, numbered as `rows_of` says; return what it returns.
+
+    Args:
+        lots: in the collection's order.
+        tell: which net a head's tensors are.
+
+    Raises:
+        LayoutError: no member is of a net that is known.
+        DamagedError: no members.
+    """
+    # By identity: heads are few, and a hash over all of their names takes long.
+    heads = {id(m.head): m.head for lot in lots for m in lot.members}
+    nets = {key: _told(head, tell) for key, head in heads.items()}
+    majority = _majority(Counter(id(m.head) for lot in lots for m in lot.members), nets)
     rows, layouts, taken = list[dict[str, Any]](), dict[str, Layout](), set[int]()
-    for path, index in indexes.items():
-        broken = [other for other in index.others if other.member]
-        numbers = numbers_of([*(e.name for e in index.entries), *(other.name for other in broken)])
+    alike = {key: _of_head(net, majority, layouts) for key, net in nets.items()}
+    for lot in lots:
+        numbers = numbers_of([*(m.name for m in lot.members), *(name for name, _ in lot.broken)])
         if taken & set(numbers):
             shift = max(taken) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]
         taken |= set(numbers)
-        alike = [_of_head(nets[head], majority, layouts) for head in index.heads]
-        leads = [head.lead for head in index.heads]
         # The numbers of the damaged members come last; their rows are made below.
-        for entry, number in zip(index.entries, numbers[: len(index.entries)], strict=True):
-            row = _row(number) | alike[entry.head]
+        for member, number in zip(lot.members, numbers[: len(lot.members)], strict=True):
+            row = _row(number) | alike[id(member.head)]
             if row["status"] == "ok":
-                row |= {"path": path, "offset": entry.data + leads[entry.head]}
+                row |= {"path": member.path, "offset": member.offset}
             rows.append(row)
-        for other, number in zip(broken, numbers[len(index.entries) :], strict=True):
-            rows.append(_row(number) | {"status": "failed", "reason": other.why})
+        for (_, why), number in zip(lot.broken, numbers[len(lot.members) :], strict=True):
+            rows.append(_row(number) | {"status": "failed", "reason": why})
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
+
+
+def _told(head: Head, tell: Tell) -> tuple[Recognised, Layout] | LayoutError:
+    try:
+        return tell(head)
+    except LayoutError as error:
+        return error
 
 
 def _of_head(
@@ -100,7 +152,7 @@ def _of_head(
         return {"status": "excluded", "reason": str(net)}
     if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
         return {"status": "excluded", "reason": f"a {net[0].architecture} with {net[0].arguments}"}
-    key = _key(majority.architecture, net[1])
+    key = layout_key(majority.architecture, net[1])
     layouts[key] = net[1]
     return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
 
@@ -109,14 +161,10 @@ def _row(number: int) -> dict[str, Any]:
     return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
-def _majority(indexes: Mapping[str, Index], nets: Mapping[Head, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
-    """Return the net that most members are."""
-    counts: Counter[Head] = Counter()
-    for index in indexes.values():
-        for at, of_head in Counter(e.head for e in index.entries).items():
-            counts[index.heads[at]] += of_head
+def _majority(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
+    """Return the net that most members are, given how many have each head."""
     if not counts:
-        raise DamagedError(f"archives {', '.join(indexes)}", expected="members", found="none")
+        raise DamagedError("archives or folder", expected="members", found="none")
     votes: dict[str, tuple[int, Recognised]] = {}
     for head, count in counts.items():
         net = nets[head]
@@ -128,7 +176,8 @@ def _majority(indexes: Mapping[str, Index], nets: Mapping[Head, tuple[Recognised
     return max(votes.values(), key=lambda vote: vote[0])[1]
 
 
-def _key(architecture: str, layout: Layout) -> str:
+def layout_key(architecture: str, layout: Layout) -> str:
+    """Name a layout; return a key that is the same for the same layout."""
     text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
     return f"{architecture}-{hashlib.sha256(text).hexdigest()[:8]}"
 

@@ -1,0 +1,101 @@
+"""What files of weights can't tell of a collection: its images, classes, preprocessing, licence and how to cite it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from checkpoints_zoo import catalog
+from checkpoints_zoo.catalog import Description, Listing
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.finding import resolve
+from checkpoints_zoo.layout import Layout
+
+EMPTY: dict[str, Any] = {
+    "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
+}  # fmt: skip
+OF_IMAGES = ("dataset", "classes", "preprocessing")
+
+
+def described(
+    name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], given: Mapping[str, Any], like: str | None
+) -> Description:
+    """Put together what is known of a collection; return the description.
+
+    Args:
+        name: of the collection. If the catalog knows it, it says what is not given.
+        net: architecture and arguments, as the members' tensors say.
+        layouts: of the members.
+        given: facts by the user: fields of `Description` among title, dataset, classes, preprocessing, licence and
+            citation.
+        like: another collection of the catalog, whose images the members are for.
+
+    Raises:
+        CollectionNotFound: no such collection in the catalog.
+        UsageError: facts of another name or type, or that contradict the members.
+        FormatError: preprocessing that is none.
+    """
+    if unknown := sorted(set(given) - set(EMPTY)):
+        raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY)}", found=", ".join(unknown))
+    known = dict(EMPTY)
+    listing = catalog.collections().get(name)
+    if listing:
+        known |= _of(listing)
+        if listing.architecture != net["architecture"]:
+            raise UsageError(
+                f"collection {name}",
+                expected=f"members of {listing.architecture}, as the catalog says",
+                found=net["architecture"],
+                do="Give the collection another name",
+                collection=name,
+            )
+    if like is not None:
+        of_like = _of(catalog.listing(like))
+        known |= {fact: of_like[fact] for fact in OF_IMAGES}
+    if not isinstance(given.get("classes", ()), list | tuple):
+        raise UsageError("classes of a collection", expected="a list of names", found=repr(given["classes"])[:80])
+    if "preprocessing" in given:
+        from checkpoints_zoo.images import Preprocess
+
+        Preprocess.from_json(given["preprocessing"])
+    known |= given
+    values = {
+        "format_version": catalog.FORMAT_VERSION, "name": name, **known, "classes": list(known["classes"]), **net,
+        "layouts": {key: layout.to_json() for key, layout in layouts.items()},
+    }  # fmt: skip
+    description = Description.from_json(values, Path(f"of {name}"))
+    classes = net["arguments"].get("classes", len(description.classes))
+    if description.classes and len(description.classes) != classes:
+        raise UsageError(
+            f"classes of {name}",
+            expected=f"{classes}, as many as the members' logits",
+            found=f"{len(description.classes)}",
+            collection=name,
+        )
+    return description
+
+
+def _of(listing: Listing) -> dict[str, Any]:
+    """Return what the catalog, or a source that it names, says of a collection."""
+    archives = listing.archives
+    if archives is None:
+        description = resolve(None, listing.name).read(listing.name)[0]
+        return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY}
+    facts = {fact: getattr(archives, fact) for fact in ("classes", "preprocessing", "citation")}
+    return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
+
+
+def renewed(description: Description, given: Mapping[str, Any], like: str | None, old: Description) -> Description:
+    """Return the description that is there already, with the facts that the user gives now.
+
+    Args:
+        description: made anew.
+        given, like: as in `described`.
+        old: the one that is there, whose facts may have been written by hand.
+    """
+    anew = {*given, *(OF_IMAGES if like is not None else ())}
+    kept = {fact: getattr(old, fact) for fact in EMPTY if fact not in anew}
+    values = {f.name: getattr(description, f.name) for f in fields(description)}
+    return Description(**{**values, **kept})

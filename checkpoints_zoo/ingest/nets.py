@@ -1,0 +1,138 @@
+"""Which net the members are: one that the package tells by its tensors, one that it is told, or the user's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from checkpoints_zoo import archive
+from checkpoints_zoo.archive import Head, Lot, Tell
+from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.keymaps import UPSTREAM, Recognised, strip_wrappers
+from checkpoints_zoo.layout import Layout, Shape, differences, is_counter
+
+Tensors = Mapping[str, tuple[str, Shape]]
+
+
+@dataclass(frozen=True)
+class Net:
+    """What a user says of the members' net; nothing where its tensors tell.
+
+    Args:
+        architecture: a name in `ARCHITECTURES`.
+        arguments: of that function, JSON values.
+        own: what to call a net that the package lacks: its tensors are taken as they are.
+        prefix: what stands before all stored names and is to be taken off ("model.").
+    """
+
+    architecture: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    own: str | None = None
+    prefix: str = ""
+
+
+def teller(net: Net, lots: Sequence[Lot]) -> Tell:
+    """Return what tells the nets of the members' heads.
+
+    Args:
+        net: what the user says.
+        lots: the members. A net of the user's own has the tensors that most of them have.
+
+    Raises:
+        UsageError: no architecture of that name, or one that the package has under a name that it lacks.
+    """
+    if net.own is not None:
+        _check_own(net)
+        counts = Counter(id(m.head) for lot in lots for m in lot.members)
+        heads = {id(m.head): m.head for lot in lots for m in lot.members}
+        most = heads[counts.most_common(1)[0][0]] if counts else None
+        wanted = {name: shape for name, (_, shape) in _bare(most, net.prefix).items()} if most else {}
+        return lambda head: _fitted(head, net, Recognised(net.own or "", {}, {}), wanted)
+    if net.architecture is None or net.architecture in UPSTREAM:
+        return lambda head: _recognised(head, net)
+    shapes = _shapes(net)
+    known = Recognised(net.architecture, dict(net.arguments), {})
+    return lambda head: _fitted(head, net, known, shapes)
+
+
+def _check_own(net: Net) -> None:
+    from checkpoints_zoo.architectures import ARCHITECTURES
+
+    if net.architecture is not None or net.arguments:
+        raise UsageError("net of the members", expected="one of the package's, or one of your own", found="both")
+    if not net.own or net.own in ARCHITECTURES:
+        raise UsageError(
+            f"name {net.own!r} of a net of your own",
+            expected=f"another name than the package's nets have ({', '.join(ARCHITECTURES)})",
+            found="one of these" if net.own else "none",
+            do="Give it as --architecture if the members are this net",
+        )
+
+
+def _shapes(net: Net) -> dict[str, Shape]:
+    import torch
+
+    from checkpoints_zoo.architectures import build
+
+    with torch.device("meta"):
+        state = build(str(net.architecture), **net.arguments).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _bare(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
+    """Take a prefix off the names of a head's tensors; return bare name -> (dtype, shape).
+
+    Raises:
+        LayoutError: a name without it.
+    """
+    for name, _, _ in head.tensors:
+        if not name.startswith(prefix) or name == prefix:
+            raise LayoutError(f"tensor {name!r}", expected=f"a name that starts with {prefix!r}", tensor=name)
+    return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
+
+
+def _recognised(head: Head, net: Net) -> tuple[Recognised, Layout]:
+    found, layout = archive.layout_of_head(_without(head, net.prefix))
+    wrong = {k: v for k, v in net.arguments.items() if found.arguments.get(k) != v}
+    if net.architecture not in (None, found.architecture) or wrong:
+        raise LayoutError(
+            "tensors of a member",
+            expected=f"those of {net.architecture} {wrong or ''}".rstrip(),
+            found=f"{found.architecture} with {found.arguments}",
+        )
+    return found, _stored_with(layout, net.prefix)
+
+
+def _without(head: Head, prefix: str) -> Head:
+    return Head(head.lead, tuple((n, d, s) for n, (d, s) in _bare(head, prefix).items())) if prefix else head
+
+
+def _stored_with(layout: Layout, prefix: str) -> Layout:
+    """Put a prefix that was taken off back into the stored names; return the layout."""
+    if not prefix:
+        return layout
+    stored = ((t.stored or t.name, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors)
+    tensors = [(t.name, t.dtype, t.shape, prefix + n, s) for t, (n, s) in zip(layout.tensors, stored, strict=True)]
+    return Layout.of_stored(tensors, layout.counters, layout.lead)
+
+
+def _fitted(head: Head, net: Net, known: Recognised, wanted: Mapping[str, Shape]) -> tuple[Recognised, Layout]:
+    """Fit a head's tensors to those of a net, wrappers' prefixes taken off; return the net and their layout.
+
+    Raises:
+        LayoutError: what is missing, extra and misshapen.
+    """
+    bare = _bare(head, net.prefix)
+    names = strip_wrappers(bare, wanted)
+    found = {names[name]: shape for name, (_, shape) in bare.items()}
+    wrong, phrase = differences(found, {n: s for n, s in wanted.items() if n in found or not is_counter(n)})
+    if wrong:
+        raise LayoutError(
+            "tensors of a member", expected=f"those of {known.architecture} by name and shape", found=phrase,
+            tensor=wrong[0],
+        )  # fmt: skip
+    tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare.items())
+    missing = [name for name in wanted if is_counter(name) and name not in found]
+    return known, Layout.of_stored(tensors, missing, head.lead)
