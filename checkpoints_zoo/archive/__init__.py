@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from checkpoints_zoo.archive.contents import Entry, Head, Index, Other, numbers_in
 from checkpoints_zoo.archive.rows import (
-    Lot, Lying, Tell, index_file, layout_key, layout_of_head, lot_of, rows_of, rows_of_lots, source_of_archive,
+    Lot,
+    Lying,
+    Tell,
+    index_file,
+    layout_key,
+    layout_of_head,
+    lot_of,
+    rows_of,
+    rows_of_lots,
+    source_of_archive,
 )  # fmt: skip
 from checkpoints_zoo.archive.streams import stream
 from checkpoints_zoo.archive.walking import index, verify_entry, walk

@@ -23,7 +23,9 @@ SHOWN = 20
 @click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
 @output
 def command(folder: str, repo: str, sample: int, out: Output, **options: Any) -> None:
-    """Check a folder and put it on the Hub: weights first, then the manifests and the card in one commit.
+    """Check a folder and put it on the Hub.
+
+    Weights go up first, then the manifests and the card in one commit.
 
     Cut off anywhere and started again it goes on; run twice it does nothing. Nothing in the repo is deleted.
     """
