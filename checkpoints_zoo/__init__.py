@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.evaluation import Report, evaluate
     from checkpoints_zoo.loading import collections, load
     from checkpoints_zoo.member import Member
+    from checkpoints_zoo.posterior.mass import minimal_mass
     from checkpoints_zoo.publishing import publish
     from checkpoints_zoo.symmetry import symmetries
     from checkpoints_zoo.verification import verify
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 __version__ = _version("checkpoints-zoo")
 __all__ = [
     "Collection", "Ensemble", "Member", "Report", "ZooError", "collections", "evaluate", "images", "load", "metrics",
-    "publish", "symmetries", "verify",
+    "minimal_mass", "publish", "symmetries", "verify",
 ]  # fmt: skip
 
 # Resolved on first use, so that the command line starts without torch.
 _PLACES = {
     "Collection": "collection", "Member": "member", "Ensemble": "ensemble", "ZooError": "errors",
     "collections": "loading", "load": "loading", "evaluate": "evaluation", "Report": "evaluation",
-    "publish": "publishing", "symmetries": "symmetry", "verify": "verification", "images": "", "metrics": "",
+    "minimal_mass": "posterior.mass", "publish": "publishing", "symmetries": "symmetry", "verify": "verification",
+    "images": "", "metrics": "",
 }  # fmt: skip
 
 

@@ -199,6 +199,7 @@ class Draft:
         self._lock = threading.Lock()
         self._head = head
         self._file: FileIO | None = None
+        self._at = 0  # in the file
 
     def write(self, at: int, piece: bytes) -> bool:
         """Put bytes at a place behind the head, each once; return whether these were the last.
@@ -209,12 +210,16 @@ class Draft:
         with self._lock:
             try:
                 if self._file is None:
-                    self._file = FileIO(self.temporary, "w+")
-                    _write(self._file, 0, self._head)
+                    self._file, self._at = FileIO(self.temporary, "w+"), self._start
+                    _write(self._file, self._head)
                 skipped = max(0, min(len(piece), len(self.before) - at))
                 self.before[at : at + skipped] = piece[:skipped]
                 if kept := piece[skipped:]:
-                    _write(self._file, self._start + at + skipped - len(self.before), kept)
+                    begin = self._start + at + skipped - len(self.before)
+                    if begin != self._at:  # a call of the system that most pieces can do without
+                        self._file.seek(begin)
+                    _write(self._file, kept)
+                    self._at = begin + len(kept)
             except OSError as error:
                 raise full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
@@ -243,8 +248,7 @@ class Draft:
             self._file = None
 
 
-def _write(file: FileIO, at: int, piece: bytes) -> None:
-    file.seek(at)
+def _write(file: FileIO, piece: bytes) -> None:
     left = memoryview(piece)
     while left:
         left = left[file.write(left) or 0 :]

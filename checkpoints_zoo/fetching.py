@@ -103,7 +103,7 @@ def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -
     """
     from huggingface_hub import is_offline_mode
 
-    heads = {id(x.layout): cache.head_of(x.layout) for x in wanted}
+    heads = {key: cache.head_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
     found = _here(repo, wanted, heads)
     missing = [x for x in wanted if x not in found]
     if missing and is_offline_mode():
@@ -151,13 +151,12 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
     known = {inside: remote for inside in files if (remote := _asked.pop((repo, inside), None)) is not None}
     place = cache.writable(repo.id)
     cache.sweep(place)
-    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool:
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
         found = pool.map(lambda inside: known.get(inside) or Remote.of(repo, inside), files)
         remotes = dict(zip(files, found, strict=True))
-    for inside, remote in remotes.items():
-        remote.check_size(max(x.end for x in files[inside]))
-        cache.note(place, repo.commit, inside, remote.etag, remote.size)
-    with ExitStack() as locks:
+        for inside, remote in remotes.items():
+            remote.check_size(max(x.end for x in files[inside]))
+            cache.note(place, repo.commit, inside, remote.etag, remote.size)
         for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: nobody waits in a circle
             locks.enter_context(cache.locked(place, etag))
         here = _here(repo, missing, heads)  # another process may have been faster
@@ -174,11 +173,11 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
                 parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
         if parts:
             cache.check_room(place, sum(p.draft.size for p in parts))
-            _read(parts, name)
+            _read(parts, name, pool)
     _asked.update({(repo, inside): remote for inside, remote in remotes.items()})
 
 
-def _read(parts: Sequence[_Part], name: str) -> None:
+def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> None:
     """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
@@ -187,7 +186,7 @@ def _read(parts: Sequence[_Part], name: str) -> None:
     total = sum(end - begin for _, begin, end in ranges)
     title = f"{name}: {len(parts)} member{'s' if len(parts) > 1 else ''}"
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
-    with bar, ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool:
+    with bar:
 
         def run(those: Sequence[_Part], begin: int, end: int) -> None:
             def sink(at: int, piece: bytes) -> None:

@@ -24,6 +24,8 @@ from checkpoints_zoo.pieces import BUFFER_BYTES, Location, buffer, fill, groups,
 from checkpoints_zoo.placement import check_against_files
 from checkpoints_zoo.shard import TORCH, check_tensors
 
+READERS = 2  # of large members: more of them find no more work
+
 
 def stack(
     locations: Sequence[Location],
@@ -108,12 +110,14 @@ def _gathered(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dic
     step = -(-size // 8) * 8
     memory = np.empty(step * len(locations), np.uint8)  # numpy asks for large pages: faster to touch for the first time
     runs = _runs(specs)
-    for i, x in enumerate(locations):
-        raw = fill(x, x.offset, memory[i * step : i * step + size].data)
-        for kind, begin, count in runs:
-            values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
-            if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
-                check_finite(_cut(torch.from_numpy(memory).untyped_storage(), i * step, specs, 1, step), [x])
+    with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-read") as readers:
+        parts = [memory[i * step : i * step + size].data for i in range(len(locations))]
+        for i, raw in enumerate(readers.map(lambda x, part: fill(x, x.offset, part), locations, parts)):
+            for kind, begin, count in runs:
+                values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
+                if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
+                    whole = torch.from_numpy(memory).untyped_storage()
+                    check_finite(_cut(whole, i * step, specs, 1, step), [locations[i]])
     return _cut(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), step)
 
 
@@ -196,9 +200,7 @@ def _views(first: Location, specs: Sequence[TensorSpec], count: int, step: int) 
     return _cut(mapped, first.offset, specs, count, step)
 
 
-def _cut(
-    memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int
-) -> dict[str, Tensor]:
+def _cut(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
     """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
     views = {}
     for t in specs:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -201,10 +202,10 @@ def test_a_disk_that_fills_up(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyP
     stacked("0")
     before, write = left(), cache._write
 
-    def refuse(file: object, at: int, piece: bytes) -> None:
-        if at > 0:
+    def refuse(file: FileIO, piece: bytes) -> None:
+        if file.tell() > 0:
             raise OSError(number, os.strerror(number))
-        write(file, at, piece)
+        write(file, piece)
 
     monkeypatch.setattr(cache, "_write", refuse)
     with pytest.raises(StorageError) as caught:

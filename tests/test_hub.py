@@ -124,6 +124,26 @@ def test_xet_repos_are_read_over_plain_http(hub_xet: Hub) -> None:
     assert same(zoo.load("tiny", n=3, source=ADDRESS).stack(), load(built, n=3).stack())
 
 
+def test_files_that_lie_in_xet_storage(hub_xet: Hub) -> None:
+    from huggingface_hub import HfApi
+
+    built = published(hub_xet)
+    hub_xet.repos.clear()
+    api = HfApi()
+    api.create_repo(REPO, repo_type="dataset")
+    api.upload_folder(folder_path=built.root, repo_id=REPO, repo_type="dataset")
+    assert all(file.xet for path, file in hub_xet.files(REPO).items() if path.startswith("shards/"))
+    hub_xet.log.clear()
+    members = zoo.load("tiny", members="0-5,12", source=ADDRESS)
+    assert same(members.stack(), load(built, members="0-5,12").stack())
+    assert hub_xet.log.bytes(SHARDS) == built.rows[0]["nbytes"]  # of the second shard; Xet has brought the whole first
+    before = len(hub_xet.log)
+    again = zoo.load("tiny", members="7-9", source=str(members.source.shown))
+    assert same(again.stack(), load(built, members="7-9").stack())
+    assert len(hub_xet.log) == before
+    assert hub_xet.log.leaks(WRITER) == []
+
+
 def test_progress_says_bytes_and_rate_on_stderr(
     hub: Hub, tiny: Built, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ ROOMS = {
     "markup": LIGHT,
     "sections": LIGHT,
     "pictures": LIGHT,
+    "mass_plots": HEAVY,
     "cards": LIGHT,
     "publishing": LIGHT,
     "auditing": LIGHT,

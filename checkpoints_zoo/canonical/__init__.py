@@ -1,0 +1,1 @@
+"""Canonical forms of networks: pure functions on stacked parameters that read the symmetry table."""

@@ -1,0 +1,1 @@
+"""What a population says about the posterior: figures on collections."""

@@ -1,0 +1,198 @@
+"""Symmetries applied to parameters: pure functions on a member's tensors, or on stacked ones.
+
+Whether there is a leading member axis is seen from the shapes, which the table knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.symmetry.elements import Element, check
+from checkpoints_zoo.symmetry.table import Axes, Move, Table
+
+_CHUNK = 1 << 22  # indices of one gather: 32 MB
+
+
+def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
+    """Scale, then permute; return new tensors in the same dtypes.
+
+    Args, Raises: see `rescale` and `permute`.
+    """
+    return permute(table, rescale(table, params, element.scales), element.permutations)
+
+
+def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Move units along all axes they appear on; return the tensors, new where something moved.
+
+    Args:
+        table: of the network.
+        params: name -> (*shape), or (member, *shape); names may be missing.
+        permutations: group -> int64 (unit), the same for all members, or (member, unit): unit u becomes what unit
+            permutation[u] was. Groups that are missing stay.
+
+    Raises:
+        LayoutError: a tensor that the table lacks, or of another shape.
+        UsageError: no permutation of that group, or for another number of members.
+
+    >>> from torch import nn
+    >>> from checkpoints_zoo.symmetry import symmetries
+    >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> table = symmetries(net, torch.zeros(1, 1))
+    >>> swapped = permute(table, net.state_dict(), {"0": torch.tensor([1, 0])})
+    >>> bool((swapped["2.weight"] == net[2].weight.flip(1)).all())
+    True
+    """
+    check(table, Element(permutations, {}))
+    members = members_of(table, params)
+    _check_members(members, permutations)
+    return {name: _permuted(table.tensors[name], tensor, permutations) for name, tensor in params.items()}
+
+
+def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Multiply tensors by their powers of scales, a variance with its eps; return them, new where something scales.
+
+    Computed in float32, and in float64 for tensors of that dtype and for variances; rounded to the tensor's own dtype.
+
+    Args:
+        table: of the network.
+        params: name -> (*shape), or (member, *shape); names may be missing.
+        scales: name -> positive (value), the same for all members, or (member, value). Scales that are missing are 1.
+
+    Raises:
+        LayoutError: a tensor that the table lacks, or of another shape.
+        UsageError: no such scale, not positive, or for another number of members.
+    """
+    check(table, Element({}, scales))
+    _check_members(members_of(table, params), scales)
+    return {name: _rescaled(table.tensors[name], tensor, scales) for name, tensor in params.items()}
+
+
+def members_of(table: Table, params: Mapping[str, Tensor]) -> int | None:
+    """Check tensors against a table; return how many members they stack, None if they are one member's.
+
+    Raises:
+        LayoutError: a tensor that the table lacks, of another shape, or for another number of members.
+    """
+    found: dict[int | None, str] = {}
+    for name, tensor in params.items():
+        if name not in table.tensors:
+            raise LayoutError(f"tensor {name!r}", expected=f"a tensor of {table.network}", found="another", tensor=name)
+        shape, lead = table.tensors[name].shape, tensor.ndim - len(table.tensors[name].shape)
+        if lead not in (0, 1) or tuple(tensor.shape[lead:]) != shape:
+            raise LayoutError(
+                f"tensor {name!r}",
+                expected=f"{shape}, or (member, *{shape})",
+                found=str(tuple(tensor.shape)),
+                tensor=name,
+            )
+        found.setdefault(len(tensor) if lead else None, name)
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        counts = [
+            f"{n!r} of {'one member' if m is None else f'{m} stacked'}" for m, n in ((one, first), (other, second))
+        ]
+        raise LayoutError("tensors", expected="one number of members", found=" and ".join(counts), tensor=second)
+    return next(iter(found), None)
+
+
+def _check_members(members: int | None, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        if value.ndim == 2 and len(value) != members:
+            found = f"{len(value)} for {'one member without a member axis' if members is None else members}"
+            raise UsageError(f"values of {name!r}", expected="as many rows as members", found=found)
+
+
+def _permuted(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+    moves = [move for move in axes.moves if move.group in permutations]
+    if not moves:
+        return tensor
+    lead = tensor.ndim - len(axes.shape)
+    places = {i: _places(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
+    if all(places[i].ndim == 1 for i in places):
+        for i, index in places.items():
+            tensor = tensor.index_select(i + lead, index)
+        return tensor
+    return _gathered(axes, tensor, places)
+
+
+def _places(
+    axes: Axes, axis: int, moves: list[Move], permutations: Mapping[str, Tensor], device: torch.device
+) -> Tensor:
+    """Return the entries that an axis takes: (entry), (member, entry), or (member, row, entry) of a grouped kernel."""
+    size = axes.shape[axis]
+    parts, at = [], 0
+    for move in sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset):
+        p = permutations[move.group].to(device)
+        if move.within:
+            # (member, block, column), then a row each.
+            columns = p.reshape(*p.shape[:-1], move.within, size) % size
+            return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
+        entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
+        parts += [torch.arange(at, move.offset, device=device), entries]
+        at = move.offset + entries.shape[-1]
+    parts.append(torch.arange(at, size, device=device))
+    lead = max((part.shape[:-1] for part in parts), key=len)
+    return torch.cat([part.expand(*lead, -1) for part in parts], -1)
+
+
+def _gathered(axes: Axes, tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+    """Take all entries in one gather of rows: what lies behind the last axis that moves is one row."""
+    own = tensor if tensor.ndim > len(axes.shape) else tensor[None]
+    last = max(places)
+    rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
+    source = own.reshape(-1, width)
+    step = max(1, _CHUNK // rows)
+    chunks = [range(start, min(start + step, len(own))) for start in range(0, len(own), step)]
+    if tensor.requires_grad:
+        return torch.cat([source.index_select(0, _rows(axes, places, c)) for c in chunks]).reshape(tensor.shape)
+    result = torch.empty_like(source)
+    for c in chunks:
+        torch.index_select(source, 0, _rows(axes, places, c), out=result[c.start * rows : c.stop * rows])
+    return result.reshape(tensor.shape)
+
+
+def _rows(axes: Axes, places: Mapping[int, Tensor], members: range) -> Tensor:
+    """Return the rows that some members take, as numbers among the rows of all."""
+    device = next(iter(places.values())).device
+    index = torch.arange(members.start, members.stop, device=device)
+    for axis, size in enumerate(axes.shape[: max(places) + 1]):
+        own = places.get(axis, torch.arange(size, device=device))
+        if own.ndim > 1 and len(own) > 1:
+            own = own[members.start : members.stop]
+        if own.ndim == 2:
+            own = own.reshape(-1, *[1] * axis, size)
+        index = index[..., None] * size + own
+    return index.flatten()
+
+
+def _rescaled(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
+    powers = [power for power in axes.powers if power.scale in scales]
+    if not powers:
+        return tensor
+    lead = tensor.ndim - len(axes.shape)
+    wide = torch.float64 if axes.shift or tensor.dtype == torch.float64 else torch.float32
+    result = tensor.to(wide, copy=True)
+    result += axes.shift
+    for power in powers:
+        values = scales[power.scale].to(tensor.device, torch.float64).pow(power.power).to(wide)
+        values = values.repeat_interleave(power.length // values.shape[-1], -1)
+        if power.within:
+            # (member, block, column), then a row each.
+            columns = axes.shape[1]
+            run = torch.ones(*values.shape[:-1], power.within * columns, dtype=wide, device=tensor.device)
+            run[..., power.offset : power.offset + power.length] = values
+            values = run.reshape(*values.shape[:-1], power.within, columns)
+            values = values.repeat_interleave(axes.shape[0] // power.within, -2)
+            part, behind = result, len(axes.shape) - 2
+        else:
+            part = result.narrow(power.axis + lead, power.offset, power.length)
+            behind = len(axes.shape) - power.axis - 1
+            values = values.reshape(*values.shape[:-1], *[1] * power.axis, -1)
+        part *= values.reshape(*values.shape, *[1] * behind)
+    result -= axes.shift
+    return result.to(tensor.dtype)
