@@ -10,7 +10,7 @@ from json import JSONDecodeError
 from typing import Any
 from urllib.parse import urlsplit
 
-from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, ZooError
+from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
 
 AGAIN = "Try again: what has arrived is kept"
 PROXIES = "Check HF_ENDPOINT, and proxies on the way"
@@ -29,6 +29,7 @@ def asking(label: str, what: str, to: str = "read") -> Iterator[None]:
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
+    check_endpoint()
     try:
         yield
     except ZooError:
@@ -102,6 +103,19 @@ def _of_status(response: Any, what: str, to: str) -> ZooError:
         do = f"Try again {when}: what has arrived is kept. Logged in, the limit is higher"
         return NetworkError(what, expected="an answer", found=f"{found}: the Hub's rate limit", do=do)
     return NetworkError(what, expected=f"an answer from {host()}", found=found, do=AGAIN)
+
+
+def check_endpoint() -> None:
+    """Check that the Hub's address is one.
+
+    Raises:
+        UsageError: HF_ENDPOINT is something else.
+    """
+    parts = urlsplit(endpoint())
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UsageError(
+            "HF_ENDPOINT", expected="https://HOST", found=repr(endpoint())[:120], do="Correct it, or unset it"
+        )
 
 
 def endpoint() -> str:

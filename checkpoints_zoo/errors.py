@@ -48,7 +48,7 @@ class ZooError(Exception):
 
     def __str__(self) -> str:
         clauses = [f"expected {self.expected}"] if self.expected else []
-        clauses += [f"found {self.found}"] if self.found else []
+        clauses += [f"found {self.found.rstrip('. ')}"] if self.found else []  # others' texts may end in a dot
         text = f"{self.thing}: {'; '.join(clauses)}." if clauses else f"{self.thing}."
         return f"{text} {self.do}{'' if self.do.endswith('?') else '.'}" if self.do else text
 

@@ -151,12 +151,15 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
     known = {inside: remote for inside in files if (remote := _asked.pop((repo, inside), None)) is not None}
     place = cache.writable(repo.id)
     cache.sweep(place)
+
+    def ask(inside: str) -> Remote:
+        remote = known.get(inside) or Remote.of(repo, inside)
+        remote.check_size(max(x.end for x in files[inside]))
+        cache.note(place, repo.commit, inside, remote.etag, remote.size)
+        return remote
+
     with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
-        found = pool.map(lambda inside: known.get(inside) or Remote.of(repo, inside), files)
-        remotes = dict(zip(files, found, strict=True))
-        for inside, remote in remotes.items():
-            remote.check_size(max(x.end for x in files[inside]))
-            cache.note(place, repo.commit, inside, remote.etag, remote.size)
+        remotes = dict(zip(files, pool.map(ask, files), strict=True))
         for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: nobody waits in a circle
             locks.enter_context(cache.locked(place, etag))
         here = _here(repo, missing, heads)  # another process may have been faster

@@ -120,7 +120,7 @@ class Source:
         description, rows = _checked(self, name, stamp)
         return description, rows
 
-    def _grounds(self) -> list[Path]:
+    def grounds(self) -> list[Path]:
         """Return the folders that a link inside the source may lead into: those of whoever laid the links."""
         if self.label == EMBEDDED:  # installers link packages into their own cache
             return [Path(self.root.anchor)]
@@ -138,7 +138,7 @@ class Source:
         path = self.root / inside
         problem, missing = manifest.path_problem(inside), ""
         try:
-            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self._grounds()):
+            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.grounds()):
                 problem = f"a link to {path.resolve()}"
             elif not problem and not path.is_file():
                 missing = "no such file"

@@ -246,13 +246,16 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_links_pipes_and_the_clients_cache(hub: Hub, tmp_path: Path) -> None:
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    cached = tmp_path / "datasets--alice--zoo"  # as the client lays it out
+    blobs, snapshot = cached / "blobs", cached / "snapshots" / "main"
     for folder in (blobs, snapshot):
         folder.mkdir(parents=True)
     (blobs / "abc").write_bytes(GOOD)
     for name in ("a.safetensors", "b.safetensors"):
         (snapshot / name).symlink_to(blobs / "abc")
     (snapshot / "gone.safetensors").symlink_to(blobs / "none")
+    (tmp_path / "secret.pt").write_bytes(PICKLE)
+    (snapshot / "out.pt").symlink_to(tmp_path / "secret.pt")  # leads out: not read
     os.mkfifo(snapshot / "pipe.pt")
     (snapshot / ".git").mkdir()
     (snapshot / ".git" / "x.pt").write_bytes(PICKLE)

@@ -202,7 +202,13 @@ def _walked(tape: _Tape) -> Index:
     while (after := _next(tape, start, contents)) is not None:
         start = after
     if not contents.entries:
-        raise damaged(tape.name, 0, "safetensors files in the tar", f"none among {len(contents.others)} files")
+        pickles = any(other.name.lower().endswith((".pt", ".pth", ".ckpt")) for other in contents.others)
+        found = f"none among {len(contents.others)} files"
+        raise DamagedError(
+            f"archive {tape.name}", expected="safetensors files in the tar", path=tape.name,
+            found=f"{found}, but files of torch.save" if pickles else found,
+            do="Unpack it and give the folder: only there are such files opened" if pickles else "",
+        )  # fmt: skip
     return contents.index(tape.size)
 
 

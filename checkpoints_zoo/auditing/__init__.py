@@ -97,7 +97,7 @@ def audit(place: str | Path) -> Audit:
                 f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
             )
         source = Source(root, root.as_uri())
-        files = in_folder(root)
+        files = in_folder(root, source.grounds())
     found = Audit(source.shown, len(files), sum(f.size for f in files.values()))
     held = list(_read(source, files, found))
     found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,15 +60,19 @@ def on_hub(repo: hub.Repo) -> dict[str, File]:
     }
 
 
-def in_folder(root: Path) -> dict[str, File]:
+def in_folder(root: Path, grounds: Sequence[Path]) -> dict[str, File]:
     """List the files below a folder, those of hidden folders aside; return them by path.
 
-    Links are followed to files, not into folders. A link to nothing is an empty file.
+    Links are followed to files, not into folders. A link to nothing is an empty file; one that leads out is none.
+
+    Args:
+        root: the folder.
+        grounds: folders that links may lead into.
     """
-    return dict(_walked(root))
+    return dict(_walked(root, [ground.resolve() for ground in grounds]))
 
 
-def _walked(root: Path) -> Iterator[tuple[str, File]]:
+def _walked(root: Path, grounds: Sequence[Path]) -> Iterator[tuple[str, File]]:
     def refused(error: OSError) -> None:
         raise error
 
@@ -76,6 +80,8 @@ def _walked(root: Path) -> Iterator[tuple[str, File]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(at, name)
+            if path.is_symlink() and not any(path.resolve().is_relative_to(ground) for ground in grounds):
+                continue
             try:
                 found = path.stat()
             except OSError:

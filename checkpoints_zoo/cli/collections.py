@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo import catalog, manifest
+from checkpoints_zoo import catalog, hub, manifest
 from checkpoints_zoo.cli import failures
 from checkpoints_zoo.cli.output import Output, in_bytes, output, table
 from checkpoints_zoo.errors import ZooError
@@ -26,6 +26,8 @@ def command(out: Output, source: str | None) -> None:
     listed = list(_catalog() if source is None else _of(resolve(source, ""), broken))
     shown = [{**row, "bytes": in_bytes(row["bytes"])} for row in listed]
     out.data(listed, table(shown, right=["bytes"]))
+    if str(source or "").startswith(hub.SCHEME) and _offline():
+        out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
     if not listed and not broken:
         out.say("no collections")
     for error in broken[1:]:
@@ -59,3 +61,9 @@ def _row(
         "name": name, "members": members, "architecture": architecture, "dataset": dataset, "bytes": size,
         "licence": licence, "source": source,
     }  # fmt: skip
+
+
+def _offline() -> bool:
+    from huggingface_hub import is_offline_mode
+
+    return bool(is_offline_mode())

@@ -21,7 +21,7 @@ MEANINGS = {
     USAGE: "a command, option or selection that can't be met",
     MISSING: "a collection, member, source or file that is not there, or may not be read",
     DAMAGED: "damaged data, or a format that this version can't read",
-    NETWORK: "the network",
+    NETWORK: "the network; or someone else has published to the repo meanwhile",
     BUG: "a bug of ours: please report it",
     INTERRUPTED: "interrupted",
     CLOSED: "nobody reads the output any more (`zoo-cli list | head -1`)",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints_zoo import archive, catalog, fetching, hub, indexing
+from checkpoints_zoo import archive, catalog, fetching, hub, indexing, manifest
 from checkpoints_zoo.archive.tar import BLOCK, is_header
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.header import what_is
@@ -250,6 +250,8 @@ def _split(address: str) -> tuple[str, str]:
     except HfUriError:
         return address, ""  # `hub.resolve` says what is wrong with it
     path = (uri.path_in_repo or "").strip("/")
+    if path and (problem := manifest.path_problem(path)):
+        raise SourceNotFound(f"source {address}", expected="a path inside the repo", found=problem, path=path)
     revision = f"@{uri.revision}" if uri.revision else ""
     kind = f"{uri.type}s/" if uri.type != "model" else ""
     return f"{hub.SCHEME}{kind}{uri.id}{revision}", path
