@@ -246,7 +246,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_links_pipes_and_the_clients_cache(hub: Hub, tmp_path: Path) -> None:
-    cached = tmp_path / "datasets--alice--zoo"  # as the client lays it out
+    cached = tmp_path / "hub" / "datasets--alice--zoo"  # as the client lays it out
     blobs, snapshot = cached / "blobs", cached / "snapshots" / "main"
     for folder in (blobs, snapshot):
         folder.mkdir(parents=True)
