@@ -36,7 +36,8 @@ settings.load_profile("zoo")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine can't run: `live` tests without ZOO_LIVE=1, `gpu` tests without a GPU."""
+    """Skip what this machine can't run: `live` tests without ZOO_LIVE=1, `gpu` tests without a GPU; slow ones first."""
+    items.sort(key=lambda test: test.get_closest_marker("slow") is None)  # else one process ends alone with them
     without_gpu: bool | None = None
     for item in items:
         if item.get_closest_marker("live") and not LIVE:

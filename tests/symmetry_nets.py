@@ -275,9 +275,9 @@ def randomised(net: nn.Module, seed: int) -> nn.Module:
     return net
 
 
-def without_eps(net: nn.Module) -> nn.Module:
-    """Set eps to zero in all norms without running statistics; return the net."""
+def without_eps(net: nn.Module, eps: float = 0.0) -> nn.Module:
+    """Set eps of all norms without running statistics to zero, or to a very small number; return the net."""
     for layer in net.modules():
         if hasattr(layer, "eps") and getattr(layer, "running_var", None) is None:
-            vars(layer)["eps"] = 0.0
+            vars(layer)["eps"] = eps
     return net

@@ -12,6 +12,7 @@ from torch import nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.architectures import ARCHITECTURES
 from checkpoints_zoo.architectures import build as build_architecture
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry import IMAGES, symmetries
 from tests.symmetry_nets import table_of
 
@@ -115,6 +116,8 @@ def test_the_module_stays_as_it_was() -> None:
     before = {n: t.clone() for n, t in net.state_dict().items()}
     tensors = list(net.parameters())
     symmetries(net, torch.randn(4, 2))
+    with pytest.raises(UsageError):
+        symmetries(net, torch.randn(4, 3))
     assert all(layer.training for layer in net.modules())
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
     assert all(a is b for a, b in zip(tensors, net.parameters(), strict=True))

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry import apply, compose, inverse, permute, random_element, symmetries
 from tests.symmetry_nets import EVERY, NETS, randomised, table_of, without_eps
+from tests.symmetry_programs import Program
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -50,6 +52,26 @@ def test_exact_symmetries_keep_the_function(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ["convnet", "resnet8", "optunet", "optunet-355", "resnet20", "resnet20-bias"])
 def test_exact_symmetries_keep_the_function_of_the_architectures(name: str) -> None:
     assert max(change(name, seed) for seed in range(3)) < 1e-10
+
+
+@settings(max_examples=60)
+@given(seed=seeds)
+def test_symmetries_of_random_programs(seed: int) -> None:
+    try:
+        table = symmetries(Program(seed), torch.zeros(2, 3, 4, 4))
+    except SymmetryError:
+        assume(False)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 3, 4, 4, generator=generator, dtype=torch.float64)
+    # At eps = 0 a map that is constant is divided by its rounding errors; at 1e-20 they stay below 1e-6.
+    for approximate, bound in ((False, 1e-10), (True, 1e-5)):
+        net = randomised(Program(seed), seed)
+        if approximate:
+            without_eps(net, 1e-20)
+        before = outputs(net, x)
+        element = random_element(table, generator, approximate=approximate, spread=0.3)
+        net.load_state_dict(apply(table, net.state_dict(), element), strict=True)
+        assert (outputs(net, x) - before).abs().max() <= bound * before.abs().max()
 
 
 APPROXIMATE = ["group_normed", "layer_normed", "residual_group_normed", "owned", "resnet20", "resnet20-bias"]

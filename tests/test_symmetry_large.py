@@ -42,11 +42,15 @@ def log10_factorials(*sizes: int) -> float:
 def test_torchvision_vgg11() -> None:
     from torchvision.models import vgg11
 
-    table = kept(vgg11(num_classes=10))
+    with torch.device("meta"):
+        table = symmetries(vgg11(num_classes=10), torch.zeros(1, 3, 32, 32))
     widths = (64, 128, 256, 256, 512, 512, 512, 512, 4096, 4096)
     assert table.log10_permutations() == pytest.approx(log10_factorials(*widths), rel=1e-12)
     assert table.scaling_freedom == sum(widths)
     assert [m.span for m in table.tensors["classifier.0.weight"].moves if m.axis == 1] == [7 * 7]
+    small = vgg11(num_classes=10, init_weights=False)
+    small.classifier = nn.Sequential(nn.Linear(512 * 7 * 7, 16), nn.ReLU(True), nn.Dropout(), nn.Linear(16, 10))
+    kept(small)
 
 
 def test_timm_resnet50() -> None:

@@ -152,8 +152,8 @@ def test_layers_that_cannot_be_derived() -> None:
         symmetries(nn.Sequential(Branching()), torch.zeros(2, 2))
     assert str(caught.value) == (
         "tracing Sequential, layer '0': expected operations that are the same for all inputs; found symbolically "
-        "traced variables cannot be used as inputs to control flow. Take control flow that depends on the input out of "
-        "forward."
+        "traced variables cannot be used as inputs to control flow. Give a module that torch.fx can trace, "
+        "without control flow that depends on the input."
     )
 
 
@@ -178,5 +178,10 @@ def test_wrong_examples_and_names() -> None:
         symmetries(net, torch.zeros(2, 5))
     assert str(caught.value).startswith("example: expected inputs that Sequential takes; found at nn.Linear: ")
     assert str(caught.value).endswith("Give one batch of inputs as `example`.")
+    with pytest.raises(UsageError) as caught:
+        symmetries("convnet", torch.zeros(1, 1, 8, 8))
+    assert str(caught.value) == (
+        "network: expected a name without an example, or a module with one; found 'convnet' with Tensor."
+    )
     with pytest.raises(CollectionNotFound):
         symmetries("resnet8-digit")

@@ -66,8 +66,11 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
     2.weight  1 × 3  ·, 0      0^-1
     2.bias    1
     """
-    if not isinstance(network, nn.Module):
+    if isinstance(network, str) and example is None:
         return _of_name(network)
+    if not isinstance(network, nn.Module):
+        expected = "a name without an example, or a module with one"
+        raise UsageError("network", expected=expected, found=f"{network!r} with {type(example).__name__}"[:120])
     examples = example if isinstance(example, tuple) else (example,)
     if not examples or not all(isinstance(x, Tensor) for x in examples):
         raise UsageError("example", expected="a tensor, or a tuple of tensors", found=repr(example)[:80])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from itertools import count
 from typing import Any
@@ -19,6 +19,12 @@ from checkpoints_zoo.symmetry.modules import full_name, rule_of
 from checkpoints_zoo.symmetry.operations import ATTRIBUTES, FUNCTIONS, IN_PLACE, METHODS, SILENT, Rule
 from checkpoints_zoo.symmetry.scales import times
 from checkpoints_zoo.symmetry.values import Step, Value
+
+# What torch.fx, and code that meets its stand-ins for tensors, raise.
+_UNTRACEABLE = (
+    fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
+    AssertionError,
+)  # fmt: skip
 
 
 class _Tracer(fx.Tracer):
@@ -51,37 +57,38 @@ def trace(module: nn.Module, example: tuple[Tensor, ...]) -> dict[str, Value]:
         UsageError: the module doesn't take the example.
     """
     states = module.state_dict(keep_vars=True)
-    kept = {id(t): t for t in (*module.parameters(), *module.buffers(), *states.values())}
-    try:
-        twin = copy.deepcopy(module, dict(kept)).eval()  # with the same tensors
-    except (RuntimeError, TypeError) as error:
-        raise SymmetryError(
-            f"module {type(module).__name__}", expected="one that can be copied", found=str(error).partition("\n")[0]
-        ) from error
-    walk = _Walk(twin, _recorded(twin), states)
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(module):
+        walk = _Walk(module, _recorded(module), states)
         walk.run(*example)
     return {name: walk.states[id(t)] for name, t in states.items() if id(t) in walk.states}
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and each of its layers back into its own afterwards.
+
+    A copy would not do: functions that a module keeps may hold on to the module itself.
+    """
+    modes = {layer: layer.training for layer in module.modules()}
+    try:
+        for layer in modes:
+            layer.training = False
+        yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
 
 
 def _recorded(module: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     try:
         return tracer.trace(module)
-    except (
-        fx.proxy.TraceError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        NotImplementedError,
-        AttributeError,
-        NameError,
-    ) as error:
+    except _UNTRACEABLE as error:
         raise SymmetryError(
             f"tracing {type(module).__name__}" + (f", layer {tracer.at!r}" if tracer.at else ""),
             expected="operations that are the same for all inputs",
             found=str(error).partition("\n")[0],
-            do="Take control flow that depends on the input out of forward",
+            do="Give a module that torch.fx can trace, without control flow that depends on the input",
         ) from error
 
 
