@@ -1,6 +1,6 @@
 """Read 1, 5 and 100 scattered members of 1,024 from a Hub: ours against HfFileSystem, whole files, and an archive.
 
-Run: uv run python -m benchmarks.hub [--repeats 15]. The last line is one JSON object. The Hub is a process of its own
+Run: uv run python benchmarks/hub.py [--repeats 15]. The last line is one JSON object. The Hub is a process of its own
 on the loopback interface that waits 0 or 50 ms before each answer; its files are made on request. The collection has
 1,024 members of 9.9 MB (102 tensors: a ResNet-18 of width 30 in float32) in shards of up to 2 GB, as our writer lays
 them out, and every hash in its manifest is true. Both sides have read commit and manifest and end with stacked tensors;
