@@ -274,11 +274,6 @@ def kept() -> list[Kept]:
     return lines
 
 
-def size() -> int:
-    """Return the bytes of all that `kept` lists."""
-    return sum(line.bytes for line in kept())
-
-
 def drop(repo: str | None = None) -> int:
     """Delete the cached members of a repo, None for all; return how many bytes that freed.
 

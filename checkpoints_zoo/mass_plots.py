@@ -5,16 +5,14 @@ The figure of Laurent et al. 2024 (arXiv 2310.08287). Drawn like `plots`: with A
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoints_zoo.canonical.mass import MinimalMass
+from checkpoints_zoo.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.pictures import edges
-from checkpoints_zoo.plots import BLUE, DPI, GREEN, GREY, RED, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,33 +33,15 @@ def mass_figure(found: MinimalMass, path: str | Path, *, name: str = "", epochs:
     Raises:
         UsageError: no members, a number of epochs that is not theirs, or a place that can't be written to.
     """
-    import matplotlib as mpl
-
-    path = Path(path).expanduser()
-    thing = f"picture {path}"
-    if path.suffix.lower() != ".png":
-        raise UsageError(thing, expected="a name that ends in .png", found=repr(path.name), path=path)
+    path = path_of(path)
     if not len(found) or (epochs is not None and len(epochs) != len(found)):
         epoch_count = "" if epochs is None else f" and {len(epochs)} epochs"
         raise UsageError(
-            thing, expected="members, and an epoch of each or none", found=f"{len(found)} members{epoch_count}"
+            f"picture {path}",
+            expected="members, and an epoch of each or none",
+            found=f"{len(found)} members{epoch_count}",
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file, mpl.rc_context():
-            mpl.rcdefaults()
-            mpl.rcParams.update(STYLE)
-            facts = {"Title": f"{name}: mass and minimal mass".lstrip(": "), "Software": "checkpoints_zoo"}
-            draw(found, name, epochs).savefig(file, format="png", backend="agg", metadata=facts)
-        temporary.replace(path)
-    except OSError as error:
-        expected, problem = "a place that can be written to", error.strerror or str(error)
-        raise UsageError(thing, expected=expected, found=problem, do="Give another path", path=path) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return path
+    return save(lambda: draw(found, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
 
 
 def draw(found: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure:

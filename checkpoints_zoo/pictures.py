@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from checkpoints_zoo.drawing import BLUE, DPI, GREEN, GREY, RED, STYLE
 from checkpoints_zoo.markup import counted
-from checkpoints_zoo.plots import BLUE, DPI, GREEN, GREY, RED, STYLE
 from checkpoints_zoo.sections import Section
 
 if TYPE_CHECKING:

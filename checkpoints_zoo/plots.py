@@ -1,19 +1,13 @@
-"""Pictures of reports, as PNG files.
-
-Drawn on figures of their own with Agg and matplotlib's default settings: a backend or style that the caller
-has chosen is neither used nor changed, and the same report gives the same bytes.
-"""
+"""Pictures of reports, as PNG files: the same report gives the same bytes."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.drawing import BLUE, DPI, GREY, RED, path_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,15 +15,8 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.metrics import Interval
 
-INCHES, DPI = (11.0, 8.4), 150
-# Okabe & Ito, Color universal design (2008): told apart by colour-blind readers too.
-BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+INCHES = (11.0, 8.4)
 FAINTEST = 1e-7  # what is below it is float32's rounding
-STYLE: Any = {
-    "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
-    "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
-}  # fmt: skip
 
 
 class Drawable(Protocol):
@@ -69,28 +56,7 @@ def report(report: Drawable, path: str | Path) -> Path:
     Raises:
         UsageError: a name that is no PNG's, or a place that can't be written to.
     """
-    import matplotlib as mpl
-
-    path = Path(path).expanduser()
-    thing = f"picture {path}"
-    if path.suffix.lower() != ".png":
-        raise UsageError(thing, expected="a name that ends in .png", found=repr(path.name), path=path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file, mpl.rc_context():
-            mpl.rcdefaults()
-            mpl.rcParams.update(STYLE)
-            facts = {"Title": _title(report), "Software": "checkpoints_zoo"}
-            draw(report).savefig(file, format="png", backend="agg", metadata=facts)
-        temporary.replace(path)
-    except OSError as error:
-        expected, found = "a place that can be written to", error.strerror or str(error)
-        raise UsageError(thing, expected=expected, found=found, do="Give another path", path=path) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return path
+    return save(lambda: draw(report), path_of(path), _title(report))
 
 
 def draw(report: Drawable) -> Figure:

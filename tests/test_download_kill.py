@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
-import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.hub import WRITER, Hub
-from tests.hub.log import Exchange
+from tests.kills import forks, run_child
 from tests.remote import ADDRESS, published
 from tests.scenarios import Built, load
 
@@ -54,33 +51,11 @@ def kept(home: Path, built: Built) -> int:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(hub: Hub, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "checkpoints_zoo.loading", "huggingface_hub.hf_api", __name__])
+    context = forks("checkpoints_zoo.loading", __name__)
     built, home = published(hub), tmp_path / "home"
 
     def run(request: int | None = None, later: float = 0) -> int:
-        """Run a child and kill it so many seconds after one of its requests; return its exit code."""
-        reached = threading.Event()
-
-        def count(exchange: Exchange) -> None:
-            if len(hub.log) == request:
-                reached.set()
-
-        hub.log.clear()
-        hub.on_request = count
-        child = context.Process(target=download, args=(str(home), MEMBERS))
-        child.start()
-        while request and child.is_alive() and not reached.wait(0.01):
-            pass
-        child.join(later if request else None)
-        if child.is_alive():
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-        hub.on_request = None
-        assert child.exitcode in (0, -signal.SIGKILL)
-        assert hub.log.leaks(WRITER) == []
-        return int(child.exitcode)
+        return run_child(context, hub, download, (str(home), MEMBERS), request, later)
 
     assert run() == 0
     requests, ranges = len(hub.log), len(hub.log.select("_cdn/.*/shards/"))
@@ -88,7 +63,7 @@ def test_killed_at_random_moments(hub: Hub, tmp_path: Path) -> None:
     assert kept(home, built) == 6
     shutil.rmtree(home)
     rng = random.Random()  # a new seed each time: any moment must do
-    killed, partly = 0, 0
+    killed = 0
     while killed < KILLS:
         if run(rng.randint(1, requests), rng.choice([0, rng.uniform(0, 0.02)])) == 0:  # through before the kill
             assert kept(home, built) == 6
@@ -96,7 +71,6 @@ def test_killed_at_random_moments(hub: Hub, tmp_path: Path) -> None:
             continue
         killed += 1
         there = kept(home, built)
-        partly += 0 < there < 6
         if there == 6 or rng.random() < 0.3:
             assert run() == 0
             assert len(hub.log.select("_cdn/.*/shards/")) == 6 - there  # what had arrived is not fetched again

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 LIGHT, HEAVY = True, False
 ROOMS = {
     "errors": LIGHT,
+    "drawing": LIGHT,
     "limits": LIGHT,
     "layout": LIGHT,
     "header": LIGHT,

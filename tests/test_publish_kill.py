@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.hub import WRITER, Hub
-from tests.hub.log import Exchange
+from tests.kills import forks, run_child
 from tests.publications import NEW, PICTURE, complete, consistent, two_shards
 
 KILLS = 25
@@ -36,32 +33,11 @@ def publish_all(folder: str, home: str) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(hub: Hub, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "checkpoints_zoo.publishing", "huggingface_hub.hf_api", __name__])
+    context = forks("checkpoints_zoo.publishing", __name__)
     built, home = two_shards(tmp_path / "out"), str(tmp_path / "home")
 
     def run(request: int | None = None, later: float = 0) -> int:
-        """Run a child and kill it so many seconds after one of its requests; return its exit code."""
-        reached = threading.Event()
-
-        def count(exchange: Exchange) -> None:
-            if len(hub.log) == request:
-                reached.set()
-
-        hub.log.clear()
-        hub.on_request = count
-        child = context.Process(target=publish_all, args=(str(built.root), home))
-        child.start()
-        while request and child.is_alive() and not reached.wait(0.01):
-            pass
-        child.join(later if request else None)
-        if child.is_alive():
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-        assert child.exitcode in (0, -signal.SIGKILL)
-        assert hub.log.leaks(WRITER) == []
-        return int(child.exitcode)
+        return run_child(context, hub, publish_all, (str(built.root), home), request, later)
 
     def check_done() -> None:
         assert complete(hub, built), moments

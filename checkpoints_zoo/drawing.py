@@ -1,0 +1,72 @@
+"""What pictures have in common: colours, style, and how they become PNG files.
+
+Drawn on figures of their own with Agg and matplotlib's default settings: a backend or style that the caller
+has chosen is neither used nor changed, and the same figure gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checkpoints_zoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 150
+# Okabe & Ito, Color universal design (2008): told apart by colour-blind readers too.
+BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+STYLE: Any = {
+    "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
+    "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
+}  # fmt: skip
+
+
+def path_of(path: str | Path) -> Path:
+    """Check the name that a picture is to have; return its path.
+
+    Raises:
+        UsageError: a name that is no PNG's.
+    """
+    path = Path(path).expanduser()
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"picture {path}", expected="a name that ends in .png", found=repr(path.name), path=path)
+    return path
+
+
+def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
+    """Draw a figure with matplotlib's defaults and ours, and write it by temporary name and rename; return its path.
+
+    Args:
+        make: draws it.
+        path: of the PNG; its folder is made.
+        title: to be written into the file.
+
+    Raises:
+        UsageError: a place that can't be written to.
+    """
+    import matplotlib as mpl
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file, mpl.rc_context():
+            mpl.rcdefaults()
+            mpl.rcParams.update(STYLE)
+            facts = {"Title": title, "Software": "checkpoints_zoo"}
+            make().savefig(file, format="png", backend="agg", metadata=facts)
+        temporary.replace(path)
+    except OSError as error:
+        expected, found = "a place that can be written to", error.strerror or str(error)
+        raise UsageError(
+            f"picture {path}", expected=expected, found=found, do="Give another path", path=path
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return path
