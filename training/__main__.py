@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,12 +20,24 @@ from training.recipes import RECIPES
 @click.argument("recipe", type=click.Choice(sorted(RECIPES)))
 @click.option("--members", required=True, help="Ids, such as 0-63 or 3,5,8-11; an id is the member's seed.")
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the source.")
-def main(recipe: str, members: str, out: Path) -> None:
+@click.option(
+    "--init-permutation", type=click.IntRange(min=0), default=0, metavar="TRANSPOSITIONS",
+    help="Permute each member's initialisation by so many transpositions of units.",
+)  # fmt: skip
+@click.option(
+    "--init-seed", type=click.IntRange(min=0, max=2**31 - 1), metavar="SEED",
+    help="Start all members from one initialisation, this seed's; each sees the images in its own order.",
+)  # fmt: skip
+def main(recipe: str, members: str, out: Path, init_permutation: int, init_seed: int | None) -> None:
     """Train members of RECIPE and export them as a source: shards, manifest, description.
 
     Members that OUT holds already are left alone; a run that was killed goes on where it was saved.
     """
     chosen = RECIPES[recipe]()
+    if init_permutation or init_seed is not None:
+        name = recipe + (f"-from-{init_seed}" if init_seed is not None else "")
+        name += f"-permuted-{init_permutation}" if init_permutation else ""
+        chosen = replace(chosen, name=name, init_permutation=init_permutation, init_seed=init_seed)
     began = time.monotonic()
 
     def say(text: str) -> None:

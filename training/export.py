@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.source import Source
 from training.population import Trained
-from training.recipes import Recipe
+from training.recipes import Recipe, initial_seed
 from training.seeds import derive
 
 STORAGE = {"float16": torch.float16, "float32": torch.float32}
@@ -143,7 +143,8 @@ def _row(recipe: Recipe, t: Trained) -> dict[str, Any]:
         "reason": t.reason or None,
         "method": "independent",
         "seed": t.seed,
-        **{f"seed_{purpose}": derive(t.seed, purpose) for purpose in ("init", "order", "augment")},
+        "seed_init": initial_seed(recipe, t.seed),
+        **{f"seed_{purpose}": derive(t.seed, purpose) for purpose in ("order", "augment")},
         "run_id": run_id,
         "split": split_of(run_id),
         **{n: getattr(recipe, n) for n in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size",

@@ -21,9 +21,10 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from checkpoints_zoo import architectures
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from training.augment import views
-from training.recipes import Recipe
-from training.seeds import derive, epoch_choices, epoch_order
+from training.recipes import Recipe, initial_seed
+from training.seeds import derive, epoch_choices, epoch_order, generator
 
 Tensors = dict[str, Tensor]
 
@@ -48,14 +49,26 @@ class StackState:
 
 
 def start(recipe: Recipe, members: Sequence[int]) -> StackState:
-    """Give the state of untrained members, each initialised from its own seed."""
+    """Give the state of untrained members, each initialised from its seed, and permuted if the recipe says so.
+
+    Raises:
+        UsageError, SymmetryError: more transpositions than the architecture's units allow, or one without a table.
+    """
     modules = []
     with torch.random.fork_rng(devices=[]):
         for member in members:
-            torch.manual_seed(derive(member, "init"))
+            torch.manual_seed(initial_seed(recipe, member))
             modules.append(architectures.build(recipe.architecture, **recipe.arguments))
     params, buffers = stack_module_state(modules)
     params = {name: parameter.detach() for name, parameter in params.items()}
+    if recipe.init_permutation:
+        size = recipe.preprocess.size
+        table = symmetries(modules[0], torch.zeros(2, recipe.preprocess.channels, *size))
+        drawn = [
+            random_transpositions(table, recipe.init_permutation, generator(derive(member, "permutation")))
+            for member in members
+        ]
+        params = permute(table, params, {name: torch.stack([p[name] for p in drawn]) for name in drawn[0]})
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},

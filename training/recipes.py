@@ -17,9 +17,12 @@ from checkpoints_zoo.architectures import ARCHITECTURES
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import DATASETS, Preprocess
 from training.augment import AUGMENTATIONS
+from training.seeds import derive
 
 # Neither changes a byte of a member.
 _NOT_HASHED = ("name", "title", "licence", "save_every")
+# Fields that came later, with what older recipes mean by them: left out then, so that hashes and sources stay.
+_LATER = {"init_seed": None, "init_permutation": 0}
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Recipe:
         stack_width: members trained at once. A member's last bits depend on it, so that it is part of the
             recipe and short stacks are filled up.
         save_every: epochs between two saved states of a run.
+        init_seed: the seed whose initialisation all members start from; None: each from its own.
+        init_permutation: transpositions of units, drawn from the member's seed, between initialisation and training.
         title, licence: what a source says of the collection.
 
     Raises:
@@ -66,6 +71,8 @@ class Recipe:
     augmentation: str = "none"
     precision: str = "float32"
     storage: str = "float32"
+    init_seed: int | None = None
+    init_permutation: int = 0
     title: str = ""
     licence: str = "Apache-2.0"
 
@@ -85,6 +92,10 @@ class Recipe:
         for field in ("epochs", "batch_size", "stack_width", "save_every"):
             value = getattr(self, field)
             self._check(field, type(value) is int and value >= 1, "a whole number of at least 1")
+        seed = self.init_seed is None or (type(self.init_seed) is int and 0 <= self.init_seed < 2**31)
+        self._check("init_seed", seed, "None, or a whole number in [0, 2^31)")
+        whole = type(self.init_permutation) is int and self.init_permutation >= 0
+        self._check("init_permutation", whole, "a whole number from 0")
         for field, low, high in (
             ("lr", 0.0, math.inf),
             ("momentum", 0.0, 1.0),
@@ -99,8 +110,9 @@ class Recipe:
             raise UsageError(f"{field} of recipe {self.name!r}", expected=expected, found=repr(getattr(self, field)))
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as a dict that JSON can hold."""
+        """Give the fields as a dict that JSON can hold; a later one only where it is not what older recipes mean."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: value for name, value in values.items() if name not in _LATER or value != _LATER[name]}
         return {**values, "arguments": dict(self.arguments), "preprocess": self.preprocess.to_json()}
 
     @property
@@ -109,6 +121,11 @@ class Recipe:
         deciding = {name: value for name, value in self.to_json().items() if name not in _NOT_HASHED}
         canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def initial_seed(recipe: Recipe, member: int) -> int:
+    """Give the seed that a member's initialisation comes from."""
+    return derive(member if recipe.init_seed is None else recipe.init_seed, "init")
 
 
 # Epochs, learning rate, decay and augmentation below were chosen on the last 250 images of the training split

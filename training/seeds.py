@@ -21,9 +21,14 @@ def derive(seed: int, purpose: str) -> int:
     return int(hashlib.sha256(f"{purpose}|{seed}".encode()).hexdigest()[:8], 16) % 2**31
 
 
+def generator(seed: int) -> torch.Generator:
+    """Give the generator of a seed."""
+    return torch.Generator().manual_seed(seed)
+
+
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """Give the generator that a purpose's seed has for one epoch."""
-    return torch.Generator().manual_seed(derive(seed, f"epoch {epoch}"))
+    return generator(derive(seed, f"epoch {epoch}"))
 
 
 def epoch_order(member: int, epoch: int, inputs: int) -> Tensor:
@@ -33,5 +38,5 @@ def epoch_order(member: int, epoch: int, inputs: int) -> Tensor:
 
 def epoch_choices(member: int, epoch: int, inputs: int, views: int) -> Tensor:
     """Give the augmented view (input,) that a member sees of each input in an epoch."""
-    generator = epoch_generator(derive(member, "augment"), epoch)
-    return torch.randint(views, (inputs,), generator=generator)
+    chosen = epoch_generator(derive(member, "augment"), epoch)
+    return torch.randint(views, (inputs,), generator=chosen)

@@ -19,13 +19,13 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.finding import find
 from checkpoints_zoo.symmetry.applying import apply, permute, rescale
 from checkpoints_zoo.symmetry.building import build
-from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element
+from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element, random_transpositions
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Table
 from checkpoints_zoo.symmetry.tracing import trace
 
 __all__ = [
     "Axes", "Element", "Group", "Move", "Power", "Scale", "Table", "apply", "compose", "inverse", "permute",
-    "random_element", "rescale", "symmetries",
+    "random_element", "random_transpositions", "rescale", "symmetries",
 ]  # fmt: skip
 
 # Channels, height and width that the architectures were made for: any other that they take gives the same table.

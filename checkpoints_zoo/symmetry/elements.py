@@ -72,6 +72,44 @@ def _draw(table: Table, name: str, drawn: dict[str, Tensor], count: int, generat
     drawn[name] = (blocks[..., None] * inside + places).reshape(count, group.size)
 
 
+def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw permutations that need `count` transpositions in all; return group -> int64 (unit).
+
+    Each transposition joins two cycles of a group, drawn at random among all pairs of units that lie in different
+    ones, so that none undoes another. Groups whose units are kept together in blocks stay, and those that move
+    another's blocks.
+
+    Args:
+        table: of the network.
+        count: from 0 to the sum of units - 1 over the groups.
+        generator: on the CPU.
+
+    Raises:
+        UsageError: more than there can be, or fewer than 0.
+
+    Source: the number of transpositions of a permutation, Xiao, Liu, Bamler 2023 (arXiv 2401.00611).
+    """
+    movers = {group.mover for group in table.groups.values()}
+    free = {n: g.size for n, g in table.groups.items() if g.blocks == 1 and n not in movers and g.writers}
+    most = sum(size - 1 for size in free.values())
+    if not 0 <= count <= most:
+        raise UsageError(f"transpositions of {table.network}", expected=f"0 to {most:,}", found=f"{count:,}")
+    drawn = {name: torch.arange(size) for name, size in free.items()}
+    cycles = {name: torch.arange(size) for name, size in free.items()}
+    names = list(free)
+    while count:
+        # A pair of different units of any group, each pair alike; then again if they are of one cycle.
+        pairs = torch.tensor([size * (size - 1) for size in free.values()], dtype=torch.float64)
+        name = names[int(torch.multinomial(pairs, 1, generator=generator))]
+        a, b = torch.randperm(free[name], generator=generator)[:2].tolist()
+        p, cycle = drawn[name], cycles[name]
+        if cycle[a] != cycle[b]:
+            p[[a, b]] = p[[b, a]]
+            cycle[cycle == cycle[b]] = int(cycle[a])
+            count -= 1
+    return drawn
+
+
 def inverse(table: Table, element: Element) -> Element:
     """Return the symmetry that undoes another: `apply` of both, in either order, changes nothing but by rounding."""
     back = {name: p.argsort(-1) for name, p in element.permutations.items()}
