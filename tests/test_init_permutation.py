@@ -51,12 +51,10 @@ def test_every_single_transposition_is_as_likely() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
+    table = symmetries(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(1, 2))
     with pytest.raises(UsageError, match=r"transpositions of Sequential: expected 0 to 3; found 4\."):
-        net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-        random_transpositions(symmetries(net, torch.zeros(1, 2)), 4, torch.Generator())
-    with pytest.raises(
-        UsageError, match=r"init_permutation of recipe 'convnet-digits': expected a whole number from 0"
-    ):
+        random_transpositions(table, 4, torch.Generator())
+    with pytest.raises(UsageError, match="init_permutation of recipe 'convnet-digits': expected a whole number from 0"):
         dataclasses.replace(SMALL, init_permutation=-1)
 
 
