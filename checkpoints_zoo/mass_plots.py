@@ -13,6 +13,7 @@ from checkpoints_zoo.canonical.mass import MinimalMass
 from checkpoints_zoo.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.pictures import edges
+from checkpoints_zoo.posterior.mass import along_training, ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,10 +50,7 @@ def draw(found: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    last = list(range(len(found)))
-    if epochs is not None:
-        ends = {member: max(e for m, e in zip(found.ids, epochs, strict=True) if m == member) for member in found.ids}
-        last = [i for i in last if epochs[i] == ends[found.ids[i]]]
+    last = list(range(len(found))) if epochs is None else ends(found, epochs)
     panels = 2 if epochs is None else 3
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout=spaced)
@@ -94,13 +92,17 @@ def _excess(axes: Axes, excess: Sequence[float]) -> None:
 
 
 def _training(axes: Axes, found: MinimalMass, epochs: Sequence[int]) -> None:
-    for values, colour, label in ((found.before, BLUE, "mass"), (found.after, GREEN, "its minimum")):
+    mean = along_training(found, epochs)
+    known = [at.epoch for at in mean]
+    lines = (
+        (found.before, [at.mass for at in mean], BLUE, "mass"),
+        (found.after, [at.minimum for at in mean], GREEN, "its minimum"),
+    )
+    for values, means, colour, label in lines:
         for member in sorted(set(found.ids)):
             own = sorted((e, float(values[i])) for i, e in enumerate(epochs) if found.ids[i] == member)
             axes.plot([e for e, _ in own], [v for _, v in own], color=colour, linewidth=0.8, alpha=0.3)
-        known = sorted(set(epochs))
-        means = [[float(values[i]) for i, e in enumerate(epochs) if e == epoch] for epoch in known]
-        axes.plot(known, [sum(m) / len(m) for m in means], "o-", color=colour, linewidth=2, markersize=4, label=label)
+        axes.plot(known, means, "o-", color=colour, linewidth=2, markersize=4, label=label)
     axes.set(title="Along training", xlabel="epoch", ylabel="mass (mean over members)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True)
     axes.legend()

@@ -53,7 +53,8 @@ def _command(path: str, command: click.Command) -> list[str]:
 
 
 def _usage(option: click.Option) -> str:
-    return f"{option.opts[-1]} {option.metavar}" if option.metavar else option.opts[-1]
+    name = "/".join([option.opts[-1], *option.secondary_opts])
+    return f"{name} {option.metavar}" if option.metavar else name
 
 
 def _prose(command: click.Command) -> list[str]:

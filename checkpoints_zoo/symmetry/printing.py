@@ -8,15 +8,19 @@ if TYPE_CHECKING:
     from checkpoints_zoo.symmetry.table import Axes, Group, Scale, Table
 
 
-def text(table: Table) -> str:
+def text(table: Table, tensors: bool = True) -> str:
     """Lay a table out in columns; return the text.
 
     Of a tensor, each axis says its group (a dot: pinned; *4: each unit spans four entries), then its scales.
+
+    Args:
+        tensors: whether tensors have their lines.
     """
     lines = [f"Symmetries of {table.network}", "", *_summary(table), ""]
     lines += _columns([("group", "units", "kind", "written by"), *map(_group, table.groups.values())])
     lines += ["", *_columns([("scale", "values", "kind", "opened by"), *map(_scale, table.scales.values())])]
-    lines += ["", *_columns([("tensor", "shape", "moved by", "scaled by"), *_tensors(table)])]
+    if tensors:
+        lines += ["", *_columns([("tensor", "shape", "moved by", "scaled by"), *_tensors(table)])]
     return "\n".join(lines)
 
 
