@@ -2,108 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from checkpoints_zoo import architectures, copying, manifest, modules, selection, store
+from checkpoints_zoo import copying, manifest, selection, store, symmetry_files
+from checkpoints_zoo.canonical import maps
 from checkpoints_zoo.dataset import WeightDataset, label_table
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.finding import Found
-from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.member import Member
-from checkpoints_zoo.pieces import Location
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-    from checkpoints_zoo.catalog import Description
-    from checkpoints_zoo.source import Source
+from checkpoints_zoo.selected import Selected
+from checkpoints_zoo.symmetry import Element
+from checkpoints_zoo.symmetry.applying import check_element
+from checkpoints_zoo.views import Aligned, AlignedToMean, Canonical, Given, Step, View
 
 
-class Collection:
+class Collection(Selected):
     """Selected members of a collection: rows at hand, weights read when they are needed.
 
-    Args:
-        source: where manifest and shards lie.
-        commit: what pins the source.
-        description: the source's JSON on this collection.
-        rows: the selected rows of the manifest.
-        architecture: builds the module; None for the one the description names.
-        skeletons: layout -> module built already, shared by all selections of one collection.
+    The arguments are those of `Selected`.
     """
-
-    def __init__(
-        self,
-        source: Source,
-        commit: str,
-        description: Description,
-        rows: pa.Table,
-        architecture: Callable[[], nn.Module] | None = None,
-        skeletons: dict[str, nn.Module] | None = None,
-    ) -> None:
-        self.source = source
-        self.commit = commit
-        self.description = description
-        self.rows = rows
-        self._architecture = architecture
-        self._skeletons = {} if skeletons is None else skeletons
-
-    @property
-    def name(self) -> str:
-        return self.description.name
-
-    @cached_property
-    def ids(self) -> list[int]:
-        """Member ids, in order."""
-        return [int(m) for m in self.rows.column("member").to_pylist()]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names in the order of the logits."""
-        return self.description.classes
-
-    @cached_property
-    def preprocess(self) -> Preprocess:
-        """What turns uint8 images (batch, channel, height, width) into the members' inputs."""
-        return Preprocess.from_json(dict(self.description.preprocessing))
-
-    @property
-    def manifest(self) -> pd.DataFrame:
-        """The selected rows as a DataFrame with pyarrow dtypes, so that integers with nulls stay integers."""
-        import pandas as pd
-
-        frame: pd.DataFrame = self.rows.to_pandas(types_mapper=pd.ArrowDtype)
-        return frame
-
-    @property
-    def citation(self) -> str:
-        """Text that names this selection; `zoo.load` gives it back."""
-        self._check_some()
-        rows = self.source.renewed(self.name, self.rows)
-        return selection.cite(self.source.label, self.commit, self.name, rows)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the members as they are stored."""
-        return manifest.total(self.rows, "nbytes")
-
-    def __len__(self) -> int:
-        return int(self.rows.num_rows)
 
     def __iter__(self) -> Iterator[Member]:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         what = f"{self.description.architecture} on {self.description.dataset}"
-        return f"Collection({self.name!r}, {len(self)} members, {what}, from {self.source.shown})"
+        view = "".join(f", {step}" for step in self.view.steps)
+        return f"Collection({self.name!r}, {len(self)} members, {what}, from {self.source.shown}{view})"
 
     @overload
     def __getitem__(self, position: int) -> Member: ...
@@ -131,11 +63,14 @@ class Collection:
             )
         one = self._of([at % len(self)])
         row = one.rows.to_pylist()[0]
-        return Member(self.name, row, lambda: one.locations()[0], one.skeleton, lambda: one.citation)
+        return Member(self.name, row, one)
 
-    def _of(self, positions: list[int]) -> Collection:
-        rows = manifest.take(self.rows, positions)
-        return Collection(self.source, self.commit, self.description, rows, self._architecture, self._skeletons)
+    def _of(self, positions: list[int], view: View | None = None) -> Collection:
+        rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
+        with_view = self.view if view is None else view
+        return Collection(
+            self.source, self.commit, self.description, rows, self._architecture, self._skeletons, with_view
+        )
 
     def member(self, id: int) -> Member:
         """Take a selected member by its id (its last selected snapshot); return it.
@@ -146,28 +81,6 @@ class Collection:
         if selection.whole(id) not in self.ids:
             raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
         return self[len(self) - 1 - self.ids[::-1].index(id)]
-
-    def _check_some(self) -> None:
-        if not len(self):
-            raise SelectionError(
-                f"selection of {self.name}",
-                expected="one member or more",
-                found="none",
-                do="A slice beyond the last position is empty",
-                collection=self.name,
-            )
-
-    def locations(self) -> list[Location]:
-        """Return where the members' bytes lie on this machine; from the Hub, what is missing is fetched in one go.
-
-        Raises:
-            SelectionError: no members, or one without weights.
-            DamagedError, SourceNotFound: a file outside the source, or none.
-            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
-        """
-        self._check_some()
-        manifest.check_located(self.rows, self.name)
-        return self.source.locate(self.description, self.rows)
 
     def download(self, dest: str | Path | None = None) -> Collection:
         """Bring all members to this machine, those that are missing in one go; return them as they lie there then.
@@ -188,7 +101,7 @@ class Collection:
             return self
         self._check_some()
         found = copying.copy(Found(self.source, self.commit, self.description, self.rows, len(self)), Path(dest))
-        return Collection(found.source, found.commit, found.description, found.rows, self._architecture)
+        return Collection(found.source, found.commit, found.description, found.rows, self._architecture, view=self.view)
 
     def stack(
         self,
@@ -210,7 +123,7 @@ class Collection:
             DamagedError, LayoutError, SourceNotFound: the bytes are not what the manifest says.
             TooLargeError: more than the memory that is free; use `batches`.
         """
-        return store.stack(self.locations(), device, dtype, names)
+        return self.read(check_device(device), dtype, names, check=False)
 
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
@@ -228,8 +141,17 @@ class Collection:
         step = selection.whole(size)
         if step is None or step < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
-        groups = [self.ids[at : at + step] for at in range(0, len(self), step)]
-        return zip(groups, store.stream(self.locations(), step, check_device(device), dtype), strict=True)
+        on = check_device(device)
+        starts = range(0, len(self), step)
+        # All members are fetched in one go before the first batch is read.
+        where = self.locations()
+        parts = [self._of(list(range(len(self)))[at : at + step]) for at in starts]
+
+        def read(i: int) -> dict[str, Tensor]:
+            at = starts[i]
+            return parts[i].read(on, dtype, locations=where[at : at + step])
+
+        return zip([part.ids for part in parts], store.ahead(read, len(parts)), strict=True)
 
     def dataset(
         self,
@@ -256,25 +178,107 @@ class Collection:
                 found = ", ".join(sorted({str(s) for s in splits}))
                 raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
         names = (labels,) if isinstance(labels, str) else tuple(labels)
-        return WeightDataset(chosen.locations(), label_table(chosen.rows, names, self.name), names, dtype)
+        return WeightDataset(chosen, label_table(chosen.rows, names, self.name), names, dtype)
 
-    def skeleton(self) -> nn.Module:
-        """Build the members' module without memory for parameters, checked against the layout; return it.
+    def canonicalize(
+        self,
+        *,
+        scale: str | None = None,
+        permute: str | None = None,
+        streams: bool = False,
+        approximate: bool = False,
+    ) -> Collection:
+        """Remove symmetries from the weights as they are read, scales first; return the same members so viewed.
+
+        Two members that differ by a symmetry of the network alone get the same weights. Scaled weights are float32 or
+        wider, whatever is stored.
+
+        Args:
+            scale: "unit-norm" gives each unit's incoming row the norm 1, and gains 1 or -1; None leaves scales.
+            permute: sorts the units of each layer, in descending order, by their "first" weight, by the largest
+                ("max") or by their norm ("norm"); None leaves them.
+            streams: whether the units of residual streams are sorted too, or inner channels only.
+            approximate: whether to scale rows before norms without running statistics as well, which changes the
+                function by the order of their eps.
 
         Raises:
-            SelectionError: no members, or one without weights.
-            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+            UsageError: another word for scale or permute.
+            SymmetryError: an architecture whose symmetries can't be derived.
+
+        >>> import checkpoints_zoo as zoo
+        >>> members = zoo.load("convnet-digits", n=2).canonicalize(permute="norm")
+        >>> first = members.stack()["0.weight"].flatten(2).norm(dim=2)[0].flatten()
+        >>> bool((first.diff() <= 0).all())
+        True
         """
-        self._check_some()
-        manifest.check_located(self.rows, self.name)
-        key = min(self.rows.column("layout").to_pylist())
-        if key not in self._skeletons:
-            description = self.description
-            build = self._architecture or (
-                lambda: architectures.build(description.architecture, **description.arguments)
-            )
-            self._skeletons[key] = modules.skeleton(build, description.layouts[key], self.name)
-        return self._skeletons[key]
+        maps.check_words(scale, permute)
+        self.symmetry_table  # noqa: B018 - an architecture that has none is refused here, not at the first batch
+        return self._viewed(Canonical(scale, permute, streams, approximate))
+
+    def align(self, to: int | str | Member = 0) -> Collection:
+        """Permute the members' units so that they match a reference, as they are read; return them so viewed.
+
+        Each member is matched when it is first read, and what was found is kept for this view and its slices.
+
+        Args:
+            to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
+                the mean of all selected members, aligned; for that all are held in memory once.
+
+        Raises:
+            MemberNotFound: no such member is selected.
+            UsageError: neither an id nor a member nor "mean".
+            SymmetryError: an architecture whose symmetries can't be derived.
+
+        >>> import checkpoints_zoo as zoo
+        >>> members = zoo.load("convnet-digits", n=2)
+        >>> apart = [float(w["0.weight"].diff(dim=0).norm()) for w in (members.stack(), members.align(to=0).stack())]
+        >>> apart[1] < apart[0]
+        True
+        """
+        self.symmetry_table  # noqa: B018
+        if isinstance(to, str):
+            if to != "mean":
+                raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
+            return self._viewed(AlignedToMean(self.match_mean))
+        reference = to if isinstance(to, Member) else self.member(to)
+        same = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
+        words = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
+        return self._viewed(Aligned(words, reference.state_dict, same))
+
+    def transform(self, symmetries: Element | str | Path) -> Collection:
+        """Apply given symmetries to the weights as they are read; return the members so viewed.
+
+        Args:
+            symmetries: one a member, in the members' order, or a file that `write_symmetries` wrote.
+
+        Raises:
+            UsageError: no symmetries of this network, or not one a member.
+            SourceNotFound, FormatError, DamagedError: no such file, another kind of file, or for other weights.
+        """
+        if isinstance(symmetries, Element):
+            rows, element, origin = {key: i for i, key in enumerate(self.keys)}, symmetries, "the caller"
+        else:
+            rows, element = symmetry_files.read(Path(symmetries), self.rows)
+            origin = Path(symmetries).name
+        check_element(self.symmetry_table, element, len(rows))
+        return self._viewed(Given(rows, element, origin))
+
+    def symmetry(self, position: int) -> Element:
+        """Return what this view applies to the member at a position: permutations (unit), scales (value).
+
+        `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
+        those that were rescaled up to rounding. The table is `members.symmetry_table`.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        one = self[position]
+        element = self._of([self.keys.index((one.id, one.epoch))]).symmetries()
+        permutations = {name: p[0] for name, p in element.permutations.items()}
+        return Element(permutations, {name: s[0] for name, s in element.scales.items()})
+
+    def _viewed(self, step: Step) -> Collection:
+        return self._of(list(range(len(self))), View((*self.view.steps, step)))
 
     def ensemble(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Ensemble:
         """Stack the members into one module; return it: `ens(members.preprocess(images))` gives their logits.
@@ -288,4 +292,4 @@ class Collection:
             TooLargeError: more than the memory that is free.
         """
         skeleton = self.skeleton()
-        return Ensemble(skeleton, store.stack(self.locations(), device, dtype, check=True), self.ids)
+        return Ensemble(skeleton, self.read(check_device(device), dtype), self.ids)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.selected import Selected
 from checkpoints_zoo.store import check_finite, stack
 
 
@@ -47,18 +47,20 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     """Flat weight vectors and labels; nothing is read before it is asked for.
 
     Args:
-        locations: of the members.
+        members: whose weights they are.
         labels: (member, label), float64.
         names: of the labels.
         dtype: of the vectors.
     """
 
-    def __init__(self, locations: Sequence[Location], labels: Tensor, names: Sequence[str], dtype: torch.dtype) -> None:
-        self.locations = list(locations)
+    def __init__(self, members: Selected, labels: Tensor, names: Sequence[str], dtype: torch.dtype) -> None:
+        # No more than what reads them, so that it can be sent to other processes.
+        self.locations, self._keys, self._view = members.locations(), members.keys, members.view
+        self._table = members.symmetry_table if members.view else None
         self.labels = labels
         self.label_names = tuple(names)
         self.dtype = dtype
-        shapes = locations[0].layout.shapes
+        shapes = self.locations[0].layout.shapes
         self.spans: dict[str, slice] = {}
         start = 0
         for name, shape in shapes.items():
@@ -79,7 +81,11 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, positions: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Return several members' vectors and labels, read together (DataLoader calls this)."""
         locations = [self.locations[i] for i in positions]
-        stacked = stack(locations, dtype=self.dtype)
+        if self._table is None:
+            stacked = stack(locations, dtype=self.dtype)
+        else:
+            keys = [self._keys[i] for i in positions]
+            stacked = self._view.stack(self._table, keys, locations, torch.device("cpu"), self.dtype)
         flat = {n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()}
         check_finite(flat, locations)  # statistics may be too large for the dtype
         vectors = torch.cat(list(flat.values()), dim=1)

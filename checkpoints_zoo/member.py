@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import modules, store
-from checkpoints_zoo.pieces import Location
+from checkpoints_zoo import modules
+from checkpoints_zoo.device import check_device
+from checkpoints_zoo.selected import Selected
 
 
 class Member:
@@ -18,24 +19,13 @@ class Member:
     Args:
         collection: name of the collection.
         row: the member's row of the manifest.
-        locate: finds its bytes.
-        skeleton: builds its module without memory.
-        cite: writes its citation.
+        selected: it alone.
     """
 
-    def __init__(
-        self,
-        collection: str,
-        row: Mapping[str, Any],
-        locate: Callable[[], Location],
-        skeleton: Callable[[], nn.Module],
-        cite: Callable[[], str],
-    ) -> None:
+    def __init__(self, collection: str, row: Mapping[str, Any], selected: Selected) -> None:
         self.collection = collection
         self.row = dict(row)
-        self._locate = locate
-        self._skeleton = skeleton
-        self._cite = cite
+        self._selected = selected
 
     @property
     def id(self) -> int:
@@ -46,9 +36,14 @@ class Member:
         return int(self.row["epoch"])
 
     @property
+    def selected(self) -> Selected:
+        """The selection of this member alone: its view, module, preprocessing."""
+        return self._selected
+
+    @property
     def citation(self) -> str:
         """Text that names this member; `zoo.load` gives a collection of it alone."""
-        return self._cite()
+        return self._selected.citation
 
     def state_dict(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Read the member's tensors; return them by name, counters rebuilt as zero, ready for a strict load.
@@ -60,9 +55,9 @@ class Member:
         Raises:
             DamagedError: the bytes are not what the manifest says, or a value is not finite.
         """
-        location = self._locate()
-        stacked = store.stack([location], device, dtype, check=True)
-        counters = {n: torch.zeros((), dtype=torch.int64, device=device) for n in location.layout.rebuilt}
+        on, where = check_device(device), self._selected.locations()
+        stacked = self._selected.read(on, dtype, locations=where)
+        counters = {n: torch.zeros((), dtype=torch.int64, device=on) for n in where[0].layout.rebuilt}
         return {n: t[0] for n, t in stacked.items()} | counters
 
     def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
@@ -76,7 +71,7 @@ class Member:
             UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
             DamagedError: see `state_dict`.
         """
-        return modules.filled(self._skeleton(), self.state_dict(device, dtype), torch.device(device))
+        return modules.filled(self._selected.skeleton(), self.state_dict(device, dtype), torch.device(device))
 
     def __repr__(self) -> str:
         accuracy = self.row["test_accuracy"]

@@ -9,7 +9,7 @@ Axes: m member, … the tensor's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -64,11 +64,11 @@ def stack(
             if check:
                 check_finite(views, locations)
             return views
-    check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
     large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
     if large and kept and names is None and device.type == "cpu":
+        check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
         return _gathered(locations, specs)
-    out = {t.name: torch.empty((len(locations), *t.shape), dtype=kinds[t.name], device=device) for t in specs}
+    out = room_for(locations, kinds, device)
     at = 0
     for group in groups(locations, BUFFER_BYTES):
         rows = {n: tensor[at : at + len(group)] for n, tensor in out.items()}
@@ -80,28 +80,35 @@ def stack(
     return out
 
 
-def stream(
-    locations: Sequence[Location], step: int, device: torch.device, dtype: torch.dtype | None
-) -> Iterator[dict[str, Tensor]]:
-    """Read members in batches, the next while one is used; yield stacked tensors, their values checked.
-
-    Args:
-        locations: of the members.
-        step: members a batch.
-        device, dtype: as in `stack`.
-    """
-
-    def read(at: int) -> dict[str, Tensor]:
-        # The check also brings a view's pages into memory, here in the reader's thread.
-        return stack(locations[at : at + step], device, dtype, check=True)
-
+def ahead(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
+    """Read batch after batch, the next while one is used; yield what `read` gives for each number below `count`."""
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-        ahead = reader.submit(read, 0)
-        for at in range(0, len(locations), step):
-            stacked = ahead.result()
-            if at + step < len(locations):
-                ahead = reader.submit(read, at + step)
+        coming = reader.submit(read, 0)
+        for at in range(count):
+            stacked = coming.result()
+            if at + 1 < count:
+                coming = reader.submit(read, at + 1)
             yield stacked
+
+
+def kinds_of(
+    locations: Sequence[Location], dtype: torch.dtype | None, names: Iterable[str] | None = None
+) -> dict[str, torch.dtype]:
+    """Return the dtype that each tensor has once stacked; the arguments and errors are those of `stack`."""
+    return _kinds(_common(locations, names), locations, dtype)
+
+
+def room_for(
+    locations: Sequence[Location], kinds: Mapping[str, torch.dtype], device: torch.device
+) -> dict[str, Tensor]:
+    """Make tensors for the members' weights, their values whatever they are; return name -> (member, …).
+
+    Raises:
+        TooLargeError: more memory than there is.
+    """
+    shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in kinds}
+    check_room(shapes, kinds, device)
+    return {name: torch.empty(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
 
 
 def _gathered(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Ten
     """
     check(table, Element({}, scales))
     _check_members(members_of(table, params), scales)
-    return {name: _rescaled(table.tensors[name], tensor, scales) for name, tensor in params.items()}
+    return {name: rescaled(table.tensors[name], tensor, scales) for name, tensor in params.items()}
 
 
 def members_of(table: Table, params: Mapping[str, Tensor]) -> int | None:
@@ -100,6 +100,17 @@ def members_of(table: Table, params: Mapping[str, Tensor]) -> int | None:
     return next(iter(found), None)
 
 
+def check_element(table: Table, element: Element, members: int | None) -> None:
+    """Check that an element is a symmetry of a table's network, for so many members.
+
+    Raises:
+        UsageError: it isn't, or has rows for another number of members.
+    """
+    check(table, element)
+    _check_members(members, element.permutations)
+    _check_members(members, element.scales)
+
+
 def _check_members(members: int | None, values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         if value.ndim == 2 and len(value) != members:
@@ -112,7 +123,7 @@ def _permuted(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) ->
     if not moves:
         return tensor
     lead = tensor.ndim - len(axes.shape)
-    places = {i: _places(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
+    places = {i: places_on(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
     if all(places[i].ndim == 1 for i in places):
         for i, index in places.items():
             tensor = tensor.index_select(i + lead, index)
@@ -120,7 +131,7 @@ def _permuted(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) ->
     return _gathered(axes, tensor, places)
 
 
-def _places(
+def places_on(
     axes: Axes, axis: int, moves: list[Move], permutations: Mapping[str, Tensor], device: torch.device
 ) -> Tensor:
     """Return the entries that an axis takes: (entry), (member, entry), or (member, row, entry) of a grouped kernel."""
@@ -170,7 +181,7 @@ def _rows(axes: Axes, places: Mapping[int, Tensor], members: range) -> Tensor:
     return index.flatten()
 
 
-def _rescaled(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
+def rescaled(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
     powers = [power for power in axes.powers if power.scale in scales]
     if not powers:
         return tensor
