@@ -9,30 +9,45 @@ from __future__ import annotations
 
 from checkpoints_zoo.metrics.calibration import Reliability, ace, adaptive_ece, ece, reliability
 from checkpoints_zoo.metrics.classification import accuracy, brier, nll
+from checkpoints_zoo.metrics.comparing import agreement, total_variation
 from checkpoints_zoo.metrics.detection import aupr, auroc, fpr95, ood_score
-from checkpoints_zoo.metrics.diversity import disagreement, entropy, mutual_information
-from checkpoints_zoo.metrics.intervals import Interval, bootstrap_mean, jackknife, subset_band
+from checkpoints_zoo.metrics.diversity import disagreement, disagreement_of_votes, entropy, mutual_information
+from checkpoints_zoo.metrics.intervals import (
+    Interval,
+    Plan,
+    band_plan,
+    bootstrap_mean,
+    jackknife,
+    jackknife_plan,
+    subset_band,
+)
 from checkpoints_zoo.metrics.selective import aurc
 
 __all__ = [
     "Interval",
+    "Plan",
     "Reliability",
     "accuracy",
     "ace",
     "adaptive_ece",
+    "agreement",
     "aupr",
     "aurc",
     "auroc",
+    "band_plan",
     "bootstrap_mean",
     "brier",
     "disagreement",
+    "disagreement_of_votes",
     "ece",
     "entropy",
     "fpr95",
     "jackknife",
+    "jackknife_plan",
     "mutual_information",
     "nll",
     "ood_score",
     "reliability",
     "subset_band",
+    "total_variation",
 ]

@@ -71,10 +71,25 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
-    members, inputs, classes = probs.shape
-    voted = probs.argmax(-1).T
-    votes = torch.zeros(inputs, classes, dtype=torch.int64, device=probs.device)
-    votes.scatter_add_(-1, voted, torch.ones_like(voted))
+    return disagreement_of_votes(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
+
+
+def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
+    """Average over pairs of members the share of inputs they class differently, and return it, float64 in [0, 1].
+
+    NaN for one member, which has no pair.
+
+    Args:
+        voted: (member, input) the class that each member gives.
+        classes: how many there are.
+
+    >>> import torch
+    >>> disagreement_of_votes(torch.tensor([[0], [0], [1]]), classes=2)
+    tensor(0.6667, dtype=torch.float64)
+    """
+    members, inputs = voted.shape
+    votes = torch.zeros(inputs, classes, dtype=torch.int64, device=voted.device)
+    votes.scatter_add_(-1, voted.T, torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape))
     # Of m votes, m_c for class c: m*m - sum of m_c*m_c ordered pairs differ, of m*(m - 1).
     differing = inputs * members**2 - votes.square().sum()
-    return differing.to(probs.dtype) / (inputs * members * (members - 1))
+    return differing.double() / (inputs * members * (members - 1))

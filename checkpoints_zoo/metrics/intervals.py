@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,14 +93,60 @@ def subset_band(
     >>> print(f"{band.low:.3f} {band.value:.3f} {band.high:.3f}")
     0.859 0.930 1.001
     """
+    plan = band_plan(members, size, seed, subsets)
+    return plan.intervals(_measure(figure, plan.chosen))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The subsets that `subset_band` or `jackknife` measures, for whoever measures all of them together.
+
+    Args:
+        members: how many there are.
+        chosen: (k,) positions of some members each.
+        complete: whether these are all subsets of that size.
+        widen: factor of their standard deviation.
+        whole: whether the first is of all members, and its figures the ones that the intervals are around.
+    """
+
+    members: int
+    chosen: Sequence[Tensor]
+    complete: bool
+    widen: float
+    whole: bool
+
+    def intervals(self, values: Tensor) -> list[Interval]:
+        """Put intervals around figures that were measured, and return them.
+
+        Args:
+            values: (subset, figure) float64, in the order of `chosen`.
+        """
+        spread = values[self.whole :].std(0, correction=0 if self.complete else 1) if self.widen else values[0]
+        return _around(values[0] if self.whole else values.mean(0), spread * self.widen, self.members)
+
+
+def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Plan:
+    """Draw the subsets that `subset_band` measures, and return them; arguments and errors are its own."""
     if not 1 <= size < members:
         do = "Use jackknife for all members"
         raise refuse("size", f"1 to {members - 1} of {members} members", str(size), do)
     chosen, complete = _subsets(members, size, seed, subsets)
-    values = _measure(figure, list(chosen))
-    spread = values.std(0, correction=0 if complete else 1)
     widen = math.sqrt((1 + size / members) / (1 - size / members))
-    return _around(values.mean(0), spread * widen, members)
+    return Plan(members, list(chosen), complete, widen, whole=False)
+
+
+def jackknife_plan(members: int, seed: int = 0, subsets: int = 200, delete: int | None = None) -> Plan:
+    """Draw the subsets that `jackknife` measures, and return them; arguments and errors are its own."""
+    at_least("members", 1, members)
+    if delete is not None and not 1 <= delete < members:
+        raise refuse("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
+    everyone = torch.arange(members)
+    if members < _FEWEST:
+        return Plan(members, [everyone], True, 0.0, whole=True)
+    left_out = members // 2 if delete is None else delete
+    chosen, complete = _subsets(members, members - left_out, seed, subsets)
+    widen = math.sqrt((members - left_out) / left_out)
+    return Plan(members, [everyone, *chosen], complete, widen, whole=True)
 
 
 def jackknife(
@@ -137,18 +183,8 @@ def jackknife(
     >>> print(f"{interval.low:.3f} {interval.value:.3f} {interval.high:.3f}")
     0.889 0.930 0.971
     """
-    at_least("members", 1, members)
-    if delete is not None and not 1 <= delete < members:
-        raise refuse("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
-    everyone = torch.arange(members)
-    if members < _FEWEST:
-        value = _measure(figure, [everyone])[0]
-        return _around(value, value, members)
-    left_out = members // 2 if delete is None else delete
-    chosen, complete = _subsets(members, members - left_out, seed, subsets)
-    values = _measure(figure, [everyone, *chosen])
-    spread = values[1:].std(0, correction=0 if complete else 1)
-    return _around(values[0], spread * math.sqrt((members - left_out) / left_out), members)
+    plan = jackknife_plan(members, seed, subsets, delete)
+    return plan.intervals(_measure(figure, plan.chosen))
 
 
 def _subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
@@ -161,7 +197,7 @@ def _subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, 
     return keys.argsort(-1)[:, :size].sort(-1).values, False
 
 
-def _measure(figure: Callable[[Tensor], Tensor], chosen: list[Tensor]) -> Tensor:
+def _measure(figure: Callable[[Tensor], Tensor], chosen: Sequence[Tensor]) -> Tensor:
     """Measure figures on every subset, and return (subset, figure) values, float64 on the CPU."""
     measured: list[Tensor] = []
     for positions in chosen:
