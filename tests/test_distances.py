@@ -181,3 +181,13 @@ def test_the_line_refuses(digits: Params) -> None:
         along(table, start, digits)
     with pytest.raises(UsageError, match="points: expected at least one; found none"):
         along(table, start, start, [])
+
+
+def test_counters_are_left_out_of_lines() -> None:
+    members, table = zoo.load("resnet8-digits", n=2), symmetries("resnet8-digits")
+    ends = [member.state_dict() for member in members]
+    assert any(not tensor.is_floating_point() for tensor in ends[0].values())
+    without = [{name: t for name, t in end.items() if t.is_floating_point()} for end in ends]
+    whole, floats = along(table, *ends, 3), along(table, *without, 3)
+    assert torch.equal(whole.total, floats.total)
+    assert torch.equal(whole.distance, floats.distance)

@@ -209,7 +209,9 @@ def along(
     )
     if not chosen:
         raise UsageError("points", expected="at least one", found="none")
-    first = {name: _wide(tensor, end[name]) for name, tensor in start.items() if name in end}
+    # Counters and masks don't count, and have no points between them.
+    floats = {name: tensor for name, tensor in start.items() if tensor.is_floating_point()}
+    first = {name: _wide(tensor, end[name]) for name, tensor in floats.items() if name in end}
     size = max(1, _TOGETHER // max(1, sum(tensor.numel() for tensor in first.values())))
     distances, unmoved, groups, found = [], [], [], []
     for at in range(0, len(chosen), size):
