@@ -14,30 +14,41 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoints_zoo import images, metrics
+    from checkpoints_zoo import images, metrics, symmetry
     from checkpoints_zoo.collection import Collection
     from checkpoints_zoo.ensemble import Ensemble
+    from checkpoints_zoo.equivalence import check_equivalence
     from checkpoints_zoo.errors import ZooError
     from checkpoints_zoo.evaluation import Report, evaluate
     from checkpoints_zoo.loading import collections, load
     from checkpoints_zoo.member import Member
+    from checkpoints_zoo.posterior.aligning import alignment
+    from checkpoints_zoo.posterior.barrier import barrier, barriers
+    from checkpoints_zoo.posterior.compact import compact
+    from checkpoints_zoo.posterior.corollary import corollary
     from checkpoints_zoo.posterior.mass import minimal_mass
+    from checkpoints_zoo.posterior.mmd import mmd, ns
+    from checkpoints_zoo.posterior.pairwise import pairwise
     from checkpoints_zoo.publishing import publish
     from checkpoints_zoo.symmetry import symmetries
     from checkpoints_zoo.verification import verify
 
 __version__ = _version("checkpoints-zoo")
 __all__ = [
-    "Collection", "Ensemble", "Member", "Report", "ZooError", "collections", "evaluate", "images", "load", "metrics",
-    "minimal_mass", "publish", "symmetries", "verify",
+    "Collection", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier", "barriers", "check_equivalence",
+    "collections", "compact", "corollary", "evaluate", "images", "load", "metrics", "minimal_mass", "mmd", "ns",
+    "pairwise", "publish", "symmetries", "symmetry", "verify",
 ]  # fmt: skip
 
 # Resolved on first use, so that the command line starts without torch.
 _PLACES = {
     "Collection": "collection", "Member": "member", "Ensemble": "ensemble", "ZooError": "errors",
     "collections": "loading", "load": "loading", "evaluate": "evaluation", "Report": "evaluation",
-    "minimal_mass": "posterior.mass", "publish": "publishing", "symmetries": "symmetry", "verify": "verification",
-    "images": "", "metrics": "",
+    "publish": "publishing", "verify": "verification", "symmetries": "symmetry", "check_equivalence": "equivalence",
+    "alignment": "posterior.aligning", "barrier": "posterior.barrier", "barriers": "posterior.barrier",
+    "compact": "posterior.compact", "corollary": "posterior.corollary", "minimal_mass": "posterior.mass",
+    "mmd": "posterior.mmd", "ns": "posterior.mmd", "pairwise": "posterior.pairwise",
+    "images": "", "metrics": "", "symmetry": "",
 }  # fmt: skip
 
 
