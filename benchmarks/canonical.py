@@ -1,0 +1,184 @@
+"""Sort the units of 256 ResNet-20 (upstream's net: filter response norm with thresholds, SiLU), against two loops.
+
+Run: OMP_NUM_THREADS=1 uv run python benchmarks/canonical.py. The last line is one JSON object: ratios (how many times
+longer a loop takes), the medians and the shortest times in milliseconds beside them. All on one thread; sides are
+taken in turns in one process.
+
+vs_deepcopy     the worst case of a loop that copies a module and sorts its layers
+vs_state_dicts  the worst case of a loop that clones a state dict and sorts its tensors
+
+Cases, each with float16 and float32 weights:
+
+norm            keys are row norms in float64; inner channels and the residual streams are sorted
+first           keys are first weights, as in the authors' code; inner channels alone are sorted
+
+Both loops have their layers written out, compute the same keys, sort stably and leave ties by index. Ours breaks ties
+by the rest of the unit, so that the result doesn't depend on the order before: the time for that is in it. Where no
+keys are tied the results are compared bit for bit: `_compared` says on how many members.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d
+from torch_uncertainty.models.classification.resnet import resnet
+
+from checkpoints_zoo.canonical.maps import canonicalize
+from checkpoints_zoo.symmetry import symmetries
+
+MEMBERS = 256
+REPEATS = 7
+State = dict[str, Tensor]
+Group = tuple[str, list[tuple[str, int]]]  # the tensor that gives the keys; tensors with the axes that move
+
+
+def build() -> nn.Module:
+    return resnet(
+        in_channels=3, num_classes=10, arch=20, style="cifar", conv_bias=False, activation_fn=F.silu,
+        normalization_layer=FilterResponseNorm2d,
+    ).eval()  # fmt: skip
+
+
+def norm(name: str) -> list[tuple[str, int]]:
+    return [(f"{name}.{part}", 1) for part in ("gamma", "beta", "tau")]
+
+
+def groups(streams: bool) -> list[Group]:
+    """Write out what moves with what: inner channels of each block, and the streams if asked for."""
+    found: list[Group] = []
+    for stage in (1, 2, 3):
+        blocks = [f"layer{stage}.{i}" for i in range(3)]
+        opened, own = ("conv1", "bn1") if stage == 1 else (f"{blocks[0]}.shortcut.0", f"{blocks[0]}.shortcut.1")
+        stream = [(f"{opened}.weight", 0), *norm(own)]
+        for block in blocks:
+            stream += [(f"{block}.conv2.weight", 0), *norm(f"{block}.bn2")]
+        readers = blocks if stage == 1 else blocks[1:]
+        stream += [(f"{block}.conv1.weight", 1) for block in readers]
+        stream += [("linear.weight", 1)] if stage == 3 else []
+        stream += [(f"layer{stage + 1}.0.{part}.weight", 1) for part in ("conv1", "shortcut.0") if stage < 3]
+        inner = [
+            (f"{b}.conv1.weight", [(f"{b}.conv1.weight", 0), *norm(f"{b}.bn1"), (f"{b}.conv2.weight", 1)])
+            for b in blocks
+        ]
+        if not streams:
+            found += inner
+        elif stage == 1:
+            found += [(f"{opened}.weight", stream), *inner]
+        else:
+            # In topological order: the first block's inner channels, then what it writes.
+            found += [inner[0], (f"{blocks[0]}.conv2.weight", stream), *inner[1:]]
+    return found
+
+
+def keys_of(weight: Tensor, key: str) -> Tensor:
+    rows = weight.flatten(1)
+    return rows[:, 0] if key == "first" else rows.double().square().sum(1)
+
+
+def by_state_dict(state: State, layers: Sequence[Group], key: str) -> State:
+    """Clone a state dict and sort its tensors."""
+    result = {name: tensor.clone() for name, tensor in state.items()}
+    for writer, moved in layers:
+        order = keys_of(result[writer], key).argsort(descending=True, stable=True)
+        for name, axis in moved:
+            result[name] = result[name].index_select(axis, order)
+    return result
+
+
+def by_module(module: nn.Module, layers: Sequence[Group], key: str) -> nn.Module:
+    """Copy a module and sort its layers, as the authors' code does."""
+    result = copy.deepcopy(module)
+    for writer, moved in layers:
+        order = keys_of(result.get_parameter(writer).data, key).argsort(descending=True, stable=True)
+        for name, axis in moved:
+            parameter = result.get_parameter(name)
+            parameter.data = parameter.data.index_select(axis, order).clone()
+    return result
+
+
+def tied(state: State, layers: Sequence[Group], key: str) -> bool:
+    """Say whether any two keys of a sorted member are equal."""
+    return any(len(keys_of(state[writer], key).unique()) < len(state[writer]) for writer, _ in layers)
+
+
+def compared(sorted_: State, loop: Sequence[State], layers: Sequence[Group], key: str) -> int:
+    """Compare members without tied keys bit for bit; return how many there are."""
+    clear = [i for i, state in enumerate(loop) if not tied(state, layers, key)]
+    for i in clear:
+        for name, tensor in loop[i].items():
+            if not torch.equal(sorted_[name][i], tensor):
+                raise RuntimeError(f"{name} of member {i} differs")
+    return len(clear)
+
+
+def timed(sides: Sequence[Callable[[], Any]]) -> list[list[float]]:
+    """Run sides in turns, once before it counts; return each one's times in milliseconds."""
+    times: list[list[float]] = [[] for _ in sides]
+    for i in range(REPEATS + 1):
+        for side, kept in zip(sides, times, strict=True):
+            start = time.perf_counter()
+            side()
+            kept.extend([(time.perf_counter() - start) * 1000] * (i > 0))
+    return times
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = build()
+    table = symmetries(module, torch.zeros(1, 3, 32, 32))
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    drawn = {name: torch.randn(MEMBERS, *shape) / max(1, shape[1:].numel()) ** 0.5 for name, shape in shapes.items()}
+    results: dict[str, float] = {}
+    for dtype in (torch.float16, torch.float32):
+        stacked = {name: tensor.to(dtype) for name, tensor in drawn.items()}
+        states = [{name: tensor[i] for name, tensor in stacked.items()} for i in range(MEMBERS)]
+        modules = [copy.deepcopy(module).to(dtype) for _ in range(MEMBERS)]
+        for own, state in zip(modules, states, strict=True):
+            own.load_state_dict(state)
+        for key, streams in (("norm", True), ("first", False)):
+            layers = groups(streams)
+
+            def ours(stacked: State = stacked, key: str = key, streams: bool = streams) -> State:
+                return canonicalize(table, stacked, permute=key, streams=streams)[0]
+
+            def loop(
+                states: list[State] = states, layers: list[Group] = layers, key: str = key
+            ) -> list[State]:
+                return [by_state_dict(state, layers, key) for state in states]
+
+            def copies(
+                modules: list[nn.Module] = modules, layers: list[Group] = layers, key: str = key
+            ) -> list[nn.Module]:
+                return [by_module(own, layers, key) for own in modules]
+
+            with torch.no_grad():
+                count = compared(ours(), loop(), layers, key)
+                count = min(count, compared(ours(), [own.state_dict() for own in copies()], layers, key))
+                a, b, c = timed([ours, loop, copies])
+            case = f"{key}_{str(dtype).removeprefix('torch.')}"
+            middle = [statistics.median(times) for times in (a, b, c)]
+            print(f"{case}: {middle[0]:.0f} ms against {middle[1]:.0f} (state dicts) and {middle[2]:.0f} (deepcopy)", flush=True)
+            results |= {
+                f"{case}_vs_state_dicts": round(middle[1] / middle[0], 2),
+                f"{case}_vs_deepcopy": round(middle[2] / middle[0], 2), f"{case}_compared": count,
+            } | {f"{case}_{side}_ms": round(m, 1) for side, m in zip(("ours", "state_dicts", "deepcopy"), middle, strict=True)}  # fmt: skip
+            results |= {f"{case}_{side}_min_ms": round(min(t), 1) for side, t in (("ours", a), ("state_dicts", b), ("deepcopy", c))}
+    worst = {key: min(v for n, v in results.items() if n.endswith(key)) for key in ("vs_deepcopy", "vs_state_dicts")}
+    print(json.dumps({**worst, **results, "members": MEMBERS, "threads": torch.get_num_threads()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Canonical maps: the scaled, then sorted network that stands for all that symmetries make of it.
+
+Laurent et al. 2024 (arXiv 2310.08287): scale first, then sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from checkpoints_zoo.canonical.permutation import KEYS, sort
+from checkpoints_zoo.canonical.scaling import unit_norm
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.symmetry.applying import members_of
+from checkpoints_zoo.symmetry.elements import Element
+from checkpoints_zoo.symmetry.table import Table
+
+SCALES = ("unit-norm",)
+
+
+def canonicalize(
+    table: Table,
+    params: Mapping[str, Tensor],
+    *,
+    scale: str | None = None,
+    permute: str | None = None,
+    streams: bool = False,
+    approximate: bool = False,
+) -> tuple[dict[str, Tensor], Element]:
+    """Scale, then sort members' units; return the tensors, and the symmetry that was applied.
+
+    `symmetry.apply` of the element to the parameters gives the tensors again, but for rounding where scales take
+    part, and of its `symmetry.inverse` to the tensors the parameters.
+
+    Args:
+        table: of the network.
+        params: name -> (member, *shape), or one member's (*shape).
+        scale: "unit-norm", see `scaling.unit_norm`; None: nothing is scaled, and all dtypes stay.
+        permute: sorted by "first" weight, "max" weight or "norm" of a unit's row, see `permutation.sort`; None: nothing
+            moves.
+        streams: whether units of residual streams are sorted as well, or only inner channels.
+        approximate: whether scales before norms without running statistics change as well.
+
+    Raises:
+        UsageError: another word for `scale` or `permute`.
+        LayoutError: a tensor that is missing, or that the table lacks, or of another shape.
+    """
+    check_words(scale, permute)
+    members = members_of(table, params)
+    tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
+    permutations: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
+    if scale is not None:
+        tensors, scales, _ = unit_norm(table, tensors, approximate=approximate)
+    if permute is not None:
+        tensors, permutations = sort(table, tensors, permute, streams)
+    if members is None:
+        tensors = {n: t[0] for n, t in tensors.items()}
+        permutations, scales = ({n: v[0] for n, v in found.items()} for found in (permutations, scales))
+    return tensors, Element(permutations, scales)
+
+
+def check_words(scale: str | None, permute: str | None) -> None:
+    """Check the words for what is scaled and how is sorted.
+
+    Raises:
+        UsageError: another word.
+    """
+    for name, word, words in (("scale", scale, SCALES), ("permute", permute, KEYS)):
+        if word is not None and word not in words:
+            raise UsageError(name, expected=f"{', '.join(map(repr, words))}, or None", found=repr(word))
