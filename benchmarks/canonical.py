@@ -32,11 +32,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d
-from torch_uncertainty.models.classification.resnet import resnet
+from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d  # type: ignore[import-untyped]
+from torch_uncertainty.models.classification.resnet import resnet  # type: ignore[import-untyped]
 
 from checkpoints_zoo.canonical.maps import canonicalize
-from checkpoints_zoo.symmetry import symmetries
+from checkpoints_zoo.symmetry import Table, symmetries
 
 MEMBERS = 256
 REPEATS = 7
@@ -45,10 +45,9 @@ Group = tuple[str, list[tuple[str, int]]]  # the tensor that gives the keys; ten
 
 
 def build() -> nn.Module:
-    return resnet(
-        in_channels=3, num_classes=10, arch=20, style="cifar", conv_bias=False, activation_fn=F.silu,
-        normalization_layer=FilterResponseNorm2d,
-    ).eval()  # fmt: skip
+    options: dict[str, Any] = {"activation_fn": F.silu, "normalization_layer": FilterResponseNorm2d}
+    module: nn.Module = resnet(in_channels=3, num_classes=10, arch=20, style="cifar", conv_bias=False, **options)
+    return module.eval()
 
 
 def norm(name: str) -> list[tuple[str, int]]:
@@ -104,13 +103,14 @@ def by_module(module: nn.Module, layers: Sequence[Group], key: str) -> nn.Module
         order = keys_of(result.get_parameter(writer).data, key).argsort(descending=True, stable=True)
         for name, axis in moved:
             parameter = result.get_parameter(name)
-            parameter.data = parameter.data.index_select(axis, order).clone()
+            parameter.data = parameter.data.index_select(axis, order)
     return result
 
 
 def tied(state: State, layers: Sequence[Group], key: str) -> bool:
     """Say whether any two keys of a sorted member are equal."""
-    return any(len(keys_of(state[writer], key).unique()) < len(state[writer]) for writer, _ in layers)
+    every = (keys_of(state[writer], key) for writer, _ in layers)
+    return any(bool((keys[1:] == keys[:-1]).any()) for keys in every)
 
 
 def compared(sorted_: State, loop: Sequence[State], layers: Sequence[Group], key: str) -> int:
@@ -134,6 +134,35 @@ def timed(sides: Sequence[Callable[[], Any]]) -> list[list[float]]:
     return times
 
 
+def case(stacked: State, modules: Sequence[nn.Module], table: Table, key: str, streams: bool) -> dict[str, float]:
+    """Time one case; return its ratios and times, without the case's name."""
+    layers = groups(streams)
+    states = [{name: tensor[i] for name, tensor in stacked.items()} for i in range(MEMBERS)]
+
+    def ours() -> State:
+        return canonicalize(table, stacked, permute=key, streams=streams)[0]
+
+    def loop() -> list[State]:
+        return [by_state_dict(state, layers, key) for state in states]
+
+    def copies() -> list[nn.Module]:
+        return [by_module(module, layers, key) for module in modules]
+
+    sorted_ = ours()
+    count = compared(sorted_, loop(), layers, key)
+    if compared(sorted_, [module.state_dict() for module in copies()], layers, key) != count:
+        raise RuntimeError("the loops differ")
+    times = dict(zip(("ours", "state_dicts", "deepcopy"), timed([ours, loop, copies]), strict=True))
+    middle = {side: statistics.median(own) for side, own in times.items()}
+    return {
+        "vs_state_dicts": round(middle["state_dicts"] / middle["ours"], 2),
+        "vs_deepcopy": round(middle["deepcopy"] / middle["ours"], 2),
+        "compared": count,
+        **{f"{side}_ms": round(value, 1) for side, value in middle.items()},
+        **{f"{side}_min_ms": round(min(own), 1) for side, own in times.items()},
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -144,38 +173,15 @@ def main() -> None:
     results: dict[str, float] = {}
     for dtype in (torch.float16, torch.float32):
         stacked = {name: tensor.to(dtype) for name, tensor in drawn.items()}
-        states = [{name: tensor[i] for name, tensor in stacked.items()} for i in range(MEMBERS)]
         modules = [copy.deepcopy(module).to(dtype) for _ in range(MEMBERS)]
-        for own, state in zip(modules, states, strict=True):
-            own.load_state_dict(state)
+        for i, own in enumerate(modules):
+            own.load_state_dict({name: tensor[i] for name, tensor in stacked.items()})
         for key, streams in (("norm", True), ("first", False)):
-            layers = groups(streams)
-
-            def ours(stacked: State = stacked, key: str = key, streams: bool = streams) -> State:
-                return canonicalize(table, stacked, permute=key, streams=streams)[0]
-
-            def loop(
-                states: list[State] = states, layers: list[Group] = layers, key: str = key
-            ) -> list[State]:
-                return [by_state_dict(state, layers, key) for state in states]
-
-            def copies(
-                modules: list[nn.Module] = modules, layers: list[Group] = layers, key: str = key
-            ) -> list[nn.Module]:
-                return [by_module(own, layers, key) for own in modules]
-
             with torch.no_grad():
-                count = compared(ours(), loop(), layers, key)
-                count = min(count, compared(ours(), [own.state_dict() for own in copies()], layers, key))
-                a, b, c = timed([ours, loop, copies])
-            case = f"{key}_{str(dtype).removeprefix('torch.')}"
-            middle = [statistics.median(times) for times in (a, b, c)]
-            print(f"{case}: {middle[0]:.0f} ms against {middle[1]:.0f} (state dicts) and {middle[2]:.0f} (deepcopy)", flush=True)
-            results |= {
-                f"{case}_vs_state_dicts": round(middle[1] / middle[0], 2),
-                f"{case}_vs_deepcopy": round(middle[2] / middle[0], 2), f"{case}_compared": count,
-            } | {f"{case}_{side}_ms": round(m, 1) for side, m in zip(("ours", "state_dicts", "deepcopy"), middle, strict=True)}  # fmt: skip
-            results |= {f"{case}_{side}_min_ms": round(min(t), 1) for side, t in (("ours", a), ("state_dicts", b), ("deepcopy", c))}
+                found = case(stacked, modules, table, key, streams)
+            name = f"{key}_{str(dtype).removeprefix('torch.')}"
+            print(name, found, flush=True)
+            results |= {f"{name}_{figure}": value for figure, value in found.items()}
     worst = {key: min(v for n, v in results.items() if n.endswith(key)) for key in ("vs_deepcopy", "vs_state_dicts")}
     print(json.dumps({**worst, **results, "members": MEMBERS, "threads": torch.get_num_threads()}))
 

@@ -88,13 +88,13 @@ class Members:
 
 def carried(inner: Tensor, blocks: Tensor) -> Tensor:
     """Return a permutation inside blocks (member, unit) with the blocks (member, block) in their order."""
-    own = inner.unflatten(1, (blocks.shape[1], -1))  # type: ignore[no-untyped-call]
+    own = inner.reshape(*blocks.shape, inner.shape[1] // blocks.shape[1])
     return own.gather(1, blocks[..., None].expand_as(own)).flatten(1)
 
 
 def by_block(permutation: Tensor, blocks: int) -> Tensor:
     """Return, for each block as numbered before, its units in their order, (member, block, unit)."""
-    own = permutation.unflatten(1, (blocks, -1))  # type: ignore[no-untyped-call]
+    own = permutation.reshape(len(permutation), blocks, permutation.shape[1] // blocks)
     before = own[..., 0].div(own.shape[2], rounding_mode="floor")
     return own.gather(1, before.argsort(1)[..., None].expand_as(own))
 
@@ -229,8 +229,8 @@ class Lines:
                     if move.axis == axis and not self.members.sorted(move.group):
                         known, within = False, bool(move.within or (self.move.within and axis == 0))
                         stop = size if within else move.offset + self.members.table.groups[move.group].size * move.span
-                        own[move.offset : stop] = size + move.offset + (own[move.offset : stop] - move.offset) % (
-                            1 if within else move.span
+                        own[move.offset : stop] = (
+                            size + move.offset + (own[move.offset : stop] - move.offset) % (1 if within else move.span)
                         )
             result = result[..., None] * 2 * size + own
         return None if known else result.flatten()

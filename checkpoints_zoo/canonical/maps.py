@@ -38,16 +38,29 @@ def canonicalize(
         params: name -> (member, *shape), or one member's (*shape).
         scale: "unit-norm", see `scaling.unit_norm`; None: nothing is scaled, and all dtypes stay.
         permute: sorted by "first" weight, "max" weight or "norm" of a unit's row, see `permutation.sort`; None: nothing
-            moves.
+            moves. Not "norm" where scaling has made all norms 1.
         streams: whether units of residual streams are sorted as well, or only inner channels.
         approximate: whether scales before norms without running statistics change as well.
 
     Raises:
-        UsageError: another word for `scale` or `permute`.
+        UsageError: another word for `scale` or `permute`, or "norm" of rows that have norm 1.
         LayoutError: a tensor that is missing, or that the table lacks, or of another shape.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from checkpoints_zoo.symmetry import symmetries
+    >>> net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    >>> weights = {"0.weight": torch.tensor([[-4.0], [2.0]]), "2.weight": torch.tensor([[1.0, 3.0]])}
+    >>> tensors, element = canonicalize(symmetries(net, torch.zeros(1, 1)), weights, scale="unit-norm", permute="first")
+    >>> tensors["0.weight"].tolist(), tensors["2.weight"].tolist()
+    ([[1.0], [-1.0]], [[6.0, 4.0]])
+    >>> element.permutations["0"].tolist(), element.scales["0"].tolist()
+    ([1, 0], [0.25, 0.5])
     """
     check_words(scale, permute)
     members = members_of(table, params)
+    if scale is not None and permute == "norm":
+        check_norms(table, streams, approximate)
     tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
     permutations: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
@@ -70,3 +83,15 @@ def check_words(scale: str | None, permute: str | None) -> None:
     for name, word, words in (("scale", scale, SCALES), ("permute", permute, KEYS)):
         if word is not None and word not in words:
             raise UsageError(name, expected=f"{', '.join(map(repr, words))}, or None", found=repr(word))
+
+
+def check_norms(table: Table, streams: bool, approximate: bool) -> None:
+    """Refuse to sort by norms that scaling makes equal: rounding errors would decide."""
+    scaled = {s.writers[0]: s.size for s in table.scales.values() if s.exact or approximate}
+    for group in table.groups.values():
+        if group.writers and (streams or not group.stream) and scaled.get(group.writers[0], 1) > 1:
+            raise UsageError(
+                "permute",
+                expected=f"'first' or 'max': the rows of {group.writers[0][0]} all have norm 1 once they are scaled",
+                found="'norm'",
+            )

@@ -204,7 +204,8 @@ class _Coded:
             every = torch.cat([self.own.new_zeros(1), *(own + 1 for own in colours.values())])
             for places in self.others:
                 result = result * (int(every.max()) + 1) + every[places]
-        return result.sort(-1)[0]
+        found: Tensor = result.sort(-1)[0]
+        return found
 
 
 def _units_on(line: Lines, starts: dict[str, int]) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.canonical.lines import Lines, Members, View, views
+from checkpoints_zoo.canonical.lines import Lines, Members, views
 from checkpoints_zoo.symmetry.table import Group
 
 _CHUNK = 1 << 22  # codes compared at once
