@@ -58,6 +58,17 @@ def _free_bytes(device: torch.device) -> int | None:
         return None
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a device, None where it can't be told."""
+    return _free_bytes(device)
+
+
+def spare(nbytes: int, device: torch.device) -> bool:
+    """Say whether so many bytes are less than a quarter of a device's free memory, as far as it can be told."""
+    free = _free_bytes(device)
+    return free is None or 4 * nbytes < free
+
+
 @contextmanager
 def one_thread(when: bool = True) -> Iterator[None]:
     """Let torch compute on one thread while the block runs: on small tensors, waking a second one costs more.

@@ -117,3 +117,7 @@ class AccessError(ZooError, PermissionError):
 
 class StorageError(ZooError, OSError):
     """A disk that can't take what should be kept on it."""
+
+
+class SmallerChunk(UserWarning):
+    """Memory was short: fewer members are held or run at once than asked for. Results stay the same."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from checkpoints_zoo import transfer
 from checkpoints_zoo.device import check_device, check_room
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.layout import TensorSpec, is_counter
@@ -68,6 +69,12 @@ def stack(
     if large and kept and names is None and device.type == "cpu":
         check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
         return _gathered(locations, specs)
+    if device.type == "cuda" and names is None:
+        with transfer.allocating(device):
+            out = room_for(locations, kinds, device)
+        if not transfer.onto(locations, specs, out):
+            check_finite(out, locations)
+        return out
     out = room_for(locations, kinds, device)
     at = 0
     for group in groups(locations, BUFFER_BYTES):

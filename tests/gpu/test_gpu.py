@@ -1,0 +1,115 @@
+"""On a GPU: every execution against a loop over modules, weights from shards against the CPU's, memory too short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo import transfer
+from checkpoints_zoo.ensemble import EXECUTIONS
+from checkpoints_zoo.ensemble.executions import Runner
+from checkpoints_zoo.errors import DamagedError, SmallerChunk
+from tests.scenarios import State, build, load, raw
+
+pytestmark = pytest.mark.gpu
+GPU = "cuda"
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep float32 convolutions from TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
+@pytest.mark.parametrize("batch", [1, 9, 300])
+def test_executions_equal_a_loop_over_modules(name: str, batch: int) -> None:
+    members = zoo.load(name, n=9)
+    x = members.preprocess(zoo.images.load("digits").images[:batch])
+    with torch.inference_mode():
+        wanted = torch.stack([m.model(GPU)(x.to(GPU)) for m in members])
+        for execution in (*EXECUTIONS, None):
+            for chunk in (None, 4):
+                ens = members.ensemble(GPU, execution=execution, chunk=chunk)
+                for _ in range(2):
+                    logits = ens(x.to(GPU))
+                    assert logits.device.type == GPU
+                    assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (execution, chunk)
+        assert (members.ensemble()(x) - wanted.cpu()).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_a_graph_serves_other_inputs_members_and_weights() -> None:
+    members = zoo.load("resnet8-digits", n=5)
+    x = members.preprocess(zoo.images.load("digits").images).to(GPU)
+    ens = members.ensemble(GPU, execution="graph")
+    plain = members.ensemble(GPU, execution="loop")
+    with torch.no_grad():
+        for piece in (x[:50], x[50:100], x[:7], x[100:150]):
+            wanted = plain(piece)
+            assert (ens(piece) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        ens.stacked["fc.bias"].add_(1)
+        assert (ens(x[:50]) - plain(x[:50]) - 1).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    members = zoo.load("resnet8-digits", n=5)
+    x = members.preprocess(zoo.images.load("digits").images[:100])
+    wanted = members.ensemble()(x)
+    for execution in ("loop", "grouped", "graph"):
+        with torch.no_grad():
+            logits = members.ensemble(GPU, dtype, execution=execution)(x.to(GPU, dtype))
+        assert (logits.float().cpu() - wanted).abs().max() <= 0.1 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("net", ["convnet", "resnet8", "mlp"])
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("small", [True, False])
+def test_weights_on_the_device_are_those_of_the_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    net: str,
+    weights: torch.dtype,
+    dtype: torch.dtype | None,
+    small: bool,
+) -> None:
+    if small:
+        monkeypatch.setattr(transfer, "GROUP_BYTES", 40_000)
+        monkeypatch.setattr(transfer, "PIECE_BYTES", 1_000)
+    members = load(build(tmp_path, net, range(9), weights=weights, per_shard=4))
+    for chosen in (members, members[::-1], members[2:3]):
+        on_cpu, found = chosen.stack("cpu", dtype), chosen.stack(GPU, dtype)
+        assert {n: raw(t.cpu()) for n, t in found.items()} == {n: raw(t) for n, t in on_cpu.items()}
+        assert all(t.device.type == GPU for t in found.values())
+
+
+def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    def spoil(member: int, state: State) -> None:
+        if member == 3:
+            state["fc1.bias"][2] = float("nan")
+
+    members = load(build(tmp_path, members=range(5), change=spoil))
+    with pytest.raises(DamagedError, match=r"^tensor 'fc1.bias' of member 3: expected finite weights; found 1 that"):
+        members.stack(GPU, torch.float32)
+
+
+def test_memory_that_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A true out-of-memory error halves the members side by side."""
+    members = zoo.load("resnet8-digits", n=8)
+    x = members.preprocess(zoo.images.load("digits").images[:9]).to(GPU)
+    run = Runner.run
+
+    def greedy(self: Runner, choice: object, *arguments: object) -> torch.Tensor:
+        if choice.members > 2:  # type: ignore[attr-defined]
+            torch.empty(2**50, device=GPU)
+        return run(self, choice, *arguments)  # type: ignore[arg-type]
+
+    wanted = members.ensemble(GPU)(x)
+    monkeypatch.setattr(Runner, "run", greedy)
+    with pytest.warns(SmallerChunk):
+        found = members.ensemble(GPU, execution="grouped")(x)
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
