@@ -1,4 +1,4 @@
-"""One call from members to a report: the figures of their ensemble, with intervals, and its curve over sizes.
+"""One call from members, or their stored predictions, to a report: figures with intervals, a curve over sizes.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from checkpoints_zoo import images, measuring, metrics, plots, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import one_thread
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.figures import FIGURES, MEANS_OVER_MEMBERS, Population
+from checkpoints_zoo.figures import FIGURES, MEANS_OVER_MEMBERS
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.metrics import Interval
+from checkpoints_zoo.population import Population
+from checkpoints_zoo.predictions import Predictions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,9 +108,9 @@ class Report:
 
 
 def evaluate(
-    members: Collection,
+    members: Collection | Predictions,
     data: str | ImageData | None = None,
-    ood: str | ImageData | None = None,
+    ood: str | ImageData | Predictions | None = None,
     *,
     sizes: Iterable[int] | None = None,
     device: str | torch.device = "cpu",
@@ -118,10 +121,15 @@ def evaluate(
 ) -> Report:
     """Measure members as an ensemble: accuracy, calibration, OOD detection, diversity; return the Report.
 
+    Stored predictions are read in blocks, so that a thousand members need not fit into memory; no weights are read.
+    Their float16 logits l are off by at most l/2048, and a log-probability by twice that of the largest.
+
     Args:
-        members: a collection.
-        data: labelled images, by name or given; None for the collection's own test set.
-        ood: images out of distribution, by name or given; None leaves those figures out.
+        members: a collection, or stored predictions on labelled images.
+        data: labelled images, by name or given; None for the collection's own test set. With stored predictions they
+            are only compared with those that these were made on, None for no comparison.
+        ood: images out of distribution, by name or given, or stored predictions on them; None leaves those figures
+            out.
         sizes: of the ensembles on the curve; None for the powers of two and all members.
         device, dtype: what the members run on and in.
         batch: images a forward pass.
@@ -129,7 +137,8 @@ def evaluate(
         seed: of the draws.
 
     Raises:
-        UsageError: images without labels, of other classes, or of a size the members can't take.
+        UsageError: images without labels, of other classes, or of a size the members can't take; predictions of other
+            members or on other images.
         DamagedError: members whose weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -137,43 +146,100 @@ def evaluate(
     >>> report["auroc"].value > 0.95
     True
     """
-    inside = _images(members.description.dataset if data is None else data)
-    outside = None if ood is None else _images(ood)
-    labels = measuring.labels_of(inside, members.description)
     sizes = _sizes(sizes, len(members))
-    with one_thread(members.nbytes < SMALL_MEMBER * len(members)):
-        logits = predictions.logits(members, inside, device, dtype, batch)
-        ood_logits = None if outside is None else predictions.logits(members, outside, device, dtype, batch)
-    population = Population(logits, labels, ood_logits)
-    with one_thread(logits.numel() < SMALL_LOGITS):
-        singles = torch.stack([population.figures([i]) for i in range(len(members))])
-        curve = {
-            size: population.named(
-                metrics.jackknife(population.figures, len(members), seed=seed, subsets=subsets)
-                if size == len(members)
-                else metrics.subset_band(population.figures, len(members), size, seed=seed, subsets=subsets)
-            )
-            for size in sizes
-        }
+    run = (device, dtype, batch)
+    inside = _inside(members, data, run)
+    outside = None if ood is None else _outside(members, ood, run)
+    everyone = len(members)
+    plans = {
+        size: metrics.jackknife_plan(everyone, seed, subsets)
+        if size == everyone
+        else metrics.band_plan(everyone, size, seed, subsets)
+        for size in sizes
+    }
+    subsets_of = [torch.tensor([i]) for i in range(everyone)]
+    with one_thread(math.prod(inside.logits.shape) < SMALL_LOGITS):
+        population = Population(inside.logits, inside.labels, None if outside is None else outside.logits)
+        values = population.measure([*subsets_of, *(chosen for plan in plans.values() for chosen in plan.chosen)])
+    singles, rest = values[:everyone], values[everyone:]
+    parts = zip(plans.items(), torch.split(rest, [len(plan.chosen) for plan in plans.values()]), strict=True)
+    curve = {size: population.named(plan.intervals(found)) for (size, plan), found in parts}
     means = {
-        name: metrics.bootstrap_mean(values, seed=seed)
-        for name, values in zip(population.names, singles.T, strict=True)
+        name: metrics.bootstrap_mean(found, seed=seed)
+        for name, found in zip(population.names, singles.T, strict=True)
         if name in MEANS_OVER_MEMBERS
     }
-    everyone = curve[len(members)]
     return Report(
-        collection=members.name,
+        collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
-        data=_named(inside),
-        ood="" if outside is None else _named(outside),
-        inputs=len(inside),
-        ood_inputs=0 if outside is None else len(outside),
-        members=len(members),
-        ensemble=everyone,
+        data=inside.named,
+        ood="" if outside is None else outside.named,
+        inputs=inside.logits.shape[1],
+        ood_inputs=0 if outside is None else outside.logits.shape[1],
+        members=everyone,
+        ensemble=curve[everyone],
         member=means,
         curve=curve,
         drawing={"member_accuracy": singles[:, 0].tolist(), **population.drawing()},
     )
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What members say of some inputs: logits, labels, and the name and fingerprint of the inputs."""
+
+    logits: Tensor | Predictions
+    labels: Tensor
+    named: str
+
+
+_Run = tuple[str | torch.device, torch.dtype, int]
+
+
+def _inside(members: Collection | Predictions, data: str | ImageData | None, run: _Run) -> _Said:
+    """Return what members say of the labelled images."""
+    if not isinstance(members, Predictions):
+        inside = _images(members.description.dataset if data is None else data)
+        labels = measuring.labels_of(inside, members.description)
+        return _Said(_computed(members, inside, run), labels, _named(inside))
+    if data is not None:
+        members.check_data(_images(data))
+    if members.labels is None:
+        raise UsageError(
+            f"predictions {members.name}",
+            expected="predictions on images with labels of the members' classes",
+            found="no labels",
+            do="Give them as `ood`, and those on the test set first",
+        )
+    return _Said(members, members.labels, members.data)
+
+
+def _outside(members: Collection | Predictions, ood: str | ImageData | Predictions, run: _Run) -> _Said:
+    """Return what members say of the images out of distribution."""
+    if isinstance(ood, Predictions):
+        found, wanted = ood.keys, members.keys
+        if [key[: len(wanted[0])] for key in found] != [tuple(key) for key in wanted]:
+            raise UsageError(
+                f"predictions {ood.name} for {members.name}",
+                expected="those of the same members with the same weights, in the same order",
+                found="others",
+                do="Take both with `predictions_of` from one selection of members",
+            )
+        return _Said(ood, torch.empty(0), ood.data)
+    outside = _images(ood)
+    if isinstance(members, Predictions):
+        raise UsageError(
+            f"images {outside.name!r} for predictions {members.name}",
+            expected="stored predictions on them, since there are no members to run",
+            found="images",
+            do="Store some with `predict`, or give the collection in place of its predictions",
+        )
+    return _Said(_computed(members, outside, run), torch.empty(0), _named(outside))
+
+
+def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
+    with one_thread(members.nbytes < SMALL_MEMBER * len(members)):
+        return predictions.logits(members, data, *run)
 
 
 def _images(data: str | ImageData) -> ImageData:

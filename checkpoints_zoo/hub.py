@@ -276,8 +276,8 @@ def _hash_as(announced: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def files(repo: Repo, folder: str) -> list[str]:
-    """List the files in a folder of a repo; return their paths, [] where there is no such folder.
+def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
+    """List the files in a folder of a repo, or all below it; return their paths, [] where there is no such folder.
 
     Offline, those in the cache.
 
@@ -290,10 +290,12 @@ def files(repo: Repo, folder: str) -> list[str]:
 
     if is_offline_mode():
         root = snapshot(repo)
-        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob("*") if p.is_file())
+        found = (root / folder).glob("**/*" if below else "*")
+        return sorted(p.relative_to(root).as_posix() for p in found if p.is_file())
     with asking(repo.label, f"folder {folder} of {repo.label}"):
         try:
-            rows = HfApi(**sent()).list_repo_tree(repo.id, folder, repo_type="dataset", revision=repo.commit)
+            listed = HfApi(**sent()).list_repo_tree
+            rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
             return sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []

@@ -128,7 +128,7 @@ def bar(inside: str, what: str) -> type[Any]:
             return shown
 
         def _check(self, size: int) -> None:
-            if inside.startswith("manifests/"):
+            if inside.startswith(("manifests/", "predictions/")):
                 check_size(size, inside, what)
 
     return Bounded

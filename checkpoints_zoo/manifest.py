@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,25 +17,39 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoints_zoo import limits
-from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.columns import SCHEMA, SCHEMA_VERSION
+from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
+from checkpoints_zoo.layout import Layout
 
 ROW_GROUP = 4096
 REQUIRED = ("member", "epoch", "final", "status")
 LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
-_WIDTHS = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in SCHEMA}
-_TEXTS = [f.name for f in SCHEMA if f.type == pa.string()]
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+class Described(Protocol):
+    """What says how the bytes of rows are laid out: a collection's description, or that of stored predictions."""
+
+    @property
+    def name(self) -> str:
+        """What to call the rows in errors."""
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Key -> layout."""
+
+
+def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
     """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.
+
+    Args:
+        rows: column -> value.
+        schema: of the table.
 
     Raises:
         FormatError: a row has a column that the schema lacks, or a value of another type.
     """
     rows = list(rows)
-    unknown = sorted({name for row in rows for name in row} - set(SCHEMA.names))
+    unknown = sorted({name for row in rows for name in row} - set(schema.names))
     if unknown:
         raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown))
     for row in rows:
@@ -47,24 +61,25 @@ def table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
             )
     try:
         ordered = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
-        return pa.Table.from_pylist(ordered, schema=SCHEMA)
+        return pa.Table.from_pylist(ordered, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
 
 
-def write(rows: pa.Table, path: Path) -> None:
+def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
     """Write a manifest by rename: the same rows give the same bytes.
 
     Args:
-        rows: with the columns of `SCHEMA`.
+        rows: with the columns of the schema.
         path: where to; its folder is made.
+        schema: of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:  # opened here: Arrow takes only names that are UTF-8
             pq.write_table(
-                rows.select(SCHEMA.names).cast(SCHEMA), file, row_group_size=ROW_GROUP, write_page_index=True,
+                rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
                 compression="zstd", store_schema=True, write_page_checksum=True,
             )  # fmt: skip
             file.flush()
@@ -74,8 +89,12 @@ def write(rows: pa.Table, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read(path: Path) -> pa.Table:
+def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
+
+    Args:
+        path: of the file.
+        schema: that it should have.
 
     Raises:
         FormatError: no Parquet file, a newer schema, a column of another type, or sizes beyond `limits`.
@@ -84,21 +103,22 @@ def read(path: Path) -> pa.Table:
         limits.check_file(path)
         content = pa.BufferReader(path.read_bytes())
         footer = pq.read_metadata(content)
-        limits.check_columns(footer, _WIDTHS, path)
+        widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
+        limits.check_columns(footer, widths, path)
         # Texts as Parquet keeps them, each once: a few bytes can say that one of them fills a million rows.
-        texts = [n for n in _TEXTS if n in footer.schema.names]
+        texts = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
         options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
         with pq.ParquetFile(content, **options) as file:
             names = file.schema_arrow.names
-            _check_version(file.schema_arrow.metadata or {}, path)
-            if twice := [n for n in SCHEMA.names if names.count(n) > 1]:
+            _check_version(file.schema_arrow.metadata or {}, int(schema.metadata[b"schema_version"]), path)
+            if twice := [n for n in schema.names if names.count(n) > 1]:
                 raise FormatError(
                     f"manifest {path}", expected="each column once", found=f"{twice[0]!r} twice", path=path
                 )
-            known = file.read(columns=[n for n in SCHEMA.names if n in names], use_threads=False)
+            known = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
         known.validate(full=True)  # text that is no UTF-8, and what else damage leaves
         columns, spent = [], 0
-        for field in SCHEMA:
+        for field in schema:
             if field.name in known.column_names:
                 if pa.types.is_dictionary(known.column(field.name).type):
                     spent = limits.check_texts(known.column(field.name), spent, path)
@@ -116,10 +136,10 @@ def read(path: Path) -> pa.Table:
             found=str(error)[:300],
             path=path,
         ) from error
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
+def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> None:
     text = metadata.get(b"schema_version", b"").decode(errors="replace")
     if not re.fullmatch("[0-9]{1,9}", text):
         raise FormatError(
@@ -128,17 +148,17 @@ def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
             found=repr(text[:40]),
             path=path,
         )
-    if int(text) > SCHEMA_VERSION:
+    if int(text) > newest:
         raise FormatError(
             f"manifest {path}",
-            expected=f"schema version {SCHEMA_VERSION} or older",
+            expected=f"schema version {newest} or older",
             found=f"version {text}",
             do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
             path=path,
         )
 
 
-def validate(rows: pa.Table, description: Description, path: Path) -> None:
+def validate(rows: pa.Table, description: Described, path: Path) -> None:
     """Check every row of a manifest against its description, trusting nothing.
 
     Args:

@@ -193,7 +193,7 @@ class Source:
         ]
 
 
-def bring(repo: hub.Repo, description: Description, rows: pa.Table, whole: bool = True) -> list[Location]:
+def bring(repo: hub.Repo, description: manifest.Described, rows: pa.Table, whole: bool = True) -> list[Location]:
     """Bring the bytes of rows from a repo to this machine; return where they lie.
 
     Args:

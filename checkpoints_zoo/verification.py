@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from checkpoints_zoo import images, metrics, predictions
+from checkpoints_zoo import images, metrics, prediction_sets, predictions
 from checkpoints_zoo.checks import Problem as Problem
 from checkpoints_zoo.checks import check_bytes, duplicates
 from checkpoints_zoo.collection import Collection
@@ -13,6 +13,9 @@ from checkpoints_zoo.pieces import Location
 
 # Another processor may round a borderline image over; more than this many is no rounding.
 IMAGES_ASTRAY = 2
+# Float16 rounds by 2**-11 of a logit; the rest is for members that computed in float16, or scaled views.
+LOGITS_ASTRAY = 2**-7
+KEY = ("member", "epoch")
 # What members are to blame for, not the network or this machine.
 THEIRS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
@@ -94,3 +97,42 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int) -> list[P
                 text = f"expected test accuracy {claimed[at]:.4f} on {name}; found {accuracy:.4f}."
                 problems.append(Problem(members.name, members.ids[at], "accuracy", text))
     return problems
+
+
+def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[Problem]:
+    """Check stored predictions against their rows, and these against the members' manifest; return the problems.
+
+    Every member's logits are where the rows say, hash to their sha256, are finite, and were made with the weights that
+    the collection has; the logits of some selected members are computed again, where the package has the images.
+
+    Args:
+        members: a collection.
+        name: of the set, in the members' source.
+        sample: members whose logits are computed again, spread evenly; 0 for none.
+
+    Raises:
+        SourceNotFound, FormatError: no such set, or one that can't be read.
+        NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
+    """
+    stored = prediction_sets.read(members.source, members.name, name)
+    found = prediction_sets.problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
+    facts, wrong = stored.facts, {problem.member for problem in found}
+    at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
+    able = [i for i, key in enumerate(members.keys) if key in at and key[0] not in wrong]
+    if None in wrong or facts.data not in images.DATASETS or not able or sample < 1:
+        return found
+    inside = images.load(facts.data, facts.split)
+    chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]
+    for i in chosen:
+        one = members[i : i + 1]
+        try:
+            kept = predictions.predictions_of(one, name, data=inside).logits()
+            again = predictions.logits(one, inside)
+        except ZooError as error:
+            found.append(Problem(facts.name, one.ids[0], "logits", str(error)))
+            continue
+        apart = float((kept - again).abs().max() / again.abs().max().clamp(min=1))
+        if apart > LOGITS_ASTRAY:
+            text = f"expected what the members give now, within {LOGITS_ASTRAY:g} of the largest; found {apart:.2g}."
+            found.append(Problem(facts.name, one.ids[0], "logits", text))
+    return found

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.publishing import Plan, Published, plan
 from tests.commands import run, two_collections, values
 from tests.hub import WRITER, Hub
@@ -27,7 +28,7 @@ from tests.publications import (
     two_shards,
     writes,
 )
-from tests.scenarios import Built, build, digest_of
+from tests.scenarios import Built, build, digest_of, load
 
 
 @pytest.fixture
@@ -102,17 +103,16 @@ def test_a_new_version_leaves_the_old_one_whole(hub: Hub, tiny: Built) -> None:
 
 def test_snapshots_and_predictions(hub: Hub, tiny: Built, tmp_path: Path) -> None:
     built = build(tmp_path / "more", members=range(2), snapshots=(1, 20))
+    predict(load(built), "digits", built.root)
     folder = built.root / "predictions" / "tiny" / "digits-test"
-    folder.mkdir(parents=True)
-    for name in ("00000-00000000.safetensors", "manifest.parquet", "notes.txt", ".hidden.json"):
+    for name in ("00009-00000000.safetensors", "notes.txt", ".hidden.json"):
         (folder / name).write_bytes(b"logits")
-    pq.write_table(pq.read_table(built.root / "manifests" / "tiny.parquet").slice(0, 0), folder / "manifest.parquet")
-    (folder / "manifest.json").write_text("{}")
+    (shard,) = (p.name for p in folder.glob("00000-*"))
     publish(built.root)
     inside = "predictions/tiny/digits-test"
     titles = {p: c.title for c in commits(hub) for p in c.tree if p.startswith(inside)}  # the oldest that has it
     assert titles == {
-        f"{inside}/00000-00000000.safetensors": "Publish tiny: weights",
+        f"{inside}/{shard}": "Publish tiny: weights",
         f"{inside}/manifest.parquet": "Publish tiny",
         f"{inside}/manifest.json": "Publish tiny",
     }

@@ -53,14 +53,23 @@ class Measurement:
     sizes: tuple[int, ...] | None
     device: str
     seed: int
+    stored: str | None
 
     def report(self, out: Output) -> Report:
         """Evaluate the members, saying so; return the report."""
         members = self.selection.load()
         on = f"{self.data or members.description.dataset}{f' against {self.ood}' if self.ood else ''}"
-        out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
         from checkpoints_zoo.evaluation import evaluate
 
+        if self.stored is not None:
+            from checkpoints_zoo.predictions import predictions_of
+
+            name = self.data or f"{members.description.dataset}-test"
+            out.say(f"{members.name}: stored predictions of {len(members)} members, {name} …")
+            inside = predictions_of(members, name, source=self.stored)
+            outside = None if self.ood is None else predictions_of(members, self.ood, source=self.stored)
+            return evaluate(inside, None, outside, sizes=self.sizes, seed=self.seed)
+        out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
         return evaluate(members, self.data, self.ood, sizes=self.sizes, device=self.device, seed=self.seed)
 
 
@@ -73,6 +82,9 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--sizes", callback=_whole, metavar="1,8,…", help="Sizes of ensembles; powers of two if not given.")
     @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the members on, such as cuda.")
     @click.option("--seed", default=0, metavar="SEED", help="Of the random ensembles behind the intervals.")
+    @click.option(
+        "--stored", metavar="SOURCE", help="Measure predictions stored there: --data and --ood name sets (digits-test)."
+    )
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> Any:
         own = {field.name: options.pop(field.name) for field in fields(Measurement)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo import catalog, hub
+from checkpoints_zoo import catalog, hub, manifest
 from checkpoints_zoo.cli.failures import DONE, FOUND
 from checkpoints_zoo.cli.output import Output, in_bytes, output, printable, table
 from checkpoints_zoo.errors import (
@@ -32,10 +32,12 @@ def command(name: str, source: str | None, sample: int, out: Output) -> int:
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
     NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
-    collection is checked. What lies on the Hub is fetched first. Exit code 1: something was found.
+    collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
+    was found.
     """
+    from checkpoints_zoo import prediction_sets
     from checkpoints_zoo.loading import load
-    from checkpoints_zoo.verification import Problem, verify
+    from checkpoints_zoo.verification import Problem, verify, verify_predictions
 
     checked: list[dict[str, Any]] = []
     problems: list[Problem] = []
@@ -59,6 +61,14 @@ def command(name: str, source: str | None, sample: int, out: Output) -> int:
         problems += found
         size = members.nbytes
         checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
+        for kind in prediction_sets.names(members.source, one) if whole else ():
+            out.say(f"{one}/{kind}: checking predictions …")
+            found = verify_predictions(members, kind, sample)
+            problems += found
+            stored = prediction_sets.read(members.source, one, kind).rows
+            size = manifest.total(stored, "nbytes")
+            line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
+            checked.append(line)
     out.data(
         {"checked": checked, "problems": [asdict(p) for p in problems]},
         table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),

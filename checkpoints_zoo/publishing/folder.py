@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from checkpoints_zoo import hub
+from checkpoints_zoo import hub, prediction_sets
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.finding import resolve
 from checkpoints_zoo.header import stamp_of
+from checkpoints_zoo.prediction_sets import PredictionSet
 from checkpoints_zoo.selection import format_ids, keys_of
 from checkpoints_zoo.source import Source
 
@@ -109,9 +110,21 @@ class Folder:
         return {inside: self.source.file(inside) for inside in sorted({p for ps in own for p in ps if p is not None})}
 
     @cached_property
+    def sets(self) -> tuple[PredictionSet, ...]:
+        """The stored predictions: of these collections, and of others."""
+        found = (p.split("/") for p in self._below("predictions"))
+        names = [parts[1:3] for parts in found if len(parts) == 4 and parts[3] == prediction_sets.TABLE]
+        return tuple(prediction_sets.read(self.source, *name) for name in names)
+
+    @cached_property
     def predictions(self) -> dict[str, Path]:
-        """The files below predictions/."""
-        return {p: self.source.file(p) for p in self._below("predictions") if p.endswith(SHARDS + TABLES)}
+        """The files of the stored predictions: shards, manifests, descriptions."""
+        paths: set[str] = set()
+        for stored in self.sets:
+            folder = prediction_sets.folder_of(stored.facts.collection, stored.facts.set)
+            paths |= {f"{folder}/{file}" for file in (prediction_sets.TABLE, prediction_sets.DESCRIPTION)}
+            paths |= set(stored.rows.column("path").to_pylist())
+        return {inside: self.source.file(inside) for inside in sorted(paths)}
 
     @cached_property
     def pictures(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether the members of a folder are what its manifests say, by their bytes alone."""
+"""Whether the members of a folder, and stored predictions, are what its manifests say, by their bytes alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from checkpoints_zoo import checks, manifest, placement
+from checkpoints_zoo import checks, manifest, placement, prediction_sets
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.prediction_sets import PredictionSet
 from checkpoints_zoo.publishing.folder import Folder, Say
 
 SHOWN = 3  # problems that an error names
@@ -47,7 +48,7 @@ def check_ranges(folder: Folder) -> None:
 
 
 def check(folder: Folder, say: Say, finite: bool) -> None:
-    """Check every member's place and hash, and that no two hold the same weights.
+    """Check every member's place and hash, that no two hold the same weights, and the same of stored predictions.
 
     Args:
         folder: what is to be published.
@@ -74,6 +75,14 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
         for i, location in zip(at, locations, strict=True):
             problems += _of_member(held.name, location, claimed[i], finite and ok[i])
     refuse(folder.source.shown, problems + checks.duplicates(hashes))
+    refuse(folder.source.shown, [p for stored in folder.sets for p in _of_predictions(folder, stored, say, finite)])
+
+
+def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[checks.Problem]:
+    """Check a set of predictions; where the folder has their collection, that they are of the weights that it has."""
+    say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
+    rows = next((held.rows for held in folder.held if held.name == stored.facts.collection), None)
+    return prediction_sets.problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
 
 
 def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[checks.Problem]:

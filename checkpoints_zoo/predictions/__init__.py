@@ -1,0 +1,13 @@
+"""Logits of members on images: computed now, or read from where they were stored once.
+
+Axes: logits are (member, input, class).
+"""
+
+from __future__ import annotations
+
+from checkpoints_zoo.predictions.finding import predictions_of
+from checkpoints_zoo.predictions.running import Members, by_members, logits
+from checkpoints_zoo.predictions.stored import Predictions
+from checkpoints_zoo.predictions.storing import predict
+
+__all__ = ["Members", "Predictions", "by_members", "logits", "predict", "predictions_of"]

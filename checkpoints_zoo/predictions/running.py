@@ -1,0 +1,104 @@
+"""Members run on images, some members at a time.
+
+Axes: logits are (member, input, class).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints_zoo.catalog import Description
+from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.source import Source
+from checkpoints_zoo.views import View
+
+GROUP_BYTES = 2**30
+
+
+class Members(Protocol):
+    """What predictions need of a collection."""
+
+    source: Source
+    commit: str
+    description: Description
+    rows: Any
+    view: View
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def keys(self) -> list[tuple[int, int]]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def citation(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def preprocess(self) -> Preprocess: ...
+    def skeleton(self) -> nn.Module: ...
+    def locations(self) -> list[Location]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, position: slice) -> Self: ...
+    def batches(
+        self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[list[int], dict[str, Tensor]]]: ...
+
+
+def logits(
+    members: Members,
+    data: ImageData,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    batch: int = 512,
+) -> Tensor:
+    """Run members on images, as many members at a time as a GiB holds; return logits (member, input, class).
+
+    Args:
+        members: a collection, of any size: the next group is read while one computes.
+        data: the images, as they are: they are preprocessed here.
+        device, dtype: what the members run on and in; the logits come back to the CPU.
+        batch: images a forward pass.
+
+    Raises:
+        UsageError: images of a size that the members can't take.
+        DamagedError: members whose weights or logits are not finite.
+    """
+    return torch.cat([found for _, found in by_members(members, data, device, dtype, batch)])
+
+
+def by_members(
+    members: Members,
+    data: ImageData,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    batch: int = 512,
+    most: int | None = None,
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Run members on images, group after group; yield the ids of each group and its logits (member, input, class).
+
+    Args:
+        members, data, device, dtype, batch: as in `logits`.
+        most: members a group; None for as many as a GiB holds.
+
+    Raises:
+        UsageError, DamagedError: as in `logits`.
+    """
+    skeleton = members.skeleton()
+    size = max(1, min(len(members), most or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes)))
+    for ids, stacked in members.batches(size, device, dtype):
+        with torch.inference_mode():
+            # In a loop a member's logits depend on no other, whichever are run together.
+            execution = "loop" if torch.device(device).type == "cpu" else None
+            ensemble = Ensemble(skeleton, stacked, ids, execution=execution)
+            pieces = (members.preprocess(piece) for piece in torch.split(data.images, batch))
+            found = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
+        yield ids, found

@@ -1,0 +1,275 @@
+"""Predictions that were stored once, read lazily: the bytes of the members and inputs that are asked for alone.
+
+Axes: logits are (member, input, class).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import manifest, placement, selection
+from checkpoints_zoo.errors import DamagedError, SelectionError, UsageError
+from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.pieces import Location, read_at
+from checkpoints_zoo.prediction_sets import LOGITS, Facts, PredictionSet
+from checkpoints_zoo.predictions.matching import check_data
+from checkpoints_zoo.shard import TORCH
+
+BLOCK_BYTES = 2**26  # of a block in float32
+
+
+class Blocks:
+    """Stored logits as blocks of inputs, each (member, input, class); they can be walked again and again.
+
+    Args:
+        predictions: whose.
+        inputs: a block.
+        dtype: of the blocks.
+    """
+
+    def __init__(self, predictions: Predictions, inputs: int, dtype: torch.dtype) -> None:
+        self.predictions, self.inputs, self.dtype = predictions, inputs, dtype
+
+    def __len__(self) -> int:
+        return -(-self.predictions.shape[1] // self.inputs)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        end = self.predictions.shape[1]
+        for at in range(0, end, self.inputs):
+            yield self.predictions.block(at, min(end, at + self.inputs), self.dtype)
+
+
+class Predictions:
+    """Stored logits of selected members on one set of images; `predictions_of` gives them, a slice has some.
+
+    Args:
+        stored: the set.
+        rows: of the members, in their order.
+        origin: of their weights: label and commit of the source.
+    """
+
+    def __init__(self, stored: PredictionSet, rows: pa.Table, origin: tuple[str, str]) -> None:
+        self.stored = stored
+        self.rows = rows
+        self.origin = origin
+
+    def __repr__(self) -> str:
+        members, inputs, classes = self.shape
+        on = f"{self.facts.data}/{self.facts.split}"
+        return f"Predictions({self.name!r}, {members} members × {inputs:,} inputs × {classes} classes, on {on})"
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    @property
+    def facts(self) -> Facts:
+        """What the set says of itself: images, classes, how it was computed."""
+        return self.stored.facts
+
+    @property
+    def name(self) -> str:
+        """Collection and set ("convnet-digits/digits-test")."""
+        return self.facts.name
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(members, inputs, classes)."""
+        return len(self), self.facts.inputs, len(self.facts.classes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the logits are stored in."""
+        found: torch.dtype = max((TORCH[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize)
+        return found
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the logits."""
+        return self.facts.classes
+
+    @property
+    def data(self) -> str:
+        """Name, split and fingerprint of the images ("digits/test 0123456789abcdef")."""
+        return f"{self.facts.data}/{self.facts.split} {self.facts.fingerprint}"
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """The inputs' positions in `classes`, (input,) int64; None where there are none."""
+        return None if self.facts.labels is None else torch.tensor(self.facts.labels)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Member ids, in order."""
+        return [int(m) for m in self.rows.column("member").to_pylist()]
+
+    @property
+    def keys(self) -> list[tuple[int, int, str]]:
+        """Member id, epoch and hash of the weights of each."""
+        columns = (self.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256"))
+        return list(zip(*columns, strict=True))
+
+    @property
+    def citation(self) -> str:
+        """Text that names the members; `zoo.load` gives them."""
+        return cited(*self.origin, self.facts.collection, self.rows)
+
+    def __getitem__(self, position: object) -> Predictions:
+        """Take some of the members by position.
+
+        Raises:
+            UsageError: no slice, or one that has no members.
+        """
+        if not isinstance(position, slice):
+            expected, do = "a slice", "`.logits([id])` gives those of a member"
+            raise UsageError("position of predictions", expected=expected, found=repr(position)[:80], do=do)
+        return self._of(list(range(len(self)))[position])
+
+    def _of(self, positions: list[int]) -> Predictions:
+        if not positions:
+            raise SelectionError(f"selection of {self.name}", expected="one member or more", found="none")
+        return Predictions(self.stored, manifest.take(self.rows, positions), self.origin)
+
+    @cached_property
+    def _locations(self) -> list[Location]:
+        """Where the members' bytes lie on this machine, checked against the files' headers."""
+        found = self.stored.locate(self.rows)
+        placement.check_against_files(found)
+        return found
+
+    def logits(self, ids: Iterable[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Read whole members; return their logits (member, input, class) on the CPU.
+
+        Args:
+            ids: of the members, in the order that is wanted; None for all.
+            dtype: of the tensor.
+
+        Raises:
+            MemberNotFound: an id that is not among them.
+            DamagedError, SourceNotFound: the bytes are not what the rows say.
+            NetworkError, AccessError: a source on the Hub that can't be read.
+        """
+        if ids is None:
+            return self.block(0, self.shape[1], dtype)
+        known = {id: at for at, id in enumerate(self.ids)}
+        wanted = list(ids)
+        for id in wanted:
+            if selection.whole(id) not in known:
+                raise selection.member_not_found(self.rows, self.name, id)
+        return self._of([known[int(id)] for id in wanted]).block(0, self.shape[1], dtype)
+
+    def block(self, begin: int, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Read some inputs of all members; return their logits (member, input, class) on the CPU.
+
+        Args:
+            begin, end: positions of the inputs.
+            dtype: of the tensor.
+
+        Raises:
+            DamagedError: a file is cut, or a value is not finite.
+        """
+        inputs = self.shape[1]
+        if not 0 <= begin <= end <= inputs:
+            expected = f"a begin and an end within 0 to {inputs}"
+            raise UsageError(f"inputs of {self.name}", expected=expected, found=f"{begin} to {end}")
+        return self._read(self._locations, begin, end).to(dtype)
+
+    def one(self, at: int) -> Tensor:
+        """Read the member at a position; return its logits (input, class) in float32 on the CPU."""
+        return self._read([self._locations[at]], 0, self.shape[1])[0].float()
+
+    def _read(self, locations: Sequence[Location], begin: int, end: int) -> Tensor:
+        """Read some inputs of members; return their logits (member, input, class) as they are stored."""
+        classes = self.shape[2]
+        out = torch.empty(len(locations), end - begin, classes, dtype=self.dtype)
+        if not out.numel():
+            return out
+        rows = out.view(len(out), -1).view(torch.uint8).numpy()
+        with ExitStack() as files:
+            opened: dict[Path, FileIO] = {}
+            for row, logits, x in zip(rows, out, locations, strict=True):
+                if x.path not in opened:
+                    files.close()
+                    opened = {x.path: files.enter_context(x.path.open("rb", buffering=0))}
+                kind = TORCH[x.layout.tensors[0].dtype]
+                start = x.offset + x.layout.tensors[0].offset + begin * classes * kind.itemsize
+                if kind == self.dtype:
+                    read_at(opened[x.path], x, start, row.data)
+                else:  # narrower than others of the set
+                    narrow = torch.empty(logits.shape, dtype=kind)
+                    read_at(opened[x.path], x, start, narrow.view(-1).view(torch.uint8).numpy().data)
+                    logits.copy_(narrow)
+        self._check_finite(out, locations)
+        return out
+
+    def _check_finite(self, found: Tensor, locations: Sequence[Location]) -> None:
+        if torch.isfinite(torch.stack(torch.aminmax(found))).all():  # one pass; NaN comes through both
+            return
+        x = locations[int((~torch.isfinite(found)).flatten(1).any(1).nonzero()[0])]
+        raise DamagedError(
+            f"predictions of member {x.member} in {self.name}",
+            expected="finite logits",
+            found="others",
+            do="`zoo-cli verify` says whether their file was changed; get it again, or predict again",
+            member=x.member,
+            tensor=LOGITS,
+            path=x.path,
+        )
+
+    def blocks(self, inputs: int | None = None, dtype: torch.dtype = torch.float32) -> Blocks:
+        """Return the logits as blocks of inputs, each (member, input, class), read as they are walked over.
+
+        Args:
+            inputs: a block; None for as many as 64 MiB hold.
+            dtype: of the blocks.
+
+        Raises:
+            UsageError: a number of inputs that is none.
+        """
+        members, _, classes = self.shape
+        count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else selection.whole(inputs)
+        if count is None or count < 1:
+            raise UsageError("inputs of a block", expected="a whole number from 1", found=repr(inputs)[:80])
+        return Blocks(self, count, dtype)
+
+    def batches(self, size: int, dtype: torch.dtype = torch.float32) -> Iterator[tuple[list[int], Tensor]]:
+        """Stream the members: yield (ids, logits (member, input, class)) of `size` members each.
+
+        Args:
+            size: members a batch.
+            dtype: of the logits.
+
+        Raises:
+            UsageError: a size that is none.
+        """
+        step = selection.whole(size)
+        if step is None or step < 1:
+            raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
+        for at in range(0, len(self), step):
+            part = self[at : at + step]
+            yield part.ids, part.logits(dtype=dtype)
+
+    def check_data(self, data: ImageData) -> None:
+        """Check that these are predictions on given images.
+
+        Args:
+            data: the images.
+
+        Raises:
+            UsageError: other ones: in number, in pixels or labels, or in the order of the classes.
+        """
+        check_data(self.facts, data)
+
+
+def cited(label: str, commit: str, collection: str, rows: pa.Table) -> str:
+    """Cite the members whose predictions rows are, by the weights that these were made with; return the citation."""
+    names = ["member", "epoch", "final", "weights_sha256", "path", "offset", "nbytes"]
+    weights = rows.select(names).rename_columns([n.removeprefix("weights_") for n in names])
+    return selection.cite(label, commit, collection, weights)
