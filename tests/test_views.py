@@ -259,7 +259,7 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="unit-norm"):
         members.canonicalize(scale="unit-var")
     with pytest.raises(
-        UsageError, match="permute: expected 'first' or 'max': the rows of conv1.weight all have norm 1"
+        UsageError, match=r"permute: expected 'first' or 'max': the rows of conv1\.weight all have norm 1"
     ):
         members.canonicalize(scale="unit-norm", permute="norm")
     with pytest.raises(MemberNotFound):
