@@ -75,9 +75,12 @@ class Collection(Viewed):
     def _of(self, positions: list[int], view: View | None = None) -> Collection:
         rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
         with_view = self.view if view is None else view
-        return Collection(
+        part = Collection(
             self.source, self.commit, self.description, rows, self._architecture, self._skeletons, with_view
         )
+        if len(part) and "symmetry_table" in vars(self):  # derived once, not for each batch
+            part.symmetry_table = self.symmetry_table
+        return part
 
     def member(self, id: int) -> Member:
         """Take a selected member by its id (its last selected snapshot); return it.

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +93,23 @@ def test_every_way_to_read_gives_the_same(
     flat = torch.cat([stacked[n].double().flatten(1) for n in dataset.spans], 1)
     assert torch.equal(vectors[0][0], flat[4])
     assert torch.equal(vectors[1][0], flat[0])
+
+
+def test_the_table_is_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return derive(*arguments)
+
+    derive = zoo.symmetries
+    monkeypatch.setattr("checkpoints_zoo.selected.symmetries", counted)
+    viewed = zoo.load("convnet-digits", n=6).canonicalize(permute="max").align(to=0)
+    for _ in viewed.batches(1):
+        pass
+    viewed[2].state_dict()
+    viewed.symmetry(1)
+    assert len(calls) == 1
 
 
 def test_dtypes_of_a_view() -> None:
