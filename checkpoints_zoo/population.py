@@ -21,6 +21,7 @@ from checkpoints_zoo.figures import FIGURES, OOD_FIGURES
 from checkpoints_zoo.metrics import Interval
 
 MEMORY = 2**27  # bytes of mean probabilities that are held
+VALUES = 2**20  # (member, input) that are held at a time
 TOGETHER = 512  # subsets in a walk over the inputs out of distribution, of which two numbers an input are held
 READ_BYTES = 2**24  # of logits that are read at a time
 BLOCK_BYTES = 2**22  # of probabilities in a block of inputs, of all members or of all subsets
@@ -128,6 +129,22 @@ class _Side:
             sums = weights @ found.softmax(-1).flatten(1)
             yield here, sums.view(len(weights), -1, found.shape[-1]).div_(sizes)
 
+    def of_labels(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return negative log-likelihood and disagreement of some members, NaN for one, float64.
+
+        Args:
+            at: their positions.
+        """
+        inputs, classes = self.everyone.shape
+        nll, disagreement = torch.zeros(2, dtype=torch.float64)
+        step = max(1, VALUES // len(at))
+        for begin in range(0, inputs, step):
+            log_probs = self.label_log_probs[:, begin : begin + step].index_select(0, at)
+            nll -= (torch.logsumexp(log_probs, 0) - math.log(len(at))).double().sum() / inputs
+            voted = self.voted[:, begin : begin + step].index_select(0, at).long()
+            disagreement += metrics.disagreement_of_votes(voted, classes) * (voted.shape[1] / inputs)
+        return nll, disagreement
+
 
 class Population:
     """Predictions of all members, and the figures of any subset of them.
@@ -167,9 +184,9 @@ class Population:
                 row[order[key]] = 1
             outside = self._outside(weights)
             for i in range(0, len(some), size):
-                probs = self._means(weights[i : i + size])
-                for j, key in enumerate(some[i : i + size]):
-                    found[key] = self._figures(order[key], probs[j], None if outside is None else outside[i + j])
+                part = [order[key] for key in some[i : i + size]]
+                others = None if outside is None else outside[i : i + size]
+                found.update(zip(some[i : i + size], self._group(part, weights[i : i + size], others), strict=True))
         return torch.stack([found[tuple(subset.tolist())] for subset in subsets])
 
     def _single(self, at: int) -> Tensor:
@@ -179,6 +196,15 @@ class Population:
             probs = self.outside.logits.one(at).to(self.outside.kind).softmax(-1)
             outside = probs.amax(-1), metrics.entropy(probs, check=False).mean()
         return self._figures(torch.tensor([at]), self.inside.logits.one(at).to(self.inside.kind).softmax(-1), outside)
+
+    def _group(
+        self, subsets: Sequence[Tensor], weights: Tensor, outside: Sequence[tuple[Tensor, Tensor]] | None
+    ) -> list[Tensor]:
+        """Return the figures of some subsets, whose mean probabilities are held until then."""
+        probs = self._means(weights)
+        return [
+            self._figures(subset, probs[i], None if outside is None else outside[i]) for i, subset in enumerate(subsets)
+        ]
 
     def _outside(self, weights: Tensor) -> list[tuple[Tensor, Tensor]] | None:
         """Return what subsets say of the inputs out of distribution: largest mean probability (input,), mean entropy.
@@ -211,18 +237,17 @@ class Population:
             outside: on the other inputs: their largest mean probability (input,), and mean entropy.
         """
         labels, inside = self.labels, self.inside
-        log_probs = torch.logsumexp(inside.label_log_probs[at], 0) - math.log(len(at))
-        nan = torch.tensor(math.nan)
+        nll, disagreement = inside.of_labels(at)
         found = [
             metrics.accuracy(probs, labels, check=False),
-            -log_probs.mean(),
+            nll,
             metrics.brier(probs, labels, check=False),
             metrics.ece(probs, labels, check=False),
             metrics.adaptive_ece(probs, labels, check=False),
             metrics.ace(probs, labels, check=False),
             metrics.aurc(probs, labels, check=False),
             (metrics.entropy(probs, check=False).double().mean() - inside.entropy[at].mean()).clamp(min=0),
-            metrics.disagreement_of_votes(inside.voted[at].long(), probs.shape[-1]) if len(at) > 1 else nan,
+            disagreement,
         ]
         if outside is not None and self.outside is not None:
             largest, entropy = outside

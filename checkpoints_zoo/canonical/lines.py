@@ -16,6 +16,8 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.applying import places_on
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Table
 
+_CHUNK = 1 << 20  # entries compared at once
+
 
 @dataclass(frozen=True)
 class View:
@@ -176,6 +178,21 @@ class Lines:
         """Return whole numbers in the falling order of the entries' values, (unit, entry)."""
         tensor = self.members.params[self.view.tensor]
         return ~bits(tensor.reshape(-1)[self.entries(members, units, start, stop)])
+
+    def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
+        """Say whether units' lines differ from those of others of the same members, as they lie, (unit)."""
+        tensor, move = self.members.params[self.view.tensor], self.move
+        result = torch.empty(len(units), dtype=torch.bool, device=units.device)
+        step = max(1, _CHUNK // len(self))
+        if not move.within:
+            length = self.members.table.groups[move.group].size * move.span
+            own = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
+            own = own.unflatten(1, (-1, self.view.parts * move.span))  # type: ignore[no-untyped-call]
+        for start in range(0, len(units), step):
+            m, u, v = (x[start : start + step] for x in (members, units, others))
+            one, other = (self.codes(m, x) if move.within else bits(own[m, x]).flatten(1) for x in (u, v))
+            result[start : start + step] = (one != other).any(1)
+        return result
 
     def settled(self, codes: Tensor) -> Tensor:
         """Return codes (unit, entry) by label, and in rising order where entries share one."""

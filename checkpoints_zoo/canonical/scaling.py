@@ -106,7 +106,7 @@ def _make_exact(table: Table, tensors: Mapping[str, Tensor], scale: Scale, left:
     """Make rows of one entry 1 or -1, where rounding left them beside it."""
     (name, axis), *_ = scale.writers
     (power, *more), tensor = _own(table.tensors[name], scale, axis), tensors[name]
-    if not more and tensor[0].numel() == power.length == scale.size:
+    if not more and prod(tensor.shape[1:]) == power.length == scale.size:
         tensor.copy_(tensor.where(left.reshape(tensor.shape), tensor.sign()))
 
 
@@ -128,7 +128,7 @@ def _norms(
     sums = torch.zeros(len(tensor), scale.size, dtype=torch.float64, device=tensor.device)
     for power in own:
         part = squares.narrow(axis + 1, power.offset, power.length).movedim(axis + 1, 1)
-        sums += part.reshape(len(tensor), scale.size, -1).sum(-1)
+        sums += part.reshape(len(tensor), scale.size, prod(part.shape[1:]) // scale.size).sum(-1)
     # The square of a scale has to stay in the range of the dtype: running variances are multiplied by it.
     smallest = torch.finfo(_wide(tensor).dtype).tiny ** 0.5
     return sums.sqrt(), own[0].power, smallest

@@ -38,6 +38,12 @@ class Cells:
         """Return the cells of some units, all of a cell's or none."""
         return Cells(self.unit[which], self.member[which], self.cell[which], self.place[which])
 
+    def joined(self, other: Cells) -> Cells:
+        """Return the cells of both."""
+        after = other.cell + int(self.cell[-1]) + 1 if len(self) else other.cell
+        pairs = ((self.unit, other.unit), (self.member, other.member), (self.cell, after), (self.place, other.place))
+        return Cells(*(torch.cat(pair) for pair in pairs))
+
     def first(self) -> Tensor:
         """Return the place among these of the first unit of each one's cell, (unit)."""
         here = torch.arange(len(self), device=self.cell.device)
@@ -90,12 +96,11 @@ def settle(members: Members, group: Group, cells: Cells, noted: Tensor) -> Tenso
     known = [line for line in lines if line.labels is None]
     loose = [line for line in lines if line.labels is not None]
     for line in known:
-        start, width = 0, _FIRST
-        while start < len(line) and len(cells):
-            stop = min(start + max(1, min(width, _CHUNK // len(cells))), len(line))
-            cells.split(line.codes(cells.member, cells.unit, start, stop))
-            cells = _noted(cells, noted)
-            start, width = stop, width * 16
+        cells = _split_by(line, cells, 0, min(_FIRST, len(line)), noted)
+        # What is left are mostly units with equal lines, such as dead ones.
+        differs = _differing([line], cells)
+        others = _split_by(line, cells.taken(differs), _FIRST, len(line), noted)
+        cells = cells.taken(~differs).joined(others)
     open_ = torch.zeros(len(members), dtype=torch.bool, device=members.device)
     for part in _parts(_told_apart(loose, group, cells), max((len(line) for line in loose), default=1)):
         for line in loose:
@@ -104,6 +109,17 @@ def settle(members: Members, group: Group, cells: Cells, noted: Tensor) -> Tenso
                 part = _noted(part, noted)
         open_[_told_apart(loose, group, part).member] = True
     return open_
+
+
+def _split_by(line: Lines, cells: Cells, start: int, stop: int, noted: Tensor) -> Cells:
+    """Split cells by some entries of a line; return the cells that are left."""
+    width = _FIRST
+    while start < stop and len(cells):
+        until = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
+        cells.split(line.codes(cells.member, cells.unit, start, until))
+        cells = _noted(cells, noted)
+        start, width = until, width * 16
+    return cells
 
 
 def _noted(cells: Cells, noted: Tensor) -> Cells:
@@ -118,18 +134,18 @@ def _told_apart(loose: list[Lines], group: Group, cells: Cells) -> Cells:
     Args:
         loose: the only lines in which units of a cell may differ.
     """
-    if not len(cells):
+    if any(_meets_itself(line, group) for line in loose):
         return cells
-    differs = torch.zeros_like(cells.cell, dtype=torch.uint8)
-    first = cells.first()
-    for line in loose:
-        if _meets_itself(line, group):
-            return cells
-        step = max(1, _CHUNK // len(cells))
-        for start in range(0, len(line), step):
-            codes = line.codes(cells.member, cells.unit, start, min(start + step, len(line)))
-            differs |= (codes != codes[first]).any(1)
-    return cells.taken(differs.scatter_reduce(0, first, differs, "amax")[first] > 0)
+    return cells.taken(_differing(loose, cells))
+
+
+def _differing(lines: list[Lines], cells: Cells) -> Tensor:
+    """Say which units lie in cells whose units' lines differ, (unit)."""
+    first, differs = cells.first(), torch.zeros_like(cells.cell, dtype=torch.bool)
+    for line in lines:
+        differs |= line.differ(cells.member, cells.unit, cells.unit[first])
+    whole = differs.byte()
+    return whole.scatter_reduce(0, first, whole, "amax")[first] > 0
 
 
 def _meets_itself(line: Lines, group: Group) -> bool:

@@ -188,7 +188,8 @@ def rescaled(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor
     lead = tensor.ndim - len(axes.shape)
     wide = torch.float64 if axes.shift or tensor.dtype == torch.float64 else torch.float32
     result = tensor.to(wide, copy=True)
-    result += axes.shift
+    if axes.shift:
+        result += axes.shift
     for power in powers:
         values = scales[power.scale].to(tensor.device, torch.float64).pow(power.power).to(wide)
         values = values.repeat_interleave(power.length // values.shape[-1], -1)
@@ -203,7 +204,8 @@ def rescaled(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor
         else:
             part = result.narrow(power.axis + lead, power.offset, power.length)
             behind = len(axes.shape) - power.axis - 1
-            values = values.reshape(*values.shape[:-1], *[1] * power.axis, -1)
+            values = values.reshape(*values.shape[:-1], *[1] * power.axis, values.shape[-1])
         part *= values.reshape(*values.shape, *[1] * behind)
-    result -= axes.shift
+    if axes.shift:
+        result -= axes.shift
     return result.to(tensor.dtype)
