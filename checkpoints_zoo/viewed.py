@@ -58,7 +58,7 @@ class Viewed(Selected):
 
         >>> import checkpoints_zoo as zoo
         >>> members = zoo.load("convnet-digits", n=2).canonicalize(permute="norm")
-        >>> first = members.stack()["0.weight"].flatten(2).norm(dim=2)[0].flatten()
+        >>> first = members.stack()["conv1.weight"].flatten(2).norm(dim=2)[0].flatten()
         >>> bool((first.diff() <= 0).all())
         True
         """
@@ -85,7 +85,7 @@ class Viewed(Selected):
 
         >>> import checkpoints_zoo as zoo
         >>> members = zoo.load("convnet-digits", n=2)
-        >>> apart = [float(w["0.weight"].diff(dim=0).norm()) for w in (members.stack(), members.align(to=0).stack())]
+        >>> apart = [float(w["conv1.weight"].diff(dim=0).norm()) for w in (members.stack(), members.align(to=0).stack())]
         >>> apart[1] < apart[0]
         True
         """

@@ -92,16 +92,22 @@ def settle(members: Members, group: Group, cells: Cells, noted: Tensor) -> Tenso
         cells: two units or more each.
         noted: (place), which unit is where; written to.
     """
-    lines = [Lines(members, view) for view in views(members.table, group)]
-    known = [line for line in lines if line.labels is None]
-    loose = [line for line in lines if line.labels is not None]
-    for line in known:
+    loose: list[Lines] = []
+    open_ = torch.zeros(len(members), dtype=torch.bool, device=members.device)
+    for view in views(members.table, group):
+        line = Lines(members, view)
+        if line.labels is not None:
+            loose.append(line)
+            continue
         cells = _split_by(line, cells, 0, min(_FIRST, len(line)), noted)
+        if not len(cells):
+            return open_
         # What is left are mostly units with equal lines, such as dead ones.
         differs = _differing([line], cells)
         others = _split_by(line, cells.taken(differs), _FIRST, len(line), noted)
         cells = cells.taken(~differs).joined(others)
-    open_ = torch.zeros(len(members), dtype=torch.bool, device=members.device)
+        if not len(cells):
+            return open_
     for part in _parts(_told_apart(loose, group, cells), max((len(line) for line in loose), default=1)):
         for line in loose:
             if len(part):

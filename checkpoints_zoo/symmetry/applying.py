@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.elements import Element, check
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_CHUNK = 1 << 22  # indices of one gather: 32 MB
+_CHUNK = 1 << 18  # indices of one gather: 2 MB, which stay in the cache
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
@@ -137,7 +137,10 @@ def places_on(
     """Return the entries that an axis takes: (entry), (member, entry), or (member, row, entry) of a grouped kernel."""
     size = axes.shape[axis]
     parts, at = [], 0
-    for move in sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset):
+    on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
+    if on_axis[0].span == 1 and not on_axis[0].within and permutations[on_axis[0].group].shape[-1] == size:
+        return permutations[on_axis[0].group].to(device)
+    for move in on_axis:
         p = permutations[move.group].to(device)
         if move.within:
             # (member, block, column), then a row each.
