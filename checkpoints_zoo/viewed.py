@@ -85,7 +85,8 @@ class Viewed(Selected):
 
         >>> import checkpoints_zoo as zoo
         >>> members = zoo.load("convnet-digits", n=2)
-        >>> apart = [float(w["conv1.weight"].diff(dim=0).norm()) for w in (members.stack(), members.align(to=0).stack())]
+        >>> both = members.stack()["conv1.weight"], members.align(to=0).stack()["conv1.weight"]
+        >>> apart = [float(weight.diff(dim=0).norm()) for weight in both]
         >>> apart[1] < apart[0]
         True
         """
