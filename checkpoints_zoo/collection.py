@@ -206,7 +206,8 @@ class Collection(Viewed):
             dtype: that it computes in. float32 agrees with the members' modules to 1e-5 of the largest logit; on the
                 collections that ship bfloat16 is 0.008 of it away at most, float16 0.0011, and 1 in 5,000 arg-maxes
                 changes (measured by `benchmarks/ensemble.py --errors`).
-            execution: how members run: "loop", "grouped", "vmap" or "graph"; None chooses by device and sizes.
+            execution: how members run: "loop", "grouped", "vmap", "graph" or "module" (through its own code, bit for
+                bit); None chooses by device and sizes.
             compile: whether to use torch.compile: seconds to minutes at the first call, quicker ones afterwards;
                 as exact as without.
             chunk: how many members are read at a time, at every call anew; None holds them all, or as many as fit.

@@ -46,7 +46,9 @@ def figures(
         DamagedError: members whose weights or logits are not finite.
     """
     labels = labels_of(inside, members.description)
-    for member, logits in zip(members.ids, predictions.logits(members, inside, device).double(), strict=True):
+    # Through their own code, so that a manifest's figures do not depend on how ensembles are run.
+    found = predictions.logits(members, inside, device, execution="module").double()
+    for member, logits in zip(members.ids, found, strict=True):
         if logits.shape[-1] != len(inside.classes):
             raise UsageError(
                 f"images {inside.name!r} for {members.name}",

@@ -86,7 +86,7 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int) -> list[P
         inside = images.load(*name.split("/"))
         for at in some:
             try:
-                logits = predictions.logits(members[at : at + 1], inside)[0]
+                logits = predictions.logits(members[at : at + 1], inside, execution="module")[0]
             except ZooError as error:
                 problems.append(Problem(members.name, members.ids[at], "accuracy", str(error)))
                 continue

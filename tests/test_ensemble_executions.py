@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import checkpoints_zoo as zoo
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.ensemble.executions import Runner
 from checkpoints_zoo.ensemble.program import MOST, safe_norms
@@ -151,7 +152,8 @@ def test_an_execution_that_is_none() -> None:
     made, _ = looped(Block, images(), 2)
     with pytest.raises(UsageError) as caught:
         ensemble(Block, made, "fast")
-    assert str(caught.value) == "execution of an ensemble: expected loop, grouped, vmap, graph or None; found 'fast'."
+    expected = "expected loop, grouped, vmap, graph, module or None; found 'fast'."
+    assert str(caught.value) == f"execution of an ensemble: {expected}"
     with pytest.raises(UsageError) as caught:
         ensemble(Block, made, "graph")
     assert str(caught.value) == "execution 'graph': expected a CUDA device; found cpu. Take None."
@@ -210,3 +212,12 @@ def test_small_members_run_on_one_thread(threads: list[int], monkeypatch: pytest
     ensemble(wide, looped(wide, images(), 2)[0])(images())
     assert threads == [1, 2]
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
+def test_through_the_module_the_logits_are_its_own_bit_for_bit(name: str) -> None:
+    members = zoo.load(name, n=3)
+    inputs = members.preprocess(zoo.images.load("digits").images[:64])
+    with torch.no_grad():
+        own = torch.stack([member.model()(inputs) for member in members])
+        assert torch.equal(members.ensemble(execution="module")(inputs), own)

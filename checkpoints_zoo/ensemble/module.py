@@ -30,8 +30,8 @@ class Ensemble(nn.Module):
         stacked: parameters and buffers, name -> (member, …); not copied. What is written to them later counts.
         ids: of the members, in the order of the stack.
         execution: how members run: "loop" one after another, "grouped" side by side with grouped convolutions,
-            "vmap", "graph" as a CUDA graph; None chooses by device and sizes. Their logits differ by rounding only:
-            in float32 less than 1e-5 of the largest.
+            "vmap", "graph" as a CUDA graph, "module" through the module's own code; None chooses by device and sizes.
+            Their logits differ by rounding only: in float32 less than 1e-5 of the largest.
         compile: whether to use torch.compile, for seconds to minutes at the first call; rounding is as without.
 
     >>> import checkpoints_zoo as zoo

@@ -59,6 +59,7 @@ def logits(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
+    execution: str | None = None,
 ) -> Tensor:
     """Run members on images, as many members at a time as a GiB holds; return logits (member, input, class).
 
@@ -67,12 +68,13 @@ def logits(
         data: the images, as they are: they are preprocessed here.
         device, dtype: what the members run on and in; the logits come back to the CPU.
         batch: images a forward pass.
+        execution: as in `by_members`.
 
     Raises:
         UsageError: images of a size that the members can't take.
         DamagedError: members whose weights or logits are not finite.
     """
-    return torch.cat([found for _, found in by_members(members, data, device, dtype, batch)])
+    return torch.cat([found for _, found in by_members(members, data, device, dtype, batch, execution=execution)])
 
 
 def by_members(
@@ -82,12 +84,15 @@ def by_members(
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
     most: int | None = None,
+    execution: str | None = None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Run members on images, group after group; yield the ids of each group and its logits (member, input, class).
 
     Args:
         members, data, device, dtype, batch: as in `logits`.
         most: members a group; None for as many as a GiB holds.
+        execution: of the ensemble; None for a loop on the CPU, in which a member's logits depend on no other, and the
+            ensemble's own choice elsewhere.
 
     Raises:
         UsageError, DamagedError: as in `logits`.
@@ -96,9 +101,8 @@ def by_members(
     size = max(1, min(len(members), most or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes)))
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
-            # In a loop a member's logits depend on no other, whichever are run together.
-            execution = "loop" if torch.device(device).type == "cpu" else None
-            ensemble = Ensemble(skeleton, stacked, ids, execution=execution)
+            default = "loop" if torch.device(device).type == "cpu" else None
+            ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
             pieces = (members.preprocess(piece) for piece in torch.split(data.images, batch))
             found = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
         yield ids, found
