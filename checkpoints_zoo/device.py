@@ -10,6 +10,8 @@ import torch
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
 
+SMALL_MEMBER = 2**22  # bytes of a member whose operations are too small for a second thread
+
 
 def check_device(device: str | torch.device) -> torch.device:
     """Check that a device is there; return it.
@@ -36,7 +38,7 @@ def check_room(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.
         TooLargeError: they will not.
     """
     needed = sum(torch.Size(shape).numel() * kinds[name].itemsize for name, shape in shapes.items())
-    free = _free_bytes(device)
+    free = free_bytes(device)
     if free is not None and needed > free:
         members = next(iter(shapes.values()))[0]
         raise TooLargeError(
@@ -47,7 +49,7 @@ def check_room(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.
         )
 
 
-def _free_bytes(device: torch.device) -> int | None:
+def free_bytes(device: torch.device) -> int | None:
     """Return the free memory of a device, None where it can't be told."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -58,14 +60,9 @@ def _free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device, None where it can't be told."""
-    return _free_bytes(device)
-
-
 def spare(nbytes: int, device: torch.device) -> bool:
     """Say whether so many bytes are less than a quarter of a device's free memory, as far as it can be told."""
-    free = _free_bytes(device)
+    free = free_bytes(device)
     return free is None or 4 * nbytes < free
 
 

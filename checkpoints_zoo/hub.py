@@ -289,9 +289,8 @@ def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
     from huggingface_hub.hf_api import RepoFile
 
     if is_offline_mode():
-        root = snapshot(repo)
-        found = (root / folder).glob("**/*" if below else "*")
-        return sorted(p.relative_to(root).as_posix() for p in found if p.is_file())
+        root, pattern = snapshot(repo), "**/*" if below else "*"
+        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
     with asking(repo.label, f"folder {folder} of {repo.label}"):
         try:
             listed = HfApi(**sent()).list_repo_tree

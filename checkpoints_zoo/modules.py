@@ -133,3 +133,12 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             value = copy.deepcopy(value, memo)
         twin.__dict__[name] = value
     return twin
+
+
+def tied(module: nn.Module) -> set[str]:
+    """Return the names of a state dict that stand for a tensor which a later name stands for too.
+
+    Of names tied to one tensor the last counts, as in a strict load.
+    """
+    states = module.state_dict(keep_vars=True)
+    return set(states) - set({id(tensor): name for name, tensor in states.items()}.values())

@@ -102,6 +102,15 @@ class Selected:
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
+    @property
+    def member_nbytes(self) -> int:
+        """Bytes of one member as it is stored, on average; 1 or more."""
+        return max(1, self.nbytes // max(1, len(self)))
+
+    def held_by(self, nbytes: int) -> int:
+        """Return how many members so many bytes hold, for `batches`: one or more, and all at most."""
+        return max(1, min(len(self), nbytes // self.member_nbytes))
+
     def _check_some(self) -> None:
         if not len(self):
             raise SelectionError(

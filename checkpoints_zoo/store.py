@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from checkpoints_zoo import transfer
 from checkpoints_zoo.device import check_device, check_room
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.layout import TensorSpec, is_counter
+from checkpoints_zoo.mapped import cut, spacing, strided, views_of
 from checkpoints_zoo.pieces import BUFFER_BYTES, Location, buffer, fill, groups, read_at
 from checkpoints_zoo.placement import check_against_files
 from checkpoints_zoo.shard import TORCH, check_tensors
@@ -57,10 +57,10 @@ def stack(
     specs = _common(locations, names)
     check_against_files(locations)
     kinds = _kinds(specs, locations, dtype)
-    step = _spacing(locations)
+    step = spacing(locations)
     kept = all(kinds[t.name] == TORCH[t.dtype] and not t.offset % TORCH[t.dtype].itemsize for t in specs)
     if step and kept and device.type == "cpu" and not (step % 8 or locations[0].offset % 8):
-        views = _views(locations[0], specs, len(locations), step)
+        views = views_of(locations[0], specs, len(locations), step)
         if views is not None:
             if check:
                 check_finite(views, locations)
@@ -131,8 +131,8 @@ def _gathered(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dic
                 values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
                 if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
                     whole = torch.from_numpy(memory).untyped_storage()
-                    check_finite(_cut(whole, i * step, specs, 1, step), [locations[i]])
-    return _cut(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), step)
+                    check_finite(cut(whole, i * step, specs, 1, step), [locations[i]])
+    return cut(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), step)
 
 
 def _runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
@@ -158,7 +158,7 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     for spec in specs:
         t = stored[spec.name]
         if t.nbytes:
-            _convert(_strided(raw, t, t.offset, len(group), layout.nbytes), rows[t.name])
+            _convert(strided(raw, t, t.offset, len(group), layout.nbytes), rows[t.name])
             check_finite({t.name: rows[t.name]}, group)
 
 
@@ -183,59 +183,6 @@ def _convert(source: Tensor, target: Tensor) -> None:
         source = source.float()  # the direct cast is several times slower than through float32
     # Over a bus the stored dtype is the smaller one: cast on the device.
     target.copy_(source if target.device.type == "cpu" else source.to(target.device))
-
-
-def _strided(buffer: memoryview, t: TensorSpec, begin: int, count: int, step: int) -> Tensor:
-    """View one tensor of evenly spaced members in a buffer; return it, (member, …)."""
-    dtype = TORCH[t.dtype]
-    if begin % dtype.itemsize or step % dtype.itemsize:  # archives hold tensors at any byte
-        size = t.nbytes
-        rows = [torch.frombuffer(bytearray(buffer[begin + i * step :][:size]), dtype=dtype) for i in range(count)]
-        return torch.stack(rows).view(count, *t.shape)
-    stride = step // dtype.itemsize
-    flat = torch.frombuffer(buffer, dtype=dtype, count=(count - 1) * stride + t.nbytes // dtype.itemsize, offset=begin)
-    return flat.as_strided((count, *t.shape), (stride, *_strides(t)))
-
-
-def _strides(t: TensorSpec) -> tuple[int, ...]:
-    return torch.empty(t.shape, device="meta").stride()
-
-
-def _views(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor] | None:
-    """Map a file and view its members' tensors; return name -> (member, …), or None where it can't be mapped."""
-    # A private map: writing to it changes no file. Python's own mmap would hold a file open for each map, and
-    # a thousand models are more than a process may have. Each view owns its part of the map alone, so that
-    # saving it saves no more.
-    size = first.path.stat().st_size
-    try:
-        mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
-    except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
-        return None
-    return _cut(mapped, first.offset, specs, count, step)
-
-
-def _cut(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
-    """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
-    views = {}
-    for t in specs:
-        dtype, begin = TORCH[t.dtype], start + t.offset
-        part = memory[begin : begin + (count - 1) * step + t.nbytes]
-        shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
-        views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
-    return views
-
-
-def _spacing(locations: Sequence[Location]) -> int:
-    """Return the even distance between members of one file and layout, 0 where there is none."""
-    first = locations[0]
-    if len(locations) == 1:
-        return first.layout.nbytes
-    step = locations[1].offset - first.offset
-    even = all(
-        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * step
-        for i, x in enumerate(locations)
-    )
-    return step if even and step > 0 else 0
 
 
 def _common(locations: Sequence[Location], names: Iterable[str] | None) -> list[TensorSpec]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from checkpoints_zoo import manifest
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.symmetry import Element
 
@@ -33,16 +33,7 @@ def write(path: Path, rows: pa.Table, element: Element, what: str) -> None:
     for name, s in element.scales.items():
         columns[f"scale {name}"] = _lists(s.cpu().numpy().astype(np.float64))
     table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": VERSION, b"view": what.encode()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", store_schema=True, write_page_checksum=True)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    manifest.write(table, path, table.schema)
 
 
 def _lists(values: np.ndarray) -> pa.Array:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from checkpoints_zoo import store
 from checkpoints_zoo.canonical import alignment, maps
-from checkpoints_zoo.device import one_thread
+from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import MemberNotFound
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.symmetry import Element, Table, apply, compose, permute
@@ -20,7 +20,6 @@ Key = tuple[int, int]  # member, epoch
 Params = dict[str, Tensor]
 
 _CHUNK = 1 << 25  # bytes of members that are read and changed at once: two of them are held
-_SMALL = 1 << 22  # bytes of a member whose operations are too small for a second thread
 
 
 class Step(Protocol):
@@ -235,5 +234,5 @@ class View:
         each = locations[0].layout.nbytes
         step = max(1, _CHUNK // max(1, each))
         for at in range(0, len(keys), step):
-            with one_thread(each < _SMALL and device.type == "cpu"):
+            with one_thread(each < SMALL_MEMBER and device.type == "cpu"):
                 yield keys[at : at + step], store.stack(locations[at : at + step], device, check=True)

@@ -80,3 +80,14 @@ def mlp(*widths: int) -> tuple[Table, nn.Module]:
     layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     net = nn.Sequential(*layers[:-1])
     return symmetries(net, torch.zeros(1, widths[0])), net
+
+
+def swaps(permutation: list[int]) -> int:
+    """Count the swaps of a selection sort, which for permutations is the least number there can be."""
+    values, count = list(permutation), 0
+    for i in range(len(values)):
+        while values[i] != i:
+            j = values[i]
+            values[i], values[j] = values[j], values[i]
+            count += 1
+    return count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,27 +17,9 @@ from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.posterior.aligning import Alignment, alignment
 from checkpoints_zoo.posterior.barrier import barriers
+from tests.matching_oracles import swaps
 
 NAMES = ["convnet-digits", "resnet8-digits"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def swaps(permutation: list[int]) -> int:
-    """Count the swaps of a selection sort, which for permutations is the least number there can be."""
-    values, count = list(permutation), 0
-    for i in range(len(values)):
-        while values[i] != i:
-            j = values[i]
-            values[i], values[j] = values[j], values[i]
-            count += 1
-    return count
 
 
 def weights(members: zoo.Collection) -> np.ndarray:

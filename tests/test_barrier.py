@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,7 @@ from checkpoints_zoo.posterior.barrier import Barriers, barrier, barriers, inter
 from checkpoints_zoo.posterior.evaluator import Evaluator, Inputs, evaluator
 from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
 from checkpoints_zoo.symmetry import Element, random_element
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def some(split: str, count: int) -> ImageData:
-    whole = zoo.images.load("digits", split)
-    assert whole.labels is not None
-    return replace(whole, images=whole.images[:count], labels=whole.labels[:count])
-
+from tests.few_digits import some
 
 TEST, TRAIN = some("test", 90), some("train", 130)
 

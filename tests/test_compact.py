@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,13 @@ from torch.optim.swa_utils import update_bn
 import checkpoints_zoo as zoo
 from checkpoints_zoo import compact_plots, metrics
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.posterior.barrier import barriers
 from checkpoints_zoo.posterior.compact import Compact, compact
 from checkpoints_zoo.posterior.evaluator import evaluator
 from checkpoints_zoo.posterior.gaussian import Gaussian, fit, fit_subsets
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
 from tests import compact_numbers, scenarios
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def some(split: str, count: int) -> ImageData:
-    whole = zoo.images.load("digits", split)
-    assert whole.labels is not None
-    return replace(whole, images=whole.images[:count], labels=whole.labels[:count])
-
+from tests.few_digits import some
 
 TEST, TRAIN = some("test", 100), some("train", 100)
 

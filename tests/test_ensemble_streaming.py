@@ -219,14 +219,14 @@ def test_members_beyond_memory_are_read_in_chunks(tmp_path: Path, monkeypatch: p
     """Float16 that is widened can't stay in the file: 10 members of 3,658 weights are 146,320 bytes."""
     built = build(tmp_path, members=range(10), weights=torch.float16)
     wanted = torch.stack([hand_made(built, m)(inputs()) for m in range(10)])
-    monkeypatch.setattr(devices, "_free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 100_000)
     with pytest.warns(SmallerChunk) as caught:
         ens = load(built).ensemble()
     assert [str(w.message) for w in caught] == [
         "not enough memory on cpu for 10 members: 1 are read at a time, at every call"
     ]
     assert (ens(inputs()) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-    monkeypatch.setattr(devices, "_free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 10_000)
     with pytest.raises(TooLargeError):
         load(built).ensemble()
 
@@ -234,7 +234,7 @@ def test_members_beyond_memory_are_read_in_chunks(tmp_path: Path, monkeypatch: p
 def test_how_many_members_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"a": torch.zeros(1, 100), "b": torch.zeros(1, 50, dtype=torch.float16)}  # 500 bytes
     for free, chunk in ((20_000, 10), (3_000, 1), (100, 1), (10**9, 64), (None, 64)):
-        monkeypatch.setattr(devices, "_free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(devices, "free_bytes", lambda device, free=free: free)
         assert chunk_that_fits(one, 64, CPU) == chunk
 
 

@@ -14,21 +14,11 @@ from torch.func import functional_call
 from checkpoints_zoo import architectures, images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry import random_transpositions, symmetries
+from tests.matching_oracles import swaps
 from training.loop import start, train_epochs
 from training.recipes import convnet_digits, resnet8_digits
 
 SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
-
-
-def sorting_swaps(permutation: list[int]) -> int:
-    """Count the swaps of a selection sort, which for permutations is the least number there can be."""
-    values, swaps = list(permutation), 0
-    for i in range(len(values)):
-        while values[i] != i:
-            j = values[i]
-            values[i], values[j] = values[j], values[i]
-            swaps += 1
-    return swaps
 
 
 @settings(max_examples=40, deadline=None)
@@ -36,7 +26,7 @@ def sorting_swaps(permutation: list[int]) -> int:
 def test_as_many_transpositions_as_asked_for(count: int, seed: int) -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     drawn = random_transpositions(symmetries(net, torch.zeros(1, 2)), count, torch.Generator().manual_seed(seed))
-    assert sum(sorting_swaps(p.tolist()) for p in drawn.values()) == count
+    assert sum(swaps(p.tolist()) for p in drawn.values()) == count
 
 
 def test_every_single_transposition_is_as_likely() -> None:

@@ -24,14 +24,6 @@ from checkpoints_zoo.symmetry import Element, random_element
 Stacked = dict[str, Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def drawn(members: int, shift: float = 0, seed: int = 0) -> Stacked:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "fc.weight": (4, 50)}

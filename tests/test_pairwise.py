@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,14 +26,6 @@ from checkpoints_zoo.posterior.embedding import embedding
 from checkpoints_zoo.posterior.pairwise import Pairs, Pairwise, compare, correlation, measure, over_inputs, pairwise
 
 NATS = 1e-6
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def drawn(members: int, inputs: int, classes: int, noise: float = 1.0, scale: float = 3.0, seed: int = 0) -> Tensor:

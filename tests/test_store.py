@@ -233,7 +233,7 @@ def test_devices_that_are_not_there(tmp_path: Path, device: str) -> None:
 
 def test_more_memory_than_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, weights=HALF)  # 4 members of 3,658 weights
-    monkeypatch.setattr(devices, "_free_bytes", lambda device: 40_000)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 40_000)
     asked: list[object] = []
     monkeypatch.setattr(
         torch, "empty", lambda *a, **k: asked.append(a) if "meta" not in str(k) and a != (0,) else Tensor()

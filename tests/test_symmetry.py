@@ -140,3 +140,21 @@ def test_print() -> None:
         "fc.weight     10 × 10         ·, conv2  conv2^-1\n"
         "fc.bias       10"
     )
+
+
+def test_networks_are_traced_in_several_threads_while_others_run() -> None:
+    """torch.fx changes all modules of the process while it traces: nothing may meet that, and nothing may stay."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    wanted = str(symmetries("resnet8"))
+    runs, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)), torch.ones(1, 3)
+    own = runs(x)
+
+    def work(i: int) -> bool:
+        if i % 2:
+            return all(torch.equal(runs(x), own) for _ in range(400))
+        return str(symmetries("resnet8")) == wanted
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(16)))
+    assert torch.nn.Module.__call__.__module__ == "torch.nn.modules.module"

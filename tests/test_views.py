@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ from checkpoints_zoo.errors import (
 from checkpoints_zoo.symmetry import Element, apply, inverse, random_element
 
 NAMES = ["convnet-digits", "resnet8-digits"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def rows_by_norm(weights: Tensor) -> np.ndarray:

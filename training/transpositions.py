@@ -27,6 +27,7 @@ from checkpoints_zoo.drawing import BLUE, DPI, GREEN, RED, path_of, save
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.posterior.barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
 from training.loop import StackState, Tensors, start, train_epochs
 from training.recipes import Recipe, convnet_digits
@@ -126,8 +127,7 @@ def _measured(
 
 def _barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -> float:
     """Return the largest loss on the line minus the mean of its ends, nats."""
-    ends = torch.linspace(0, 1, POINTS)
-    line = {n: torch.stack([(1 - x) * t + x * second[n] for x in ends.tolist()]) for n, t in first.items()}
+    line = interpolate(first, second, torch.linspace(0, 1, POINTS))
     with torch.device("meta"):
         module = architectures.build(recipe.architecture, **recipe.arguments)
     labels = test.labels

@@ -85,7 +85,7 @@ def _blocks(found: Alignment, lines: list[Barriers] | None) -> list[str]:
             "mean squared distance": _mean(r["before"] for r in others),
             "mean squared distance, aligned": _mean(r["after"] for r in others),
         }
-    for when, line in zip(("", ", aligned"), lines or (), strict=False):
+    for when, line in zip(("", ", aligned"), lines, strict=True) if lines else ():
         mean = line.mean
         interval = "" if mean.low is None else f" [{mean.low:.3f}, {mean.high:.3f}]"
         summary[f"mean loss barrier{when} (nats)"] = f"{mean.value:.3f}{interval}"

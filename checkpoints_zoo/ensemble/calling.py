@@ -175,9 +175,15 @@ def _parameter(name: str, value: Value, args: tuple[Any, ...], options: dict[str
     )
 
 
+def _named(names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return arguments by name, which were given in order; there may be fewer of them."""
+    require(len(args) <= len(names))
+    return dict(zip(names[: len(args)], args, strict=True))
+
+
 def _reduced(build: Builder, name: str, x: Value, args: tuple[Any, ...], options: dict[str, Any]) -> Value:
-    given = dict(zip(("dim", "keepdim"), args, strict=False)) | options
-    require(len(args) < 3 and set(given) <= {"dim", "keepdim"} and given.get("dim") is not None)
+    given = _named(("dim", "keepdim"), args) | options
+    require(set(given) <= {"dim", "keepdim"} and given.get("dim") is not None)
     dims = given["dim"] if isinstance(given["dim"], list | tuple) else (given["dim"],)
     axes = tuple(sorted(d % x.rank for d in dims))
     require(axes and axes[0] > 1)
@@ -190,7 +196,7 @@ def _flattened(build: Builder, name: str, x: Value, args: tuple[Any, ...], optio
     width = 0
     require(x.rank > 1)
     if name == "flatten":
-        given = dict(zip(("start_dim", "end_dim"), args, strict=False)) | options
+        given = _named(("start_dim", "end_dim"), args) | options
         require(given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
     else:
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args

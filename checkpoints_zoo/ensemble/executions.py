@@ -48,10 +48,8 @@ class Runner:
         first = next(iter(stacked.values()))
         self.members, self.device = len(first), first.device
         self.dtype = modules.input_dtype(stacked)
-        # Of names tied to one tensor the last counts, as in a strict load.
-        self.names = [
-            n for n in {id(t): n for n, t in skeleton.state_dict(keep_vars=True).items()}.values() if n in stacked
-        ]
+        others = modules.tied(skeleton)
+        self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in others]
         self.loose = {
             n: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
             for n, t in modules.loose(skeleton).items()

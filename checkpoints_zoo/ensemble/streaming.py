@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.device import free_bytes
+from checkpoints_zoo import device as devices
 from checkpoints_zoo.ensemble.memory import halved, out_of_memory
 
 Stacked = dict[str, Tensor]
@@ -99,5 +99,5 @@ def chunk_that_fits(one: Stacked, members: int, device: torch.device) -> int:
         device: whose memory it is.
     """
     each = sum(t.numel() * t.element_size() for t in one.values())
-    free = free_bytes(device)
+    free = devices.free_bytes(device)
     return members if free is None else max(1, min(members, free // max(1, 4 * each)))

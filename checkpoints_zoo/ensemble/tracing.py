@@ -7,44 +7,17 @@ values, hooks, operations across channels, random numbers, layers that keep some
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from threading import Lock, get_ident
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from checkpoints_zoo.ensemble.building import Builder
 from checkpoints_zoo.ensemble.program import Program
 from checkpoints_zoo.ensemble.values import Unknown
+from checkpoints_zoo.recording import UNTRACEABLE, Tracer
 
-# What torch.fx, and code that meets its stand-ins for tensors, raise; and copies of what can't be copied.
-_UNTRACEABLE = (
-    fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
-    AssertionError, LookupError,
-)  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-_one_at_a_time = Lock()  # torch.fx puts its own code into all modules while it traces, and takes it out afterwards
-
-
-class _Tracer(fx.Tracer):
-    """Record what a module does, and let modules that run in other threads meanwhile do what they do."""
-
-    proxy_buffer_attributes = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = get_ident()
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return super().call_module(m, forward, args, kwargs) if get_ident() == self.thread else forward(*args, **kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        return super().getattr(attr, attr_val, parameter_proxy_cache) if get_ident() == self.thread else attr_val
 
 
 def program_of(module: nn.Module, rank: int) -> Program | None:
@@ -59,9 +32,8 @@ def program_of(module: nn.Module, rank: int) -> Program | None:
         return None
     try:
         twin, untouched = copy.deepcopy(module), copy.deepcopy(module)
-        with _one_at_a_time:
-            graph = _Tracer().trace(twin)
-    except _UNTRACEABLE:
+        graph = Tracer().record(twin)
+    except UNTRACEABLE:
         return None
     pairs = zip(twin.modules(), untouched.modules(), strict=True)
     if not all(_same(vars(a), vars(b)) for a, b in pairs):

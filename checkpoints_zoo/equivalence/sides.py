@@ -107,7 +107,7 @@ def side_of(given: Parameters, name: str, module: nn.Module | None) -> Side:
 
 
 def _of_collection(members: Collection, name: str, module: nn.Module | None) -> Side:
-    size = max(1, min(len(members), _TOGETHER // max(1, members.nbytes // max(1, len(members)))))
+    size = members.held_by(_TOGETHER)
     own = module or members.skeleton()
 
     def states() -> Iterator[State]:

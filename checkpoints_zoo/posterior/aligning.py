@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkpoints_zoo.canonical.distances import squared_distance, transpositions
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.device import one_thread
+from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.member import Member
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Params = dict[str, Tensor]
 
 _BATCH = 1 << 28  # bytes of members that are read at once
-_SMALL = 1 << 22  # bytes of a member whose operations are too small for a second thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +109,7 @@ def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
     """
     viewed = members.align(to)
     step, table = viewed.view.steps[-1], members.symmetry_table
-    each = members.nbytes // len(members)
-    size = max(1, min(len(members), _BATCH // max(1, each)))
+    size = members.held_by(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):
@@ -119,7 +117,7 @@ def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
             changed, element = step(table, keys, params)
             yield params, changed, element.permutations
 
-    with one_thread(each < _SMALL):
+    with one_thread(members.member_nbytes < SMALL_MEMBER):
         if isinstance(to, str):
             stored, aligned = _means(pieces(), len(members))
         else:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.device import one_thread
+from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.posterior.evaluator import PIECE, SMALL, Evaluator, evaluator, named
+from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator, named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,11 +177,10 @@ def barriers(
     key = (start.id, start.epoch)
     keys = [k for k in members.keys if k != key]
     reference = {name: t[0] for name, t in start.selected.read(judge.device, torch.float32).items()}
-    each = max(1, members.nbytes // len(members))
 
     def lines() -> Iterator[tuple[Params, Params]]:
         everyone = iter(members.keys)
-        for _, stacked in members.batches(max(1, PIECE // each), judge.device, torch.float32):
+        for _, stacked in members.batches(members.held_by(PIECE), judge.device, torch.float32):
             for i in range(len(next(iter(stacked.values())))):
                 if next(everyone) != key:
                     yield reference, {name: t[i] for name, t in stacked.items()}
@@ -227,7 +226,7 @@ def _measured(
     losses, accuracies, stored = [], [], []
     for first, second in lines:
         each = sum(t.numel() * t.element_size() for t in first.values())
-        with one_thread(each < SMALL and judge.device.type == "cpu"):
+        with one_thread(each < SMALL_MEMBER and judge.device.type == "cpu"):
             parts = [
                 judge.log_probs(interpolate(first, second, some))
                 for some in torch.split(lambdas, max(1, PIECE // each))

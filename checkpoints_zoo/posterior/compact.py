@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import predictions
+from checkpoints_zoo import modules, predictions
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.device import one_thread
+from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.metrics import Interval
-from checkpoints_zoo.posterior.evaluator import PIECE, SMALL, Evaluator, evaluator, named
+from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator, named
 from checkpoints_zoo.posterior.gaussian import RULES, Gaussian, fit_subsets
 from checkpoints_zoo.posterior.splits import ROWS, halves, held_out, intervals, measure, pruned
 
@@ -167,8 +167,7 @@ def compact(
     judge = evaluator(members, data, statistics, device, batch)
     target: int | str = members.ids[0] if to is None else to
     aligned = members.align(to=target)
-    each = max(1, members.nbytes // len(members))
-    with one_thread(each < SMALL and judge.device.type == "cpu"):
+    with one_thread(members.member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
         probs = predictions.logits(members, judge.test.data, judge.device, batch=batch).double().softmax(-1)
         fitted = {"q_d": _fitted(members, judge, subsets), "q_r": _fitted(aligned, judge, subsets)}
@@ -203,8 +202,5 @@ def _fitted(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) ->
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True
-    states = members.skeleton().state_dict(keep_vars=True)
-    tied = set(states) - set({id(tensor): name for name, tensor in states.items()}.values())
-    step = max(1, PIECE * len(members) // max(1, members.nbytes))
-    batches = (stacked for _, stacked in members.batches(step, judge.device, torch.float32))
-    return fit_subsets(batches, chosen, judge.device, tied)
+    read = members.batches(members.held_by(PIECE), judge.device, torch.float32)
+    return fit_subsets((stacked for _, stacked in read), chosen, judge.device, modules.tied(members.skeleton()))

@@ -114,9 +114,8 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         raise UsageError(
             f"members of {members.name}", expected="one snapshot of each", found="several", do="Leave snapshots out"
         )
-    each = max(1, members.nbytes // max(1, len(members)))
     found: dict[str, list[Tensor]] = {}
-    for _, params in members.batches(max(1, min(max(1, len(members)), _BATCH // each))):
+    for _, params in members.batches(members.held_by(_BATCH)):
         for name, values in largest(table, params).items():
             found.setdefault(name, []).append(values)
     largest_of = {name: torch.cat(parts) for name, parts in found.items()}

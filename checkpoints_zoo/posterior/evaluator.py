@@ -17,7 +17,6 @@ from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
 from checkpoints_zoo.selected import Selected
 
 PIECE = 1 << 27  # bytes of networks that are made at once
-SMALL = 1 << 22  # bytes of a network whose operations are too small for a second thread
 
 
 @dataclass(frozen=True)

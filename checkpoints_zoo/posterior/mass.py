@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
+from checkpoints_zoo import modules
 from checkpoints_zoo.canonical import mass
 from checkpoints_zoo.canonical.mass import MinimalMass
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.device import check_device, one_thread
+from checkpoints_zoo.device import SMALL_MEMBER, check_device, one_thread
 from checkpoints_zoo.errors import UsageError
 
 __all__ = ["MassAt", "MinimalMass", "along_training", "ends", "minimal_mass", "take"]
 
 _BATCH = 1 << 28  # bytes of members that are read at once
-_SMALL = 1 << 22  # bytes of a member whose operations are too small for a second thread
 
 
 def minimal_mass(
@@ -51,14 +51,10 @@ def minimal_mass(
     """
     on = check_device(device)
     module, table = members.skeleton(), members.symmetry_table
-    states = module.state_dict(keep_vars=True)
-    # Of names tied to one tensor the last counts, as in an ensemble.
-    last = set({id(tensor): name for name, tensor in states.items()}.values())
-    each = members.nbytes // len(members)
+    tied = modules.tied(module)
     parts = []
-    with one_thread(each < _SMALL and on.type == "cpu"):
-        for _, params in members.batches(max(1, min(len(members), _BATCH // max(1, each))), on):
-            tied = set(states) - last
+    with one_thread(members.member_nbytes < SMALL_MEMBER and on.type == "cpu"):
+        for _, params in members.batches(members.held_by(_BATCH), on):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join(parts, members.ids, parts[0].held)
 

@@ -256,7 +256,7 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
         return torch.stack(values)
 
     results = metrics.jackknife(figure, members, seed=seed)
-    intervals = {name: _shifted(x, means[name]) for name, x in zip(matrices, results, strict=False)}
+    intervals = {name: _shifted(x, means[name]) for name, x in zip(matrices, results[: len(matrices)], strict=True)}
     if correlated:
         fisher = results[-1]
         low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))

@@ -14,30 +14,22 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import SymmetryError, UsageError
 from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.recording import UNTRACEABLE, Tracer
 from checkpoints_zoo.symmetry.labels import pin, pin_scale, resolved
 from checkpoints_zoo.symmetry.modules import full_name, rule_of
 from checkpoints_zoo.symmetry.operations import ATTRIBUTES, FUNCTIONS, IN_PLACE, METHODS, SILENT, Rule
 from checkpoints_zoo.symmetry.scales import times
 from checkpoints_zoo.symmetry.values import Step, Value
 
-# What torch.fx, and code that meets its stand-ins for tensors, raise.
-_UNTRACEABLE = (
-    fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
-    AssertionError,
-)  # fmt: skip
 
-
-class _Tracer(fx.Tracer):
+class _Tracer(Tracer):
     """Record what a module does, down to the layers that have a rule, and to torch's own."""
 
-    proxy_buffer_attributes = True
     at = ""  # the layer that is being recorded; after a failure, where it was
 
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_own(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before, self.at = self.at, self.path_of_module(m)
-        result = super().call_module(m, forward, args, kwargs)
+        result = super().call_own(m, forward, args, kwargs)
         self.at = before
         return result
 
@@ -82,8 +74,8 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 def _recorded(module: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     try:
-        return tracer.trace(module)
-    except _UNTRACEABLE as error:
+        return tracer.record(module)
+    except UNTRACEABLE as error:
         raise SymmetryError(
             f"tracing {type(module).__name__}" + (f", layer {tracer.at!r}" if tracer.at else ""),
             expected="operations that are the same for all inputs",
