@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import architectures, manifest, modules, selection, store, symmetry_files
+from checkpoints_zoo import architectures, manifest, modules, selection, store, symmetry_files, writing
 from checkpoints_zoo.canonical import alignment
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.images import Preprocess
@@ -212,7 +212,9 @@ class Selected:
                 do="Call canonicalize() or align() first",
             )
         what = "; ".join(str(step) for step in self.view.steps)
-        symmetry_files.write(Path(path), self.rows, self.symmetries(), what)
+        element = self.symmetries()
+        with writing.writing_into(Path(path).parent):
+            symmetry_files.write(Path(path), self.rows, element, what)
         return Path(path)
 
     def match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:

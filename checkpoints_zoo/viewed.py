@@ -132,5 +132,9 @@ class Viewed(Selected):
         permutations = {name: p[0] for name, p in element.permutations.items()}
         return Element(permutations, {name: s[0] for name, s in element.scales.items()})
 
+    def before(self) -> Self:
+        """Return these members without the last step of their view; the same members if there is none."""
+        return self._of(list(range(len(self))), View(self.view.steps[:-1]))
+
     def _viewed(self, step: Step) -> Self:
         return self._of(list(range(len(self))), View((*self.view.steps, step)))

@@ -80,10 +80,8 @@ class Aligned:
             self._found[keys[i]] = {name: torch.arange(group.size) for name, group in table.groups.items()}
             missing.remove(i)
         if missing:
-            if self._reference is None:
-                self._reference = self.reference()
             device = next(iter(params.values())).device
-            reference = {name: tensor.to(device) for name, tensor in self._reference.items()}
+            reference = {name: tensor.to(device) for name, tensor in self.target().items()}
             some = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
             found = alignment.match(table, some, reference).permutations
             for row, i in enumerate(missing):
@@ -92,7 +90,12 @@ class Aligned:
 
     def __getstate__(self) -> dict[str, Any]:
         # The reference goes along, and not how it is read.
-        return self.__dict__ | {"_reference": self._reference or self.reference(), "reference": dict}
+        return self.__dict__ | {"_reference": self.target(), "reference": dict}
+
+    def target(self) -> Mapping[str, Tensor]:
+        """Return what members are matched to, name -> (*shape), read once."""
+        self._reference = self._reference or self.reference()
+        return self._reference
 
     def __str__(self) -> str:
         return f"aligned to {self.to}"

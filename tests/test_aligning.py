@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.alignment_plots import alignment_figure, draw
 from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.posterior.aligning import Alignment, alignment
+from checkpoints_zoo.posterior.aligning import Alignment, alignment, alignment_of
 from checkpoints_zoo.posterior.barrier import barriers
 from tests.matching_oracles import swaps
 
@@ -77,8 +78,34 @@ def test_frame_and_json() -> None:
     assert [g["units"] for g in values["groups"]] == [8, 16, 32]
 
 
+def test_what_was_matched_is_not_matched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from checkpoints_zoo.canonical import alignment as matching
+
+    matched = []
+
+    def counted(table: Any, params: Any, reference: Any) -> Any:
+        matched.append(len(next(iter(params.values()))))
+        return match(table, params, reference)
+
+    match = matching.match
+    monkeypatch.setattr(matching, "match", counted)
+    members = zoo.load("convnet-digits", n=4)
+    aligned = members.align(to=1)
+    found = alignment_of(aligned)
+    aligned.stack()
+    aligned.symmetries()
+    assert sum(matched) == 3  # all but the reference
+    part = alignment_of(aligned[2:])
+    assert sum(matched) == 3
+    assert torch.equal(part.after, found.after[2:])
+    assert torch.equal(found.before, alignment(members, to=1).before)
+
+
 def test_refusals() -> None:
     members = zoo.load("convnet-digits", n=2)
+    for viewed in (members, members.align().canonicalize(permute="max")):
+        with pytest.raises(UsageError, match="alignment of convnet-digits: expected members that were aligned last"):
+            alignment_of(viewed)
     with pytest.raises(MemberNotFound):
         alignment(members, to=7)
     with pytest.raises(UsageError, match=r"picture .*p\.jpg: expected a name that ends in \.png"):

@@ -22,6 +22,7 @@ from checkpoints_zoo.errors import (
     MemberNotFound,
     SelectionError,
     SourceNotFound,
+    StorageError,
     UsageError,
 )
 from checkpoints_zoo.symmetry import Element, apply, inverse, random_element
@@ -232,6 +233,13 @@ def test_symmetries_as_a_file(tmp_path: Path) -> None:
     assert "symmetries of resnet8-digits.parquet" in repr(some)
     first = path.read_bytes()
     assert viewed.write_symmetries(path).read_bytes() == first
+
+
+def test_symmetries_that_can_t_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    viewed = zoo.load("convnet-digits", n=2).canonicalize(permute="max")
+    with pytest.raises(StorageError, match="expected one that can be written to"):
+        viewed.write_symmetries(tmp_path / "file" / "s.parquet")
 
 
 def _for_other_weights(path: Path, to: Path) -> Path:

@@ -41,24 +41,25 @@ def command(
     With --barrier the loss on the straight lines to the reference, before and after; batch norm statistics are
     estimated anew at each point.
     """
-    from checkpoints_zoo.posterior.aligning import alignment
+    if barrier and isinstance(to, str):
+        raise click.UsageError("--barrier needs a member to draw lines from, not the mean.")
+    from checkpoints_zoo.posterior.aligning import alignment_of
 
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
-    found = alignment(members, to)
+    aligned = members.align(to)
+    found = alignment_of(aligned)
     values: dict[str, Any] = json.loads(found.to_json())
     lines = None
     if barrier:
         from checkpoints_zoo.posterior.barrier import barriers
 
-        if isinstance(to, str):
-            raise click.UsageError("--barrier needs a member to draw lines from, not the mean.")
-        lines = [barriers(view, to=to) for view in (members, members.align(to))]
+        lines = [barriers(view, to=int(to)) for view in (members, aligned)]
         values["barrier"] = {
             when: json.loads(line.to_json()) for when, line in zip(("before", "after"), lines, strict=True)
         }
     if save:
-        out.say(f"permutations: {members.align(to).write_symmetries(save)}")
+        out.say(f"permutations: {aligned.write_symmetries(save)}")
     if plot:
         from checkpoints_zoo.alignment_plots import alignment_figure
 

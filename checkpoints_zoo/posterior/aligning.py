@@ -13,7 +13,9 @@ from torch import Tensor
 from checkpoints_zoo.canonical.distances import squared_distance, transpositions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.member import Member
+from checkpoints_zoo.views import Aligned, AlignedToMean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,8 +109,28 @@ def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
     >>> found.total[0].item(), bool((found.after[1:] < found.before[1:]).all())
     (0, True)
     """
-    viewed = members.align(to)
-    step, table = viewed.view.steps[-1], members.symmetry_table
+    return alignment_of(members.align(to))
+
+
+def alignment_of(viewed: Collection) -> Alignment:
+    """Measure what an alignment does that a view has, matching nobody twice; see `alignment`.
+
+    Args:
+        viewed: what `Collection.align` returned, or a part of it.
+
+    Raises:
+        UsageError: members whose view does not end in an alignment.
+        SelectionError, DamagedError, LayoutError, NetworkError: as in `alignment`.
+    """
+    step = viewed.view.steps[-1] if viewed.view else None
+    if not isinstance(step, Aligned | AlignedToMean):
+        raise UsageError(
+            f"alignment of {viewed.name}",
+            expected="members that were aligned last",
+            found=str(step or "weights as they are stored"),
+            do="Give members.align(...)",
+        )
+    members, table = viewed.before(), viewed.symmetry_table
     size = members.held_by(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
@@ -118,11 +140,10 @@ def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
             yield params, changed, element.permutations
 
     with one_thread(members.member_nbytes < SMALL_MEMBER):
-        if isinstance(to, str):
-            stored, aligned = _means(pieces(), len(members))
+        if isinstance(step, Aligned):
+            stored = aligned = dict(step.target())
         else:
-            one = to if isinstance(to, Member) else members.member(to)
-            stored = aligned = one.state_dict()
+            stored, aligned = _means(pieces(), len(members))
         before, after, found = [], [], []
         for params, changed, permutations in pieces():
             before.append(squared_distance(table, params, stored))
