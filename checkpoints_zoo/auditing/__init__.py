@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from checkpoints_zoo import checks, hub
+from checkpoints_zoo import checks, hub, prediction_sets
 from checkpoints_zoo.auditing import sniffing
 from checkpoints_zoo.auditing.files import File, Files, alike, in_folder, on_hub
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, StorageError, ZooError
 from checkpoints_zoo.finding import resolve
+from checkpoints_zoo.prediction_sets import PredictionSet
 from checkpoints_zoo.source import Source
 
 PARALLEL = 8
@@ -28,6 +29,7 @@ SMALL_WINDOW = 4096
 POINTER = range(100, 513)  # bytes that an LFS pointer has
 SHOWN = 5
 _MANIFEST = re.compile(r"manifests/([^/]+)\.parquet")
+_SET = re.compile(r"predictions/([^/]+)/([^/]+)/manifest\.(?:parquet|json)")
 
 __all__ = ["Audit", "Finding", "audit"]
 
@@ -62,6 +64,7 @@ class Audit:
         files, bytes: that are there.
         read: files whose first bytes were looked at.
         collections, members: rows of the manifests that could be read.
+        predictions: sets of stored predictions that could be read.
         findings: what is wrong.
         notes: what is unusual.
     """
@@ -72,6 +75,7 @@ class Audit:
     read: int = 0
     collections: int = 0
     members: int = 0
+    predictions: int = 0
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
 
@@ -101,7 +105,10 @@ def audit(place: str | Path) -> Audit:
     found = Audit(source.shown, len(files), sum(f.size for f in files.values()))
     held = list(_read(source, files, found))
     found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)
-    ends = _check_rows(source, files, held, found)
+    sets = list(_read_sets(source, files, found))
+    found.predictions = len(sets)
+    ends = _check_rows(source, files, held, sets, found)
+    _check_weights(held, sets, found)
     _check_first_bytes(files, ends, found)
     _check_duplicates(files, held, found)
     found.findings.sort(key=lambda f: (f.kind, f.path, f.text))
@@ -123,20 +130,46 @@ def _read(source: Source, files: Files, found: Audit) -> Iterator[Held]:
                 found.findings.append(Finding("manifest", path, str(error)))
 
 
-def _check_rows(source: Source, files: Files, held: list[Held], found: Audit) -> dict[str, int]:
+def _read_sets(source: Source, files: Files, found: Audit) -> Iterator[PredictionSet]:
+    """Read the facts and rows of stored predictions; yield the sets that can be read."""
+    names = {match.groups(): path for path in sorted(files) if (match := _SET.fullmatch(path))}
+    for name, path in sorted(names.items()):
+        try:
+            yield prediction_sets.read(source, *name)
+        except (NetworkError, AccessError, StorageError):
+            raise
+        except ZooError as error:
+            found.findings.append(Finding("manifest", path, str(error)))
+
+
+def _check_weights(held: list[Held], sets: list[PredictionSet], found: Audit) -> None:
+    """Check that stored predictions were made from the weights that the manifest of their collection names."""
+    weights = {name: prediction_sets.weights_of(rows) for name, _, rows in held}
+    for stored in sets:
+        path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
+        known = weights.get(stored.facts.collection)
+        for member, text in () if known is None else prediction_sets.other_weights(stored, known):
+            found.findings.append(Finding("member", path, f"member {member}: {text}"))
+
+
+def _check_rows(
+    source: Source, files: Files, held: list[Held], sets: list[PredictionSet], found: Audit
+) -> dict[str, int]:
     """Check that members' bytes lie in files that are there, each in its own; return where the first of a file begins.
 
     The bytes of members whose description names a base are looked for there.
     """
     bases: dict[str, Files] = {}
     ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
-    for name, description, rows in held:
+    placed = [(name, description.layouts, description.base, rows) for name, description, rows in held]
+    placed += [(f"predictions {s.facts.name}", s.facts.layouts, "", s.rows) for s in sets]
+    for name, layouts, base, rows in placed:
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout", "member"))
         for path, offset, key, member in zip(*columns, strict=True):
             if path is not None:
-                layout = description.layouts[key]
+                layout = layouts[key]
                 one = offset - layout.lead, offset + layout.nbytes, f"member {member} of {name}"
-                ranges.setdefault((description.base, path), []).append(one)
+                ranges.setdefault((base, path), []).append(one)
     for base in {base for base, _ in ranges if base}:
         bases[base] = on_hub(hub.resolve(base))
     for (base, path), members in sorted(ranges.items()):

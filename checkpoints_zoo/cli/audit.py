@@ -21,8 +21,9 @@ def command(place: str, out: Output) -> int:
     """Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.
 
     ADDRESS is hf://datasets/ORG/NAME[@REVISION]. Found are files and members with one content under several names,
-    pickles, LFS pointers and web pages where weights should be, empty and damaged files, and rows of manifests whose
-    bytes are not there. No weights are fetched and nothing is unpickled. Exit code 1: something was found.
+    pickles, LFS pointers and web pages where weights should be, empty and damaged files, rows of manifests whose bytes
+    are not there, and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit code
+    1: something was found.
     """
     found = audit(place)
     about = {
@@ -32,6 +33,7 @@ def command(place: str, out: Output) -> int:
         "looked_into": found.read,
         "collections": found.collections,
         "members": found.members,
+        "predictions": found.predictions,
     }
     listed = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
     out.data(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
@@ -32,23 +32,28 @@ def problems(stored: PredictionSet, weights: Mapping[Key, str | None] | None, fi
         NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
     """
     name, rows = stored.facts.name, stored.rows
-    columns = [rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256", "sha256")]
     found = []
     if weights is not None:
-        for member, epoch, made_from, _ in zip(*columns, strict=True):
-            if problem := _of_weights(weights, (member, epoch), made_from):
-                found.append(Problem(name, member, "weights", problem))
+        found = [Problem(name, member, "weights", text) for member, text in other_weights(stored, weights)]
     try:
         locations = stored.locate(rows)
     except (DamagedError, SourceNotFound) as error:
         return [*found, Problem(name, None, "bytes", str(error))]
-    for location, claimed in zip(locations, columns[3], strict=True):
+    for location, claimed in zip(locations, rows.column("sha256").to_pylist(), strict=True):
         try:
             wrong, _ = checks.check_bytes(location, claimed, finite)
         except (DamagedError, LayoutError, OSError) as error:
             wrong = [("bytes", str(error))]
         found += [Problem(name, location.member, kind, text) for kind, text in wrong]
     return found
+
+
+def other_weights(stored: PredictionSet, weights: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
+    """Compare a set's rows with the members' manifest; yield (member, what is wrong with its weights)."""
+    columns = [stored.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256")]
+    for member, epoch, made_from in zip(*columns, strict=True):
+        if problem := _of_weights(weights, (member, epoch), made_from):
+            yield member, problem
 
 
 def _of_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> str:
