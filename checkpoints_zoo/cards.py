@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -36,32 +37,41 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 _SPDX = {"c-uda-1.0": "c-uda", "odbl-1.0": "odbl", "odc-by-1.0": "odc-by", "pddl-1.0": "pddl", "": "unknown"}
 
 
-def card(collections: Mapping[str, tuple[Description, pa.Table]], repo: str, revision: str | None = None) -> str:
+def card(
+    collections: Mapping[str, tuple[Description, pa.Table]],
+    repo: str,
+    revision: str | None = None,
+    predictions: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> str:
     """Write the card of a source; return the text of its README.md.
 
     Args:
         collections: name -> description and manifest, every one that the source has.
         repo: "org/name" on the Hub, for the examples.
         revision: a tag or commit to name in the examples; None for the newest.
+        predictions: name -> sets of stored predictions that the source has.
 
     Raises:
         UsageError: no collections, or a repo or revision that is none.
     """
     _check(collections, repo, revision)
-    shown = [Section(name, *collections[name]) for name in sorted(collections)]
+    shown = [Section(n, *collections[n], tuple(sorted(predictions.get(n, ())))) for n in sorted(collections)]
     parts = parts_of_source(shown, repo, revision)
     text = _filled("source", {**parts, "marker": (mark := _marker("0" * 64))})
     return text.replace(mark, _marker(_digest(text.replace(mark, ""))), 1)
 
 
 def files(
-    collections: Mapping[str, tuple[Description, pa.Table]], repo: str, revision: str | None = None
+    collections: Mapping[str, tuple[Description, pa.Table]],
+    repo: str,
+    revision: str | None = None,
+    predictions: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
     """Write the card and its pictures; return path in the repo -> bytes.
 
     Args, Raises: as of `card`.
     """
-    written = {README: card(collections, repo, revision).encode()}
+    written = {README: card(collections, repo, revision, predictions).encode()}
     for name, (description, rows) in sorted(collections.items()):
         drawn = picture(name, rows, description)
         if drawn is not None:

@@ -43,11 +43,13 @@ class Section:
     Args:
         name: of the collection.
         description, rows: what the source says of it.
+        predictions: names of the sets of its members' stored predictions.
     """
 
     name: str
     description: Description
     rows: pa.Table
+    predictions: tuple[str, ...] = ()
 
     @property
     def all_rows(self) -> int:
@@ -134,6 +136,7 @@ def parts(s: Section) -> dict[str, str]:
         "seeds": _seeds(s),
         "splits": _splits(s),
         "hashes": _hashes(s),
+        "predictions": _predictions(s),
     }
 
 
@@ -275,3 +278,14 @@ def _hashes(s: Section) -> str:
     if not s.count or None in s.members["sha256"]:
         return ""
     return "Each member's content hash is in the column `sha256`; `zoo-cli verify` computes it again."
+
+
+def _predictions(s: Section) -> str:
+    if not s.predictions:
+        return ""
+    sets = ", ".join(code(name) for name in s.predictions[:LISTED])
+    more = f" and {len(s.predictions) - LISTED:,} more" if len(s.predictions) > LISTED else ""
+    return (
+        f"Logits of its members are stored too, under the names {sets}{more}: "
+        f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
+    )

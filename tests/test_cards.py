@@ -241,6 +241,12 @@ def test_snapshots() -> None:
     assert f"| {6 * LAYOUT.nbytes} B |" in text
 
 
+def test_stored_predictions_are_named() -> None:
+    text = cards.card(some(ALL), REPO, predictions={"some": ("svhn-test", "cifar10-test"), "other": ("x",)})
+    assert 'under the names `cifar10-test`, `svhn-test`: `members.predictions("cifar10-test")` reads them' in text
+    assert "Logits of its members" not in cards.card(some(ALL), REPO, predictions={"other": ("x",)})
+
+
 def test_weights_elsewhere() -> None:
     commit = "0123456789" * 4
     about = replace(ABOUT, base=f"hf://datasets/org/old-_name_@{commit}")

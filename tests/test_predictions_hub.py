@@ -52,6 +52,7 @@ def local(built: Built) -> Predictions:
 
 def test_three_of_sixteen_members_by_ranges(hub: Hub, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(built.root, tag="v1")
+    assert 'names `many-test`: `members.predictions("many-test")` reads them' in hub.read(NEW, "README.md").decode()
     monkeypatch.setattr(fetching, "GAP", 0)
     members = remote(built, members="3,7,12")
     hub.log.clear()

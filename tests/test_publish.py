@@ -117,6 +117,12 @@ def test_snapshots_and_predictions(hub: Hub, tiny: Built, tmp_path: Path) -> Non
         f"{inside}/manifest.json": "Publish tiny",
     }
     assert consistent(hub) == 3
+    card = hub.read(NEW, "README.md")
+    (built.root / "predictions").rename(tmp_path / "away")  # the repo has them still
+    (built.root / "README.md").unlink(missing_ok=True)
+    publish(built.root)
+    assert hub.read(NEW, "README.md") == card
+    assert b"names `digits-test`: " in card
 
 
 def test_nothing_foreign_goes_up(hub: Hub, tiny: Built) -> None:

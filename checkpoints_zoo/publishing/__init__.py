@@ -113,7 +113,8 @@ def _card(found: Folder, remote: Remote, branch: Branch) -> list[File]:
     if names := readme.others(found, branch):
         source = resolve(f"{remote.label}@{branch.head}", names[0])
         collections |= {name: source.read(name) for name in names}
-    return [File.of(path, content) for path, content in cards.files(collections, remote.id).items()]
+    written = cards.files(collections, remote.id, predictions=readme.predictions(found, branch))
+    return [File.of(path, content) for path, content in written.items()]
 
 
 def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:

@@ -12,6 +12,7 @@ import yaml
 from checkpoints_zoo.cards import README, is_generated
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.hub import Repo, fetch
+from checkpoints_zoo.prediction_sets import TABLE
 from checkpoints_zoo.publishing.folder import File, Folder
 from checkpoints_zoo.publishing.remote import Branch, Remote
 
@@ -22,6 +23,16 @@ def others(folder: Folder, branch: Branch) -> list[str]:
     """List the collections that the repo has and the folder lacks; return their names."""
     names = {Path(p).stem for p in branch.tree if p.startswith("manifests/") and p.endswith(".parquet")}
     return sorted(names - {held.name for held in folder.held})
+
+
+def predictions(folder: Folder, branch: Branch) -> dict[str, set[str]]:
+    """List the sets of stored predictions that the repo has and will have; return collection -> their names."""
+    named = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
+    sets: dict[str, set[str]] = {}
+    for parts in named:
+        if len(parts) == 4 and parts[3] == TABLE:
+            sets.setdefault(parts[1], set()).add(parts[2])
+    return sets
 
 
 def by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
