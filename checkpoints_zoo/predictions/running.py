@@ -5,6 +5,7 @@ Axes: logits are (member, input, class).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Protocol, Self
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.catalog import Description
+from checkpoints_zoo.device import free_bytes
 from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.errors import TooLargeError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.source import Source
@@ -73,8 +76,35 @@ def logits(
     Raises:
         UsageError: images of a size that the members can't take.
         DamagedError: members whose weights or logits are not finite.
+        TooLargeError: more logits than fit into the memory.
     """
-    return torch.cat([found for _, found in by_members(members, data, device, dtype, batch, execution=execution)])
+    found, at = torch.empty(0), 0
+    for ids, part in by_members(members, data, device, dtype, batch, execution=execution):
+        if at == 0:
+            found = _room(members, data, part)
+        found[at : at + len(ids)] = part
+        at += len(ids)
+    return found
+
+
+def _room(members: Members, data: ImageData, part: Tensor) -> Tensor:
+    """Make room for all members' logits, of which some are known; return it, (member, input, class).
+
+    Raises:
+        TooLargeError: it is more than the memory that is free.
+    """
+    shape = (len(members), *part.shape[1:])
+    needed, free = math.prod(shape) * part.dtype.itemsize, free_bytes(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise TooLargeError(
+            f"logits of {shape[0]:,} members of {members.name} on {shape[1]:,} inputs",
+            expected=f"at most {free:,} bytes, the memory that is free",
+            found=f"{needed:,}",
+            do=f"Store them with `members.predict({data.name!r}, folder)`, and give these predictions in the members' "
+            "place: they are read in blocks",
+            collection=members.name,
+        )
+    return torch.empty(shape, dtype=part.dtype)
 
 
 def by_members(
