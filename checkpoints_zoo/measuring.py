@@ -12,23 +12,44 @@ from checkpoints_zoo import metrics, predictions
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import ImageData, in_order
+from checkpoints_zoo.images.ordering import unplaced
+
+
+def labelled(inside: ImageData, description: Description) -> tuple[ImageData, Tensor]:
+    """Check that images have labels of a collection's classes; return them, and labels in the order of its logits.
+
+    The images may have some of the classes, in any order: their names tell which is which, as in `images.in_order`.
+
+    Raises:
+        UsageError: no labels, labels of classes that nobody named, or of others.
+    """
+    found = in_order(inside, description.classes)
+    if found.labels is not None and tuple(found.classes) == description.classes:
+        return found, found.labels
+    more = ", …" if len(description.classes) > 12 else ""
+    do = "Give the test set of the collection, or other images of its classes"
+    if inside.labels is None:
+        wrong = "no labels"
+    elif not inside.classes:
+        wrong = "labels that are numbers of classes without names"
+        do = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
+    else:
+        unlike = unplaced(inside.classes, description.classes)[0]
+        others = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
+        wrong = f"{', '.join(map(repr, unlike[:3]))}{others} among the {len(inside.classes)} classes of the images"
+        do = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
+    raise UsageError(
+        f"images {inside.name!r} for {description.name}",
+        expected=f"labels of the classes {', '.join(description.classes[:12])}{more}",
+        found=wrong,
+        do=do,
+    )
 
 
 def labels_of(inside: ImageData, description: Description) -> Tensor:
-    """Check that images have labels, and of a collection's classes in the order of its logits; return them (input,).
-
-    Raises:
-        UsageError: they have none, or others.
-    """
-    if inside.labels is None or tuple(inside.classes) != description.classes:
-        raise UsageError(
-            f"images {inside.name!r} for {description.name}",
-            expected=f"labels of the classes {', '.join(description.classes[:12])}, in this order",
-            found=f"classes {', '.join(inside.classes[:12])}" if inside.labels is not None else "no labels",
-            do="Give the test set of the collection, or images whose classes are in its order",
-        )
-    return inside.labels
+    """Return the labels of images, (input,), in the order of a collection's logits, checked as in `labelled`."""
+    return labelled(inside, description)[1]
 
 
 def figures(
@@ -45,7 +66,7 @@ def figures(
         UsageError: images without labels, or of other classes or another size than the members take.
         DamagedError: members whose weights or logits are not finite.
     """
-    labels = labels_of(inside, members.description)
+    inside, labels = labelled(inside, members.description)
     # Through their own code, so that a manifest's figures do not depend on how ensembles are run.
     found = predictions.logits(members, inside, device, execution="module").double()
     for member, logits in zip(members.ids, found, strict=True):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from checkpoints_zoo import images, metrics, prediction_sets, predictions
+from checkpoints_zoo import images, measuring, metrics, prediction_sets, predictions
 from checkpoints_zoo.checks import Problem as Problem
 from checkpoints_zoo.checks import check_bytes, duplicates
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound, ZooError
+from checkpoints_zoo.errors import (
+    DamagedError,
+    FormatError,
+    LayoutError,
+    SelectionError,
+    SourceNotFound,
+    UsageError,
+    ZooError,
+)
+from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.pieces import Location
 
 # Another processor may round a borderline image over; more than this many is no rounding.
@@ -20,7 +29,7 @@ KEY = ("member", "epoch")
 THEIRS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
-def verify(members: Collection, sample: int = 8) -> list[Problem]:
+def verify(members: Collection, sample: int = 8, data: Given | None = None) -> list[Problem]:
     """Check members against their manifest; return the problems found, [] for none.
 
     Every member's tensors are where the manifest says, hash to its sha256 and are finite; no two members hold the
@@ -30,8 +39,11 @@ def verify(members: Collection, sample: int = 8) -> list[Problem]:
     Args:
         members: a collection.
         sample: members whose accuracy is measured again, spread evenly; 0 for none.
+        data: images that accuracies are claimed on and that the package can't load by name, as `images.of` takes them,
+            of the name and split that the manifest has (`images.of(…, name="mine")` for "mine/test").
 
     Raises:
+        UsageError: no accuracy is claimed on these images, or they have no labels of the members' classes.
         NetworkError, AccessError, StorageError: the members can't be had, or not be kept.
 
     >>> import checkpoints_zoo as zoo
@@ -39,6 +51,7 @@ def verify(members: Collection, sample: int = 8) -> list[Problem]:
     []
     """
     problems, sound = [], []
+    own = None if data is None else _claimed(members, images.of(data))
     hashes = members.rows.column("sha256").to_pylist()
     actual: list[str | None] = [None] * len(members)
     for at, location in enumerate(_brought(members) if len(members) else ()):
@@ -53,7 +66,20 @@ def verify(members: Collection, sample: int = 8) -> list[Problem]:
             sound.append(at)
     known = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
     problems += duplicates([(members.name, members.rows, known)])
-    return problems + accuracies(members, sound, sample)
+    return problems + accuracies(members, sound, sample, own)
+
+
+def _claimed(members: Collection, given: ImageData) -> ImageData:
+    """Check that accuracies are claimed on images; return these in the order of the members' classes."""
+    names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
+    if measuring.eval_data(given) not in names:
+        raise UsageError(
+            f"images {measuring.eval_data(given)!r} to verify {members.name} on",
+            expected=f"the name of those that its manifest names: {', '.join(names[:6]) or 'it names none'}",
+            found="another",
+            do="Give them that name, if they are these images: `zoo.images.of(…, name=…, split=…)`",
+        )
+    return measuring.labelled(given, members.description)[0]
 
 
 def _brought(members: Collection) -> Iterator[Location | ZooError]:
@@ -69,21 +95,27 @@ def _brought(members: Collection) -> Iterator[Location | ZooError]:
             yield from _brought(members[half:])
 
 
-def accuracies(members: Collection, sound: Sequence[int], sample: int) -> list[Problem]:
+def accuracies(members: Collection, sound: Sequence[int], sample: int, own: ImageData | None = None) -> list[Problem]:
     """Measure the claimed accuracy of some members again, where the package has the images; return the problems.
 
     Args:
         members: a collection.
         sound: positions of those whose bytes are right.
         sample: how many of them, spread evenly; 0 for none.
+        own: images of the caller's, by the name and split that claims have.
     """
+    known = {} if own is None else {measuring.eval_data(own): own}
     claimed, sets = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
-    able = [at for at in sound if claimed[at] is not None and str(sets[at]).split("/")[0] in images.DATASETS]
+    able = [
+        at
+        for at in sound
+        if claimed[at] is not None and (sets[at] in known or str(sets[at]).split("/")[0] in images.DATASETS)
+    ]
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]
     problems = []
     for name in sorted({sets[at] for at in chosen}):
         some = [at for at in chosen if sets[at] == name]
-        inside = images.load(*name.split("/"))
+        inside = known.get(name) or images.in_order(images.load(*name.split("/")), members.classes)
         for at in some:
             try:
                 logits = predictions.logits(members[at : at + 1], inside, execution="module")[0]

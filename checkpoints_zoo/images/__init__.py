@@ -1,4 +1,4 @@
-"""Image data by name, as uint8 pixels, and the preprocessing that a collection's members expect.
+"""Image data by name or of the user's own, as uint8 pixels, and the preprocessing that a collection's members expect.
 
 Axes: images are (input, channel, height, width), labels (input,).
 """
@@ -6,8 +6,10 @@ Axes: images are (input, channel, height, width), labels (input,).
 from __future__ import annotations
 
 from checkpoints_zoo.images.classes import CLASSES
-from checkpoints_zoo.images.image_data import ImageData
+from checkpoints_zoo.images.giving import Given, of, prepared
+from checkpoints_zoo.images.image_data import ImageData, Prepared
 from checkpoints_zoo.images.loading import DATASETS, load
+from checkpoints_zoo.images.ordering import in_order
 from checkpoints_zoo.images.preprocessing import Preprocess
 
-__all__ = ["CLASSES", "DATASETS", "ImageData", "Preprocess", "load"]
+__all__ = ["CLASSES", "DATASETS", "Given", "ImageData", "Prepared", "Preprocess", "in_order", "load", "of", "prepared"]
