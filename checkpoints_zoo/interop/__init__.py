@@ -1,0 +1,27 @@
+"""Neighbours: members of a collection in the form that another package takes, one package a file.
+
+None of these packages is needed by this one: each is imported by the function that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.interop import laplace, lightning, lightning_uq_box, posteriors, torch_uncertainty
+    from checkpoints_zoo.interop.given import loader
+
+__all__ = ["laplace", "lightning", "lightning_uq_box", "loader", "posteriors", "torch_uncertainty"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'checkpoints_zoo.interop' has no attribute {name!r}")
+    if name == "loader":
+        return import_module("checkpoints_zoo.interop.given").loader
+    return import_module(f"checkpoints_zoo.interop.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,73 @@
+"""What a neighbour is given: members as an ensemble that is held in memory or read, images as batches of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from checkpoints_zoo import images, measuring
+from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.images import ImageData, Preprocess
+
+Batch = tuple[Tensor, Tensor]
+NO_LABEL = -1
+
+
+def ensemble_of(members: Collection | Ensemble) -> Ensemble:
+    """Make a collection an ensemble in float32 on the CPU; return it, or the ensemble that is one already.
+
+    Raises:
+        UsageError: neither.
+        DamagedError, TooLargeError: as `Collection.ensemble`.
+    """
+    found: object = members
+    if isinstance(found, Ensemble):
+        return found
+    if isinstance(found, Collection):
+        return found.ensemble()
+    expected = "a Collection, or an Ensemble: members.ensemble(device=..., execution=...)"
+    raise UsageError("members", expected=expected, found=type(found).__name__)
+
+
+@dataclass(frozen=True)
+class Collated:
+    """Make examples (image, label) a batch (inputs, labels); images are preprocessed a batch at a time."""
+
+    preprocess: Preprocess
+
+    def __call__(self, examples: Sequence[Batch]) -> Batch:
+        pixels, labels = zip(*examples, strict=True)
+        return self.preprocess(torch.stack(pixels)), torch.stack(labels)
+
+
+def loader(
+    members: Collection, data: str | ImageData, split: str = "test", *, ood: bool = False, batch: int = 128
+) -> DataLoader[Any]:
+    """Make images batches of (inputs, labels) as the members take them, in order; return the DataLoader.
+
+    Args:
+        members: whose preprocessing and classes count.
+        data: images, or their name.
+        split: of named images.
+        ood: whether they are out of distribution; all labels are -1 then.
+        batch: images a batch.
+
+    Raises:
+        UsageError: images without labels, or of other classes than the members', unless they are `ood`.
+
+    >>> import checkpoints_zoo as zoo
+    >>> inputs, labels = next(iter(zoo.interop.loader(zoo.load("convnet-digits"), "digits")))
+    >>> inputs.shape, labels.shape
+    (torch.Size([128, 1, 8, 8]), torch.Size([128]))
+    """
+    found = data if isinstance(data, ImageData) else images.load(data, split)
+    labels = torch.full((len(found),), NO_LABEL) if ood else measuring.labels_of(found, members.description)
+    collate = Collated(members.preprocess)
+    return DataLoader(TensorDataset(found.images, labels), batch_size=batch, collate_fn=collate)

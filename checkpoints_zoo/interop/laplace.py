@@ -1,0 +1,146 @@
+"""Members for laplace-torch, versions 0.2.2 to 0.x (tested with 0.3): batch norms folded into the layers before them.
+
+laplace's Kronecker factors know linear layers and convolutions alone; a batch norm's parameters stop them, and its
+statistics are no part of a posterior.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from checkpoints_zoo.ensemble.program import Norm, fold
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.member import Member
+from checkpoints_zoo.recording import UNTRACEABLE, Tracer
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BEFORE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+ROUNDING = 1e-4  # of the largest logit, in float32
+
+
+class _Whole(Tracer):
+    """Record every batch norm as one call, also one that a package derives from torch's."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, BATCH_NORMS) or super().is_leaf_module(m, module_qualified_name)
+
+
+def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Module:
+    """Fold a member's batch norms into the layers before them; return a module in eval mode without any.
+
+    gamma · (w∗x + b − mean) / sqrt(var + eps) + beta is a layer with w · gamma / sqrt(var + eps): the logits change by
+    rounding, less than 1e-5 of the largest on the collections that ship. Weights that were parameters to train still
+    are, which laplace goes by.
+
+    Args:
+        member: a member (in float32 on the CPU), or a module, which is copied: an ensemble's `ensemble[i]`.
+        example: inputs (batch, …) on which both modules are compared; a member draws some, for a module without any
+            the rules alone stand for it.
+
+    Raises:
+        UsageError: a batch norm that follows no linear layer or convolution of its own, or has no running statistics;
+            logits on the example that differ by more than rounding.
+
+    >>> import checkpoints_zoo as zoo
+    >>> net = zoo.interop.laplace.folded(zoo.load("resnet8-digits")[0])
+    >>> [n for n, p in net.named_parameters()][:2], net.bn1
+    (['conv1.weight', 'conv1.bias'], Identity())
+    """
+    before = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
+    if isinstance(member, Member) and example is None:
+        takes = member.selected.preprocess
+        shape = (3, takes.channels, *takes.size)
+        example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    module = copy.deepcopy(before)
+    layers: dict[str, Any] = dict(module.named_modules())
+    norms = [name for name, layer in layers.items() if isinstance(layer, BATCH_NORMS)]
+    if not norms:
+        return module
+    found = _foldable(module, layers)
+    if wrong := [name for name in norms if name not in found]:
+        raise UsageError(
+            f"batch norm {wrong[0]!r} of {type(module).__name__}",
+            expected="running statistics, after a linear layer or convolution that nothing else reads or shares",
+            found="others",
+            do="Take laplace's subset_of_weights='last_layer' on the member's own module",
+        )
+    state = {name: tensor.detach()[None] for name, tensor in module.state_dict().items()}
+    for name, (layer_name, left) in found.items():
+        layer = layers[layer_name]
+        weight, bias = fold(_norm(name, layers[name], layer_name, layer), state)
+        trained = layer.weight.requires_grad
+        layer.weight = nn.Parameter(weight[0].contiguous(), requires_grad=trained)
+        layer.bias = nn.Parameter(bias[0].contiguous(), requires_grad=trained)
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, left)
+    if example is not None:
+        _compare(before, module, example)
+    return module
+
+
+def _compare(before: nn.Module, module: nn.Module, example: Tensor) -> None:
+    """Check that two modules give the same logits but for rounding.
+
+    Raises:
+        UsageError: they don't.
+    """
+    with torch.no_grad():
+        wanted, got = before(example), module(example)
+    off = float((got - wanted).abs().max() / wanted.abs().max())
+    if not off < ROUNDING:
+        raise UsageError(
+            f"batch norms of {type(module).__name__}",
+            expected="the logits that they give to stay as they are once they are folded",
+            found=f"a difference of {off:.1g} of the largest",
+            do="Take laplace's subset_of_weights='last_layer' on the member's own module",
+        )
+
+
+def _foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[str, nn.Module]]:
+    """Find the batch norms that can be folded; return norm -> (layer before it, what stays in its place)."""
+    try:
+        graph = _Whole().record(module)
+    except UNTRACEABLE as error:
+        raise UsageError(
+            f"module {type(module).__name__}",
+            expected="one that torch.fx can trace, to find what comes before each batch norm",
+            found=str(error).partition("\n")[0][:120],
+        ) from error
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    found = {}
+    for node in graph.nodes:
+        norm = layers[str(node.target)] if node.op == "call_module" else None
+        before = node.args[0] if isinstance(norm, BATCH_NORMS) and len(node.args) == 1 else None
+        if not isinstance(before, fx.Node) or before.op != "call_module" or norm is None:
+            continue
+        layer, left = layers[str(before.target)], _left(norm)
+        fits = type(layer) in BEFORE and layer.weight.shape[0] == norm.num_features
+        once = calls[str(node.target)] == calls[str(before.target)] == len(before.users) == 1
+        own = all(uses[id(p)] == 1 for part in (norm, layer) for p in part.parameters(recurse=False))
+        if fits and left is not None and once and own and norm.running_mean is not None:
+            found[str(node.target)] = str(before.target), left
+    return found
+
+
+def _left(norm: Any) -> nn.Module | None:
+    """Return what a batch norm leaves to do once it is folded; None for a kind that isn't known."""
+    if type(norm) in BATCH_NORMS:
+        return nn.Identity()
+    # timm's norm with activation; timm takes seconds to import, and a net that has one has imported it.
+    if type(norm).__name__ == "BatchNormAct2d" and type(norm).__module__.startswith("timm."):
+        return nn.Sequential(norm.drop, norm.act)
+    return None
+
+
+def _norm(name: str, norm: Any, before: str, layer: Any) -> Norm:
+    kernel = f"{before}.weight", "" if layer.bias is None else f"{before}.bias"
+    affine = [f"{name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
+    own = f"{name}.running_mean", f"{name}.running_var", affine[0], affine[1]
+    return Norm(0, 0, kernel, (0, 0, 0, 0), own, norm.eps)

@@ -1,0 +1,175 @@
+"""Members as a folder of `.ckpt` files, as lightning 2.4 to 2.x writes them and its users' packages read them.
+
+One member a file: `torch.save` of a dict whose `state_dict` has the module's names behind a prefix, "model." for a
+LightningModule that keeps its net as `self.model` (torch-uncertainty's routines, lightning-uq-box's methods). lightning
+itself isn't needed to write them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import header
+from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.keymaps import UPSTREAM, KeyMap
+from checkpoints_zoo.member import Member
+from checkpoints_zoo.writing import check_room, writing_into
+
+VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # by torch.load
+
+
+def write_checkpoints(
+    members: Collection,
+    folder: str | Path,
+    *,
+    prefix: str = "model.",
+    dtype: torch.dtype | None = None,
+    upstream: bool = False,
+) -> list[Path]:
+    """Write each member as a checkpoint of lightning's form; return the files, in the order of the members.
+
+    A file is written under a temporary name and renamed. One that is there already stays if it holds the same
+    member, prefix and values, so that an interrupted call can be repeated.
+
+    Args:
+        members: those to write; what their view does to the weights is written.
+        folder: where to; it is made. Readers of whole folders take every checkpoint in it, sorted by name: files are
+            called by member id ("000007.ckpt", "000007@40.ckpt" for an earlier snapshot).
+        prefix: before each name; "" for a plain module.
+        dtype: of the weights; None for the stored one. Statistics stay float32.
+        upstream: whether names and shapes are those of torch-uncertainty's own nets ("layer2.0.shortcut.0.weight").
+
+    Raises:
+        UsageError: a file of that name with other content: nothing is written then; `upstream` of a net that
+            torch-uncertainty doesn't have.
+        StorageError: a folder that can't be written to, or a disk without room.
+        DamagedError: a weight is not finite, or the bytes are not what the manifest says.
+
+    >>> import tempfile
+    >>> import checkpoints_zoo as zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = zoo.interop.lightning.write_checkpoints(zoo.load("convnet-digits", n=2), folder)
+    ...     [(p.name, list(torch.load(p)["state_dict"])[0]) for p in paths]
+    [('000000.ckpt', 'model.conv1.weight'), ('000001.ckpt', 'model.conv1.weight')]
+    """
+    root, form = Path(folder), _Form(prefix, dtype, _key_map(members) if upstream else None)
+    members.locations()  # what is missing is fetched in one go
+    paths = [root / _name(member) for member in members]
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"selection of {members.name}", expected="each member once", found="one twice")
+    missing = []
+    for member, path in zip(members, paths, strict=True):
+        if path.exists():
+            _check_same(path, form.checkpoint(member))
+        else:
+            missing.append((member, path))
+    with writing_into(root):
+        for at, (member, path) in enumerate(missing):
+            raw = _raw(form.checkpoint(member))
+            if at == 0:
+                check_room(root, len(raw) * len(missing))
+            _write(path, raw)
+    return paths
+
+
+def _name(member: Member) -> str:
+    key = header.prefix(member.id, None if member.row["final"] else member.epoch)
+    return f"{key.removesuffix('/')}.ckpt"
+
+
+def _key_map(members: Collection) -> KeyMap:
+    """Return the rules between our names and torch-uncertainty's, of a net that it has."""
+    key_map = UPSTREAM.get(members.description.architecture)
+    if key_map is None or key_map.by_shape:
+        raise UsageError(
+            f"torch-uncertainty's names for {members.name}",
+            expected=f"members of {' or '.join(n for n, rules in UPSTREAM.items() if not rules.by_shape)}",
+            found=members.description.architecture,
+        )
+    return key_map
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How members are written: the arguments of `write_checkpoints`, and the rules for names."""
+
+    prefix: str
+    dtype: torch.dtype | None
+    key_map: KeyMap | None
+
+    def checkpoint(self, member: Member) -> dict[str, Any]:
+        """Return what a member's file holds, in types that `torch.load(weights_only=True)` reads."""
+        facts: dict[str, Any] = {"collection": member.collection, "member": member.id, "epoch": member.epoch}
+        return {
+            "epoch": member.epoch,
+            "global_step": 0,
+            "pytorch-lightning_version": VERSION,
+            "state_dict": OrderedDict(self.named(*x) for x in member.state_dict(dtype=self.dtype).items()),
+            "checkpoints_zoo": {**facts, "citation": member.citation},
+        }
+
+    def named(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        """Return a tensor of the module as it is written, and under which name."""
+        if self.key_map is not None:
+            name, shape = self.key_map.stored(name, tuple(tensor.shape))
+            tensor = tensor.reshape(shape)
+        return self.prefix + name, tensor.contiguous()
+
+
+def _raw(checkpoint: dict[str, Any]) -> memoryview:
+    """Return a file's bytes; torch.save puts the name of the file into them, where it is given one."""
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    return buffer.getbuffer()
+
+
+def _write(path: Path, raw: memoryview) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_same(path: Path, wanted: dict[str, Any]) -> None:
+    """Check that a file holds what would be written.
+
+    Raises:
+        UsageError: it holds something else.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE:
+        found = None
+    state = found.get("state_dict") if isinstance(found, dict) else None
+    if not isinstance(state, dict) or not _same(state, wanted["state_dict"]):
+        facts = wanted["checkpoints_zoo"]
+        raise UsageError(
+            f"file {path}",
+            expected=f"none, or member {facts['member']} of {facts['collection']} as it would be written",
+            found="another content",
+            do="Give another folder, or remove the file",
+            path=path,
+        )
+
+
+def _same(a: dict[str, Any], b: dict[str, Tensor]) -> bool:
+    if a.keys() != b.keys():
+        return False
+    pairs = [(a[name], b[name]) for name in b]
+    return all(isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)

@@ -1,0 +1,114 @@
+"""Members for lightning-uq-box, versions 0.2 to 0.x: its deep ensemble for classification with weights in memory.
+
+Its own DeepEnsembleClassification reads each member's checkpoint from the disk in every forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.interop import given
+from checkpoints_zoo.interop.needing import needed
+
+REQUIREMENT = "lightning-uq-box>=0.2,<1"
+
+
+def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None, *, task: str = "multiclass") -> Any:
+    """Make members a DeepEnsembleClassification that holds them in memory; return it.
+
+    It is an instance of lightning-uq-box's class: `predict_step`, `test_step` and what a Trainer does with it are as
+    there, its outputs equal to 1e-5 of the largest.
+
+    Args:
+        members: a collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
+        num_classes: None for the collection's; needed for an ensemble.
+        task: "multiclass", or another of lightning-uq-box's names.
+
+    Raises:
+        UsageError: no lightning-uq-box; an ensemble without `num_classes`; another task.
+        DamagedError, TooLargeError: as `Collection.ensemble`.
+    """
+    kind = _resident()
+    if num_classes is None:
+        num_classes = _classes(members)
+    if task not in kind.valid_tasks:
+        raise UsageError("task", expected=f"one of {', '.join(kind.valid_tasks)}", found=repr(task))
+    return kind(given.ensemble_of(members), num_classes, task)
+
+
+def _classes(members: Collection | Ensemble) -> int:
+    if isinstance(members, Collection):
+        return len(members.classes)
+    raise UsageError("num_classes of an ensemble", expected="a whole number", found="None")
+
+
+@cache
+def _resident() -> Any:
+    """Derive the class from lightning-uq-box's; return it."""
+    base: Any = needed("lightning_uq_box.uq_methods", REQUIREMENT).DeepEnsembleClassification
+
+    class ResidentEnsemble(base):  # type: ignore[misc]
+        """A DeepEnsembleClassification whose members are held in memory.
+
+        Args:
+            ensemble: of the members.
+            num_classes: of their logits.
+            task: one of `valid_tasks`.
+        """
+
+        def __init__(self, ensemble: Ensemble, num_classes: int, task: str) -> None:
+            super().__init__([{"member": id} for id in ensemble.ids], num_classes, task)
+            self.ensemble = ensemble
+
+        def forward(self, X: Tensor) -> Tensor:
+            """Run every member; return logits (batch, class, member)."""
+            logits: Tensor = self.ensemble(X)
+            return logits.permute(1, 2, 0)
+
+    ResidentEnsemble.__qualname__ = "ResidentEnsemble"  # pickle finds it by this name, below
+    return ResidentEnsemble
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ResidentEnsemble":
+        return _resident()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Make a batch what lightning-uq-box takes: a dict of `input` and `target`."""
+
+    collate: given.Collated
+
+    def __call__(self, examples: Sequence[given.Batch]) -> dict[str, Tensor]:
+        inputs, labels = self.collate(examples)
+        return {"input": inputs, "target": labels}
+
+
+def loader(members: Collection, data: str | ImageData, split: str = "test", *, batch: int = 128) -> DataLoader[Any]:
+    """Make labelled images batches {"input", "target"} as the members take them, in order; return the DataLoader.
+
+    Args:
+        members, data, split, batch: as of `zoo.interop.loader`.
+
+    Raises:
+        UsageError: images without labels, or of other classes than the members'.
+
+    >>> import checkpoints_zoo as zoo
+    >>> batch = next(iter(zoo.interop.lightning_uq_box.loader(zoo.load("convnet-digits"), "digits")))
+    >>> {name: tuple(tensor.shape) for name, tensor in batch.items()}
+    {'input': (128, 1, 8, 8), 'target': (128,)}
+    """
+    plain = given.loader(members, data, split, batch=batch)
+    return DataLoader(plain.dataset, batch_size=batch, collate_fn=_Named(given.Collated(members.preprocess)))

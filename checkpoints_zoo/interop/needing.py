@@ -1,0 +1,45 @@
+"""Packages beside this one: imported when a function needs them, and named where they are missing."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+
+from checkpoints_zoo.errors import UsageError
+
+# What they say to their own authors when they are imported: (start of the message, category).
+_THEIR_OWN: tuple[tuple[str, type[Warning]], ...] = (
+    (r"`torch\.jit\.script` is deprecated", FutureWarning),  # asdl, linear_operator
+    (r"The Tensor default of the field", FutureWarning),  # posteriors
+)
+
+
+def needed(module: str, *requirements: str) -> ModuleType:
+    """Import a module of another package; return it.
+
+    Args:
+        module: its dotted name.
+        requirements: the packages and their versions, as pip takes them.
+
+    Raises:
+        UsageError: it isn't installed, or lacks a package that it needs itself.
+
+    >>> needed("no_such_package.metrics", "no-such-package>=1,<2")
+    Traceback (most recent call last):
+        ...
+    checkpoints_zoo.errors.UsageError: module no_such_package.metrics: expected no-such-package>=1,<2 to be installed; \
+found no module named 'no_such_package'. Run: pip install "no-such-package>=1,<2".
+    """
+    with warnings.catch_warnings():
+        for message, category in _THEIR_OWN:
+            warnings.filterwarnings("ignore", message=message, category=category)
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"module {module}",
+                expected=f"{' and '.join(requirements)} to be installed",
+                found=f"no module named {error.name!r}",
+                do="Run: pip install " + " ".join(f'"{name}"' for name in requirements),
+            ) from error
