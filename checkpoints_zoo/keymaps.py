@@ -6,17 +6,14 @@ the order of their bytes: a filter response norm's (1, C, 1, 1) is read as (C,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from checkpoints_zoo.errors import LayoutError
-from checkpoints_zoo.layout import FLOATS, differences, is_counter
-
-Shape = tuple[int, ...]
-
-# What torch.nn.DataParallel, torch.compile and Lightning put before every name of a module that they wrap.
-WRAPPERS = ("module.", "_orig_mod.", "model.")
+from checkpoints_zoo.layout import FLOATS, Shape, differences, is_counter
+from checkpoints_zoo.wrappers import strip_wrappers as strip_wrappers
+from checkpoints_zoo.wrappers import unwrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +75,6 @@ UPSTREAM: dict[str, KeyMap] = {
 }
 
 
-def strip_wrappers(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Take wrappers' prefixes off all names, as many as it needs to fit exactly; return stored name -> bare name.
-
-    Args:
-        names: as stored.
-        wanted: what the bare names have to be; counters may lack on either side.
-
-    Raises:
-        LayoutError: they fit with no number of prefixes off; what is missing and extra at the best is named.
-
-    >>> strip_wrappers(["module._orig_mod.fc.weight"], ["fc.weight"])
-    {'module._orig_mod.fc.weight': 'fc.weight'}
-    """
-    names, target = list(names), {name: () for name in wanted if not is_counter(name)}
-    tried = []
-    for bare in _unwrapped(names):
-        wrong, phrase = differences({name: () for name in bare if not is_counter(name)}, target)
-        if not wrong:
-            return dict(zip(names, bare, strict=True))
-        tried.append((wrong, phrase))
-    wrong, phrase = min(tried, key=lambda one: len(one[0]))
-    raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=wrong[0])
-
-
-def _unwrapped(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names as they are, then with one prefix after the other off, while all share one."""
-    yield names
-    while names and (wrapper := next((w for w in WRAPPERS if all(n.startswith(w) for n in names)), "")):
-        names = [name.removeprefix(wrapper) for name in names]
-        yield names
-
-
 class Recognised(NamedTuple):
     """A net told by its tensors.
 
@@ -137,7 +102,7 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
     ...            "c.w": ("F16", (10, 10)), "c.b": ("F16", (10,))}).arguments
     {'classes': 10, 'hidden': None}
     """
-    *_, bare = _unwrapped(list(tensors))
+    *_, bare = unwrapped(list(tensors))
     tried = []
     for architecture in UPSTREAM:
         for renamed in _renamings(architecture, bare, tensors):

@@ -29,6 +29,28 @@ def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
         LayoutError: the module's tensors are not the layout's, by name and shape.
         UsageError: `build` is no function, or returns no module.
     """
+    module = built(build, name)
+    kept = module.state_dict(keep_vars=True)
+    if loose(module):  # buffers outside the state dict (position tables and the like) need their values
+        module = build()
+    try:
+        check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
+    except LayoutError as error:
+        error.do = "Give the architecture that these members were trained with"
+        raise
+    return module.eval().requires_grad_(False)
+
+
+def built(build: Build, name: str) -> nn.Module:
+    """Build a module, without memory for its parameters where that can be; return it.
+
+    Args:
+        build: builds the architecture.
+        name: of the collection, for errors.
+
+    Raises:
+        UsageError: `build` is no function, or returns no module.
+    """
     module: object = build
     if not isinstance(module, nn.Module) and callable(module):
         try:
@@ -42,15 +64,7 @@ def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
             expected="a function that returns a torch.nn.Module",
             found=repr(module).partition("\n")[0][:80],
         )
-    kept = module.state_dict(keep_vars=True)
-    if loose(module):  # buffers outside the state dict (position tables and the like) need their values
-        module = build()
-    try:
-        check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
-    except LayoutError as error:
-        error.do = "Give the architecture that these members were trained with"
-        raise
-    return module.eval().requires_grad_(False)
+    return module
 
 
 def loose(module: nn.Module) -> dict[str, Tensor]:

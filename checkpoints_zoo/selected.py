@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo import architectures, manifest, modules, selection, store, symmetry_files, writing
 from checkpoints_zoo.canonical import alignment
-from checkpoints_zoo.errors import SelectionError, UsageError
+from checkpoints_zoo.errors import FormatError, SelectionError, UsageError
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.symmetry import Element, Table, symmetries
@@ -76,7 +76,19 @@ class Selected:
 
     @cached_property
     def preprocess(self) -> Preprocess:
-        """What turns uint8 images (batch, channel, height, width) into the members' inputs."""
+        """What turns uint8 images (batch, channel, height, width) into the members' inputs.
+
+        Raises:
+            FormatError: the collection's description has none.
+        """
+        if not self.description.preprocessing:
+            raise FormatError(
+                f"preprocessing of {self.name}",
+                expected="what turns pixels into the members' inputs",
+                found="none in its description",
+                do="Whoever makes the source gives it: preprocessing=, like=, or `zoo-cli import --like NAME`",
+                collection=self.name,
+            )
         return Preprocess.from_json(dict(self.description.preprocessing))
 
     @property

@@ -144,7 +144,7 @@ def test_wrappers_are_stripped(names: list[str], bare: list[str]) -> None:
     [
         (["module.a", "b"], "names of tensors: expected 2 exactly; found missing a; extra module.a."),
         (["module.a", "module.c"], "names of tensors: expected 2 exactly; found missing b; extra c."),
-        (["net.a", "net.b"], "names of tensors: expected 2 exactly; found missing a, b; extra net.a, net.b."),
+        (["own.a", "own.b"], "names of tensors: expected 2 exactly; found missing a, b; extra own.a, own.b."),
         ([], "names of tensors: expected 2 exactly; found missing a, b."),
         (["a", "a.module.b", "b"], "names of tensors: expected 2 exactly; found extra a.module.b."),
     ],

@@ -42,10 +42,17 @@ class Lying:
 
 @dataclass(frozen=True)
 class Lot:
-    """Members that are numbered together, those of one archive or one folder; `broken`: (name, why) of damaged ones."""
+    """Members that are numbered together, those of one archive or one folder.
+
+    Args:
+        members: with their places.
+        broken: (name, why) of damaged ones.
+        numbers: of the members, then of the damaged ones; () for what their names say.
+    """
 
     members: Sequence[Lying]
     broken: Sequence[tuple[str, str]] = ()
+    numbers: Sequence[int] = ()
 
 
 # Says which net a head's tensors are, and how they lie; raises LayoutError for tensors that are of none.
@@ -121,7 +128,8 @@ def rows_of_lots(lots: Sequence[Lot], tell: Tell) -> tuple[list[dict[str, Any]],
     rows, layouts, taken = list[dict[str, Any]](), dict[str, Layout](), set[int]()
     alike = {key: _of_head(net, majority, layouts) for key, net in nets.items()}
     for lot in lots:
-        numbers = numbers_of([*(m.name for m in lot.members), *(name for name, _ in lot.broken)])
+        names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
+        numbers = list(lot.numbers) or numbers_of(names)
         if taken & set(numbers):
             shift = max(taken) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import click
 from checkpoints_zoo import catalog
 from checkpoints_zoo.cli.output import Output, facts, in_bytes, output
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.ingest import Net, Plan, ingest
+from checkpoints_zoo.ingest import Net, Plan, ingest, known
 
 
 @click.command()
@@ -31,10 +35,17 @@ from checkpoints_zoo.ingest import Net, Plan, ingest
 @click.option("--classes-from", metavar="IMAGES", help="The images whose classes the logits have, in their order.")
 @click.option("--facts", "file", type=click.Path(), metavar="FILE", help="JSON with title, dataset, classes, "
               "preprocessing, licence or citation.")  # fmt: skip
-@click.option("--architecture", metavar="NAME", help="The package's net that the members are, where it can't be told.")
+@click.option("--architecture", metavar="NAME", help="The package's net that the members are, where it can't be told; "
+              "or MODULE:FUNCTION, which builds your own (the module is imported, so its code runs).")  # fmt: skip
 @click.option("--argument", "arguments", multiple=True, metavar="KEY=JSON", help="Of that net, such as classes=10.")
 @click.option("--architecture-name", "own", metavar="TEXT", help="What to call a net of your own.")
 @click.option("--strip-prefix", "prefix", default="", metavar="TEXT", help="What to take off all names of tensors.")
+@click.option("--key", default="", metavar="KEY", help="Under what files of torch.save have the state dict (ema, or "
+              "model/state_dict), where several fit.")  # fmt: skip
+@click.option("--files", metavar="PATTERN", help="Which files of a folder are meant, such as '*.pt'.")
+@click.option("--columns", metavar="FILE", help="CSV with columns of the manifest (seed, lr, …) by the column 'file'.")
+@click.option("--strict", is_flag=True, help="Refuse a folder with damaged files, or of another net, in place of "
+              "marking these.")  # fmt: skip
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to measure the members on, such as cuda.")
 @click.option("--dry-run", is_flag=True, help="Say what it is about; write nothing, and read no weights.")
 @output
@@ -49,6 +60,8 @@ def command(
     arguments: tuple[str, ...],
     own: str | None,
     prefix: str,
+    key: str,
+    columns: str | None,
     target: str | None,
     out: Output,
     **options: Any,
@@ -64,8 +77,15 @@ def command(
         given["dataset"] = dataset
     if classes_from is not None:
         given["classes"] = _classes(classes_from)
-    net = Net(architecture, dict(_argument(text) for text in arguments), own, prefix)
-    done = ingest(sources, name, out=target, hash=hashed, given=given, net=net, say=out.say, **options)
+    named, build = dict(_argument(text) for text in arguments), None
+    if architecture is not None and ":" in architecture:
+        build = partial(_function(architecture), **named)
+        architecture, named, own = None, {}, own or _called(build)
+    net = Net(architecture, named, own, prefix, key)
+    told = None if columns is None else known.by_file(known.read_csv(Path(columns)), options["evaluate"] is not None)
+    done = ingest(
+        sources, name, out=target, hash=hashed, given=given, net=net, build=build, columns=told, say=out.say, **options
+    )
     values = asdict(done)
     shown = {**values, "bytes": in_bytes(done.bytes), "read": in_bytes(done.read)} if isinstance(done, Plan) else values
     out.data(values, facts(shown))
@@ -82,6 +102,35 @@ def _classes(name: str) -> tuple[str, ...]:
     from checkpoints_zoo import images
 
     return images.CLASSES.get(name) or images.load(name).classes
+
+
+def _function(text: str) -> Callable[..., Any]:
+    """Find what MODULE:FUNCTION names, looking in the working folder too; return it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, name = text.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"architecture {text}", expected="MODULE:FUNCTION that can be imported from here",
+                         found=str(error)) from error  # fmt: skip
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not callable(found):
+        raise UsageError(f"architecture {text}", expected="a function", found=f"a {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _called(build: Callable[[], Any]) -> str | None:
+    from checkpoints_zoo.interop.checkpoints import named_net
+
+    return named_net(build, None).own
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -12,6 +12,7 @@ from checkpoints_zoo.catalog import Description, Listing
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.finding import resolve
 from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.source import Source
 
 EMPTY: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
@@ -85,6 +86,20 @@ def _of(listing: Listing) -> dict[str, Any]:
         return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY}
     facts = {fact: getattr(archives, fact) for fact in ("classes", "preprocessing", "citation")}
     return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
+
+
+def kept(description: Description, given: Mapping[str, Any], like: str | None, target: Source) -> Description:
+    """Return a description with the facts that the one in a folder has already, where the user gives none now.
+
+    Args:
+        description: made anew.
+        given, like: as in `described`.
+        target: the folder.
+    """
+    path = target.description_path(description.name)
+    if not path.is_file() or not target.manifest_path(description.name).is_file():
+        return description
+    return renewed(description, given, like, Description.from_json(catalog.read_json(path), path))
 
 
 def renewed(description: Description, given: Mapping[str, Any], like: str | None, old: Description) -> Description:

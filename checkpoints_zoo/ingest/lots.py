@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from checkpoints_zoo import archive, fetching, hub, indexing
-from checkpoints_zoo.archive import Lot, Lying
+from checkpoints_zoo.archive import Lot, Lying, Tell
 from checkpoints_zoo.archive.contents import Contents
 from checkpoints_zoo.archive.tar import TarHeader
-from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.ingest.nets import Net
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.ingest.nets import Build, Net, shapes_of
+from checkpoints_zoo.ingest.numbering import numbers_of
 from checkpoints_zoo.ingest.origin import Origin, Say
 
+SHOWN = 5  # files that an error names
 AT_ONCE = 3  # archives of a repo; each is read over several connections
 _OF_SHARD = re.compile(r"[0-9]{6,}(@[0-9]+)?/")
 Take = Callable[[int, int], bytes]
@@ -101,6 +103,59 @@ def of_files(origin: Origin, say: Say) -> Lot:
     return Lot(members, [(other.name, other.why) for other in contents.others if other.member])
 
 
+def numbered(lot: Lot, paths: Sequence[str]) -> Lot:
+    """Number the members of a folder by their files' names; return the lot with the numbers.
+
+    Args:
+        lot: of the folder's files, one member each.
+        paths: of these, in order.
+    """
+    names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
+    there = [path for path in paths if path in set(names)]
+    ids = dict(zip(there, numbers_of(there), strict=True))
+    return replace(lot, numbers=[ids[name] for name in names])
+
+
+def members_of(lots: Sequence[Lot]) -> dict[str, int]:
+    """Return path -> member of the files that are one's own, in the order of the members."""
+    named = (zip((*(m.name for m in lot.members), *(n for n, _ in lot.broken)), lot.numbers, strict=True)
+             for lot in lots if lot.numbers)  # fmt: skip
+    return dict(sorted((pair for pairs in named for pair in pairs), key=lambda pair: pair[1]))
+
+
+def check_all(label: str, lots: Sequence[Lot], tell: Tell) -> None:
+    """Check that every file is a member of the net.
+
+    Raises:
+        DamagedError, LayoutError: naming the files that are not, and why.
+    """
+    phrases: dict[int, str] = {}
+    wrong = [broken for lot in lots for broken in lot.broken]
+    misfits = []
+    for member in (m for lot in lots for m in lot.members):
+        if id(member.head) not in phrases:
+            try:
+                tell(member.head)
+                phrases[id(member.head)] = ""
+            except LayoutError as error:
+                phrases[id(member.head)] = error.found or str(error)
+        if phrase := phrases[id(member.head)]:
+            misfits.append((member.name, phrase))
+    if not wrong and not misfits:
+        return
+    count = sum(len(lot.members) + len(lot.broken) for lot in lots)
+    # What is wrong with a damaged file names it already.
+    shown = [*(why.rstrip(".") for _, why in wrong), *(f"{name}: {why}" for name, why in misfits)][:SHOWN]
+    more = len(wrong) + len(misfits) - len(shown)
+    raise (DamagedError if wrong else LayoutError)(
+        f"checkpoints of {label}",
+        expected=f"{count:,} of the architecture, by name and shape of their tensors",
+        found=f"{len(wrong) + len(misfits):,} that are not. {'. '.join(shown)}{f'. And {more:,} more' if more else ''}",
+        do="Nothing was written. Move them away, or give the architecture that they were trained with",
+        path=[*wrong, *misfits][0][0],
+    )
+
+
 def _local(path: Path) -> tuple[int, Take]:
     def take(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
@@ -121,11 +176,12 @@ def _remote(repo: hub.Repo, inside: str) -> tuple[int, Take]:
     return remote.size, take
 
 
-def fingerprint(origin: Origin, net: Net) -> str:
+def fingerprint(origin: Origin, net: Net, build: Build | None = None) -> str:
     """Hash what is imported: files with sizes and times, or a commit, and as what net; return 64 hex digits."""
     where = str(origin.repo) if origin.repo else ""
     files = [[p, *([] if origin.repo else _stamp(origin.root / p))] for p in origin.paths]
-    return hashlib.sha256(json.dumps([where, files, asdict(net)], sort_keys=True).encode()).hexdigest()
+    shapes = [] if build is None else [shapes_of(net, build)]
+    return hashlib.sha256(json.dumps([where, files, asdict(net), *shapes], sort_keys=True).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> list[int]:

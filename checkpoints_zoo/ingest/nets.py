@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo import archive
 from checkpoints_zoo.archive import Head, Lot, Tell
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.keymaps import UPSTREAM, Recognised, strip_wrappers
+from checkpoints_zoo.keymaps import UPSTREAM, Recognised
 from checkpoints_zoo.layout import Layout, Shape, differences, is_counter
+from checkpoints_zoo.wrappers import fit
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Tensors = Mapping[str, tuple[str, Shape]]
 
@@ -25,24 +29,39 @@ class Net:
         arguments: of that function, JSON values.
         own: what to call a net that the package lacks: its tensors are taken as they are.
         prefix: what stands before all stored names and is to be taken off ("model.").
+        key: under what a file of torch.save has the state dict ("ema", "model/state_dict"), where it has several.
     """
 
     architecture: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     own: str | None = None
     prefix: str = ""
+    key: str = ""
 
 
-def teller(net: Net, lots: Sequence[Lot]) -> Tell:
+Build = Callable[[], "nn.Module"]
+
+
+def knower(net: Net, build: Build | None) -> Tell | None:
+    """Return what tells whether a head's tensors are those of the net that the user names; None if it is not known."""
+    return None if net.architecture is None and build is None else teller(net, (), build)
+
+
+def teller(net: Net, lots: Sequence[Lot], build: Build | None = None) -> Tell:
     """Return what tells the nets of the members' heads.
 
     Args:
         net: what the user says.
-        lots: the members. A net of the user's own has the tensors that most of them have.
+        lots: the members. A net of the user's own that nothing builds has the tensors that most of them have.
+        build: builds a net of the user's own.
 
     Raises:
         UsageError: no architecture of that name, or one that the package has under a name that it lacks.
     """
+    if net.own is not None and build is not None:
+        _check_own(net)
+        own = shapes_of(net, build)
+        return lambda head: _fitted(head, net, Recognised(net.own or "", {}, {}), own)
     if net.own is not None:
         _check_own(net)
         counts = Counter(id(m.head) for lot in lots for m in lot.members)
@@ -50,10 +69,12 @@ def teller(net: Net, lots: Sequence[Lot]) -> Tell:
         most = heads[counts.most_common(1)[0][0]] if counts else None
         wanted = {name: shape for name, (_, shape) in _bare(most, net.prefix).items()} if most else {}
         return lambda head: _fitted(head, net, Recognised(net.own or "", {}, {}), wanted)
-    if net.architecture is None or net.architecture in UPSTREAM:
+    if net.architecture is None:
         return lambda head: _recognised(head, net)
-    shapes = _shapes(net)
     known = Recognised(net.architecture, dict(net.arguments), {})
+    if net.architecture in UPSTREAM:
+        return lambda head: _recognised_or_fitted(head, net, known)
+    shapes = shapes_of(net, None)
     return lambda head: _fitted(head, net, known, shapes)
 
 
@@ -71,14 +92,17 @@ def _check_own(net: Net) -> None:
         )
 
 
-def _shapes(net: Net) -> dict[str, Shape]:
-    import torch
+def shapes_of(net: Net, build: Build | None) -> dict[str, Shape]:
+    """Build a net, the package's or the user's own; return name -> shape of its tensors.
 
-    from checkpoints_zoo.architectures import build
+    Raises:
+        UsageError: no architecture of that name, or nothing that builds a module.
+    """
+    from checkpoints_zoo import architectures, modules
 
-    with torch.device("meta"):
-        state = build(str(net.architecture), **net.arguments).state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    make = build or (lambda: architectures.build(str(net.architecture), **net.arguments))
+    module = modules.built(make, "the members")
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
 def _bare(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
@@ -105,6 +129,19 @@ def _recognised(head: Head, net: Net) -> tuple[Recognised, Layout]:
     return found, _stored_with(layout, net.prefix)
 
 
+def _recognised_or_fitted(head: Head, net: Net, known: Recognised) -> tuple[Recognised, Layout]:
+    """Tell one of upstream's nets by the names that it has there or here; else fit the tensors to the arguments."""
+    try:
+        return _recognised(head, net)
+    except LayoutError as error:
+        if not net.arguments:
+            raise
+        try:  # an argument that upstream's nets lack, such as the channels of the images
+            return _fitted(head, net, known, shapes_of(net, None))
+        except LayoutError:
+            raise error from None
+
+
 def _without(head: Head, prefix: str) -> Head:
     return Head(head.lead, tuple((n, d, s) for n, (d, s) in _bare(head, prefix).items())) if prefix else head
 
@@ -125,7 +162,7 @@ def _fitted(head: Head, net: Net, known: Recognised, wanted: Mapping[str, Shape]
         LayoutError: what is missing, extra and misshapen.
     """
     bare = _bare(head, net.prefix)
-    names = strip_wrappers(bare, wanted)
+    names = fit({name: shape for name, (_, shape) in bare.items()}, wanted)
     found = {names[name]: shape for name, (_, shape) in bare.items()}
     wrong, phrase = differences(found, {n: s for n, s in wanted.items() if n in found or not is_counter(n)})
     if wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from checkpoints_zoo import archive, catalog, fetching, hub, indexing, manifest
@@ -12,7 +13,7 @@ from checkpoints_zoo.archive.tar import BLOCK, is_header
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.header import what_is
 
-PICKLES = (".pt", ".pth", ".ckpt")
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 SAFETENSORS = ".safetensors"
 SNIFFED = 512
 OURS = (".import", "manifests", "shards")  # folders that an import writes
@@ -51,7 +52,23 @@ class Origin:
         return (self.root / inside).stat().st_size if self.repo is None else fetching.remote(self.repo, inside).size
 
 
-def find(sources: Sequence[str | Path], name: str, root: Path | None, without: Path | None, say: Say) -> Origin:
+@dataclass(frozen=True)
+class Chosen:
+    """Which files of a folder are meant.
+
+    Args:
+        pattern: that their names or paths match ("*.pt"); None for the first kind that the folder has.
+        one_kind: whether files of several kinds are refused; else those of the later kinds are left out, and told.
+    """
+
+    pattern: str | None = None
+    one_kind: bool = False
+
+
+def find(
+    sources: Sequence[str | Path], name: str, root: Path | None, without: Path | None, say: Say,
+    chosen: Chosen = Chosen(),
+) -> Origin:  # fmt: skip
     """Look at what is to be imported; return it.
 
     Args:
@@ -60,6 +77,7 @@ def find(sources: Sequence[str | Path], name: str, root: Path | None, without: P
         root: folder that the files' paths are to count from, None for the one given.
         without: a folder whose files are not meant, since members are copied into it; None if they are not copied.
         say: told of files that are left out.
+        chosen: which files of a folder are meant.
 
     Raises:
         SourceNotFound: nothing there.
@@ -73,7 +91,7 @@ def find(sources: Sequence[str | Path], name: str, root: Path | None, without: P
         if len(sources) > 1:
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
         return _on_hub(str(sources[0]), name, say)
-    return _on_disk([_absolute(Path(source).expanduser()) for source in sources], name, root, without, say)
+    return _on_disk([_absolute(Path(source).expanduser()) for source in sources], name, root, without, say, chosen)
 
 
 def _absolute(path: Path) -> Path:
@@ -81,11 +99,15 @@ def _absolute(path: Path) -> Path:
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
-def _on_disk(paths: Sequence[Path], name: str, root: Path | None, without: Path | None, say: Say) -> Origin:
+def _on_disk(
+    paths: Sequence[Path], name: str, root: Path | None, without: Path | None, say: Say, chosen: Chosen
+) -> Origin:
     for path in paths:
         if not path.exists():
             raise SourceNotFound(f"source {path}", expected="a file or a folder", found="nothing there", path=path)
-    found = [file for path in paths for file in (_in_folder(path, name, without, say) if path.is_dir() else [path])]
+    found = list[Path]()
+    for path in paths:
+        found += _in_folder(path, name, without, say, chosen) if path.is_dir() else [path]
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path(os.path.commonpath([p.parent for p in paths]))
     base = base if root is None else root.expanduser().resolve()
     kinds: dict[str, list[str]] = {"tar": [], "gzip": [], "safetensors": [], "pickle": []}
@@ -141,28 +163,41 @@ def _inside(file: Path, root: Path) -> str:
     )
 
 
-def _in_folder(folder: Path, name: str, without: Path | None, say: Say) -> list[Path]:
+def _in_folder(folder: Path, name: str, without: Path | None, say: Say, chosen: Chosen) -> list[Path]:
     """List the files of a folder that may hold members: archives in it, else safetensors below it, else pickles."""
     listing = catalog.collections().get(name)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
         return [folder / p for p in indexing.in_folder(folder, listing.archives)]
-    below = list(_below(folder, without))
-    archives = [p for p in below if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
-    files = [p for p in below if p.name.lower().endswith(SAFETENSORS)]
+    below = [p for p in _below(folder, without) if _matches(p.relative_to(folder), chosen.pattern)]
     pickles = [p for p in below if p.name.lower().endswith(PICKLES)]
+    tars = [p for p in below if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
+    archives = [p for p in tars if p not in pickles]
+    files = [p for p in below if p.name.lower().endswith(SAFETENSORS)]
     kinds = [kind for kind in (archives, files, pickles) if kind]
     if not kinds:
         raise SourceNotFound(
             f"source {folder}",
             expected=f"archives ({', '.join(indexing.SUFFIXES)}), safetensors files, or {', '.join(PICKLES)} files",
-            found=f"none among {len(below):,} files",
+            found=f"none among {len(below):,} files{f' that match {chosen.pattern}' if chosen.pattern else ''}",
             path=folder,
         )
     left = sum(map(len, kinds[1:]))
     if left:
         others = ", ".join(sorted({p.suffix for kind in kinds[1:] for p in kind}))
+        if chosen.one_kind:
+            raise UsageError(
+                f"source {folder}",
+                expected="checkpoints of one kind",
+                found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left:,} others ({others})",
+                do=f"Say which are meant: files='*{kinds[0][0].suffix}'",
+                path=folder,
+            )
         say(f"{folder}: {left:,} files ({others}) are left out: the {kinds[0][0].suffix} files are taken")
     return sorted(kinds[0], key=lambda p: _by_number(p.relative_to(folder).as_posix()))
+
+
+def _matches(path: Path, pattern: str | None) -> bool:
+    return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
 
 
 def _by_number(path: str) -> tuple[list[int], str]:
@@ -215,7 +250,7 @@ def _on_hub(address: str, name: str, say: Say) -> Origin:
     if path and not there:
         fetching.remote(repo, path)  # raises where there is no such file either
         there = [path]
-    archives = [p for p in there if p.lower().endswith(indexing.SUFFIXES)]
+    archives = [p for p in there if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
     files = [] if archives else [p for p in there if p.lower().endswith(SAFETENSORS)]
     left = [p for p in there if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS, *PICKLES))]
     if not archives and not files:

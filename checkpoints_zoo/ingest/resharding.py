@@ -13,10 +13,11 @@ from typing import Any
 
 from checkpoints_zoo import archive, catalog, manifest, writing
 from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.errors import DamagedError, FormatError, UsageError
+from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.header import prefix
-from checkpoints_zoo.ingest import filling
+from checkpoints_zoo.ingest import filling, pickles
 from checkpoints_zoo.ingest.origin import Origin, Say
+from checkpoints_zoo.ingest.pickles import Within
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.source import Source
@@ -70,11 +71,13 @@ class Reader:
     Args:
         origin, description: what they are.
         place: finds the file of a row's path on this disk.
+        within: where in files of torch.save the state dicts lie, None for other files.
     """
 
     origin: Origin
     description: Description
     place: Callable[[str], Path]
+    within: Within | None = None
 
     def read(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Layout, writing.Bytes]]:
         """Read members one by one and judge them; yield each with its row, the layout of its bytes, and these.
@@ -97,15 +100,10 @@ class Reader:
             path = self.place(row["path"])
             here = Location(row["member"], prefix(row["member"]), path, row["offset"], layout)
             location = there.get(row["member"], here)
-            if not self.origin.pickles:
+            if self.within is None:
                 yield row, layout, filling.look(row, location)
                 continue
-            from checkpoints_zoo.ingest import pickles
-
-            raw = pickles.raw(path)
-            if len(raw) != layout.nbytes:
-                found = f"{len(raw):,} bytes of tensors"
-                raise DamagedError(f"file {path}", expected=f"{layout.nbytes:,} as before", found=found, path=path)
+            raw = pickles.raw(path, self.within, layout)
             filling.judge(row, location, raw)
             yield row, layout, raw
 
