@@ -1,0 +1,61 @@
+"""`zoo-cli report`: every figure of a population on one page."""
+
+from __future__ import annotations
+
+import click
+
+from checkpoints_zoo.cli.measuring import Measurement, measuring
+from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+
+NONE = "none"
+
+
+def _page(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Check the page's name before anything is measured; return it."""
+    if not value.lower().endswith((".html", ".htm")):
+        raise click.BadParameter(f"{value!r} does not end in .html.", context, parameter)
+    return value
+
+
+@click.command()
+@measuring
+@click.option("-o", "--out", "path", required=True, metavar="HTML", callback=_page, help="Where to write the page to.")
+@output
+def command(measurement: Measurement, path: str, out: Output) -> None:
+    """Write one HTML page with every figure of a population.
+
+    Figures with intervals, the members, calibration, curves against ensemble size, out-of-distribution detection, pairs
+    of members, symmetries and mass. The page needs no other file and no network. Without --ood, members trained on
+    digits are shown photos; --ood none leaves these figures out. With --stored no weights are read: the parts that need
+    them say so.
+    """
+    from checkpoints_zoo.predictions import Predictions, predictions_of
+    from checkpoints_zoo.reporting import report
+    from checkpoints_zoo.reporting.making import DEFAULT
+
+    asked = measurement
+    members = asked.selection.load()
+    ood: str | Predictions | None = {None: DEFAULT, NONE: None}.get(asked.ood, asked.ood)
+    data: str | Predictions | None = asked.data
+    held: float | str | Predictions | None = asked.held_out
+    if asked.stored is not None:
+        data = predictions_of(members, asked.data or f"{members.description.dataset}-test", source=asked.stored)
+        named = None if asked.ood in (None, NONE) else asked.ood
+        ood = None if named is None else predictions_of(members, named, source=asked.stored)
+        if isinstance(held, str):
+            held = predictions_of(members, held, source=asked.stored)
+    page = report(
+        members, data, ood, path=path, sizes=asked.sizes, temperature=asked.temperature, held_out=held,
+        within=asked.within, device=asked.device, seed=asked.seed, say=out.say,
+    )  # fmt: skip
+    values = page.values()
+    rows = [
+        {
+            "part": p["title"],
+            "figures": len(p["figures"]),
+            "tables": len(p["tables"]),
+            "left out": "; ".join(p["left_out"]),
+        }
+        for p in values["parts"]
+    ]
+    out.data(values, table(rows), f"{page.path}, {in_bytes(values['bytes'])}")
