@@ -5,114 +5,42 @@ Axes: logits and probabilities (member, input, class).
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import images, measuring, metrics, plots, predictions
+from checkpoints_zoo import growth, images, measuring, metrics, predictions
+from checkpoints_zoo import held_out as aside
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import one_thread
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.figures import FIGURES, MEANS_OVER_MEMBERS
-from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.metrics import Interval
+from checkpoints_zoo.evaluated import Calibrated, Report
+from checkpoints_zoo.figures import FIGURES, KNOWN, MEANS_OVER_MEMBERS, OOD_FIGURES
+from checkpoints_zoo.growth import CONSTANT, Growth
+from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.metrics import Interval, Plan
 from checkpoints_zoo.population import Population
 from checkpoints_zoo.predictions import Predictions
+from checkpoints_zoo.sides import Held, Logits, Part
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
+__all__ = ["Report", "evaluate"]
 SMALL_MEMBER, SMALL_LOGITS = 2**20, 2**22  # bytes and values that one thread is quicker with
-
-
-@dataclass(frozen=True)
-class Report:
-    """The figures of an ensemble, each an Interval (value, low, high).
-
-    Args:
-        collection: its name.
-        citation: of the members.
-        data, ood: names and fingerprints of the images ("digits/test 0123456789abcdef"), ood "" without any.
-        inputs, ood_inputs: how many.
-        members: how many.
-        ensemble: figure -> value of all members together; low and high by a delete-d jackknife.
-        member: figure -> mean over the single members; low and high by a bootstrap over members.
-        curve: size -> figure -> mean over ensembles of that size; low and high say where the figure of a fresh
-            ensemble of that size falls (for all members: as `ensemble`).
-        drawing: what the picture needs beside: per-member accuracy, reliability bins, information per input.
-    """
-
-    collection: str
-    citation: str
-    data: str
-    ood: str
-    inputs: int
-    ood_inputs: int
-    members: int
-    ensemble: Mapping[str, Interval]
-    member: Mapping[str, Interval]
-    curve: Mapping[int, Mapping[str, Interval]]
-    drawing: Mapping[str, Any] = field(repr=False, compare=False)
-
-    def __getitem__(self, figure: str) -> Interval:
-        """Return a figure of the whole ensemble.
-
-        Raises:
-            UsageError: no such figure.
-        """
-        if figure not in self.ensemble:
-            raise UsageError(f"figure {figure!r}", expected=f"one of {', '.join(self.ensemble)}", found="none such")
-        return self.ensemble[figure]
-
-    def _rows(self) -> list[dict[str, Any]]:
-        parts = [("ensemble", size, figures) for size, figures in self.curve.items()]
-        parts.append(("mean of members", 1, self.member))
-        return [
-            {"of": of, "members": size, "figure": name, "value": x.value, "low": x.low, "high": x.high,
-             "unit": FIGURES[name].unit, "better": FIGURES[name].better}
-            for of, size, figures in parts
-            for name, x in figures.items()
-        ]  # fmt: skip
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure and size: of, members, figure, value, low, high, unit, better."""
-        import pandas as pd
-
-        return pd.DataFrame(self._rows())
-
-    def to_json(self) -> str:
-        """Return the report as JSON text; what could not be computed is null."""
-        facts = {
-            n: getattr(self, n) for n in ("collection", "citation", "data", "ood", "inputs", "ood_inputs", "members")
-        }
-        rows = [
-            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-            for row in self._rows()
-        ]
-        return json.dumps({**facts, "level": 0.95, "figures": rows}, indent=1)
-
-    def plot(self, path: str | Path) -> Path:
-        """Draw reliability, curves over ensemble size, member accuracies and information into a PNG; return its path.
-
-        Args:
-            path: of the PNG.
-        """
-        return plots.report(self, Path(path))
+SHARE = 0.2  # of the inputs that are held out for the temperature where nothing else is said
 
 
 def evaluate(
     members: Collection | Predictions,
-    data: str | ImageData | None = None,
-    ood: str | ImageData | Predictions | None = None,
+    data: Given | None = None,
+    ood: Given | Predictions | None = None,
     *,
     sizes: Iterable[int] | None = None,
+    temperature: bool = False,
+    held_out: float | Given | Predictions | None = None,
+    within: Mapping[str, float | str] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
@@ -126,11 +54,18 @@ def evaluate(
 
     Args:
         members: a collection, or stored predictions on labelled images.
-        data: labelled images, by name or given; None for the collection's own test set. With stored predictions they
-            are only compared with those that these were made on, None for no comparison.
-        ood: images out of distribution, by name or given, or stored predictions on them; None leaves those figures
-            out.
+        data: labelled images: their name, their place, or whatever `images.of` takes; None for the collection's own
+            test set. With stored predictions they are only compared with those that these were made on, None for no
+            comparison.
+        ood: images out of distribution, given likewise, or stored predictions on them; None leaves those figures out.
         sizes: of the ensembles on the curve; None for the powers of two and all members.
+        temperature: whether to measure everything again after temperature scaling: the members' mean probabilities p
+            become softmax(log p / T), with T of the least NLL on inputs held out, for each random ensemble its own.
+        held_out: for the temperature: a share of the images, 0.2 if not given, drawn by a rule and then left out of
+            all figures; or other labelled images, or stored predictions on them. Never what the members were trained
+            on.
+        within: figure -> distance from its limit ("nll": 0.01, or "5%" of it), for which the members needed are found,
+            as by `Report.needed`, and shown with the report.
         device, dtype: what the members run on and in.
         batch: images a forward pass.
         subsets: random ensembles drawn for a size.
@@ -138,7 +73,7 @@ def evaluate(
 
     Raises:
         UsageError: images without labels, of other classes, or of a size the members can't take; predictions of other
-            members or on other images.
+            members or on other images; inputs held out that are none; a distance from a limit that is none.
         DamagedError: members whose weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -147,8 +82,11 @@ def evaluate(
     True
     """
     sizes = _sizes(sizes, len(members))
+    for figure, distance in (within or {}).items():
+        growth.check(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
     run = (device, dtype, batch)
-    inside = _inside(members, data, run)
+    wanted = _wanted(members, temperature, held_out)
+    inside, held = _parts(members, _inside(members, data, run), wanted, run)
     outside = None if ood is None else _outside(members, ood, run)
     everyone = len(members)
     plans = {
@@ -157,19 +95,21 @@ def evaluate(
         else metrics.band_plan(everyone, size, seed, subsets)
         for size in sizes
     }
-    subsets_of = [torch.tensor([i]) for i in range(everyone)]
+    singles = [torch.tensor([i]) for i in range(everyone)]
     with one_thread(math.prod(inside.logits.shape) < SMALL_LOGITS):
-        population = Population(inside.logits, inside.labels, None if outside is None else outside.logits)
-        values = population.measure([*subsets_of, *(chosen for plan in plans.values() for chosen in plan.chosen)])
-    singles, rest = values[:everyone], values[everyone:]
-    parts = zip(plans.items(), torch.split(rest, [len(plan.chosen) for plan in plans.values()]), strict=True)
-    curve = {size: population.named(plan.intervals(found)) for (size, plan), found in parts}
-    means = {
-        name: metrics.bootstrap_mean(found, seed=seed)
-        for name, found in zip(population.names, singles.T, strict=True)
-        if name in MEANS_OVER_MEMBERS
-    }
-    return Report(
+        population = Population(
+            inside.logits,
+            inside.labels,
+            None if outside is None else outside.logits,
+            None if held is None else (held.said.logits, held.said.labels),
+        )
+        values = population.measure([*singles, *(chosen for plan in plans.values() for chosen in plan.chosen)])
+        first, calibrated = len(population.names), None
+        if held is not None:
+            after = _measured(population.scaled_names, values[:, first:], plans, seed)
+            calibrated = Calibrated(held.said.named, held.said.logits.shape[1], held.share, **after)
+        drawing = population.drawing(None if calibrated is None else calibrated.temperature.value)
+    report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
         data=inside.named,
@@ -177,30 +117,67 @@ def evaluate(
         inputs=inside.logits.shape[1],
         ood_inputs=0 if outside is None else outside.logits.shape[1],
         members=everyone,
-        ensemble=curve[everyone],
-        member=means,
-        curve=curve,
-        drawing={"member_accuracy": singles[:, 0].tolist(), **population.drawing()},
+        drawing={"member_accuracy": values[:everyone, 0].tolist(), **drawing},
+        within={} if within is None else dict(within),
+        calibrated=calibrated,
+        **_measured(population.names, values[:, :first], plans, seed),
     )
+    tuple(report.answers())  # what can't be answered is said now
+    return report
+
+
+def _measured(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
+    """Sum up the figures of single members and of random ensembles; return what a report has of them.
+
+    Args:
+        names: of the figures.
+        values: (subset, figure), each member and then each plan's subsets.
+        plans: size -> the subsets; the last of all members.
+        seed: of the bootstrap.
+    """
+    members = max(plans)
+    singles, rest = values[:members], values[members:]
+    parts = dict(zip(plans, torch.split(rest, [len(plan.chosen) for plan in plans.values()]), strict=True))
+    curve = {
+        size: {n: KNOWN[n].within(x) for n, x in zip(names, plan.intervals(parts[size]), strict=True)}
+        for size, plan in plans.items()
+    }
+    member: dict[str, Interval] = {}
+    growths: dict[str, Growth] = {}
+    for i, name in enumerate(names):
+        if name in MEANS_OVER_MEMBERS:
+            member[name] = KNOWN[name].within(metrics.bootstrap_mean(singles[:, i], seed=seed))
+        if name not in CONSTANT and members > 1 and bool(values[:, i].isfinite().all()):
+            found = growth.growth(name, singles[:, i], {size: (plans[size], parts[size][:, i]) for size in plans})
+            growths[name] = replace(found, limit=KNOWN[name].within(found.limit))
+    return {"ensemble": curve[members], "member": member, "curve": curve, "growth": growths}
 
 
 @dataclass(frozen=True)
 class _Said:
     """What members say of some inputs: logits, labels, and the name and fingerprint of the inputs."""
 
-    logits: Tensor | Predictions
+    logits: Tensor | Logits
     labels: Tensor
     named: str
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """What members say of the inputs held out, and their share of the measured ones, None for other images."""
+
+    said: _Said
+    share: float | None
 
 
 _Run = tuple[str | torch.device, torch.dtype, int]
 
 
-def _inside(members: Collection | Predictions, data: str | ImageData | None, run: _Run) -> _Said:
+def _inside(members: Collection | Predictions, data: Given | None, run: _Run) -> _Said:
     """Return what members say of the labelled images."""
     if not isinstance(members, Predictions):
-        inside = _images(members.description.dataset if data is None else data)
-        labels = measuring.labels_of(inside, members.description)
+        given = measuring.own(members.description) if data is None else _images(data)
+        inside, labels = measuring.labelled(given, members.description)
         return _Said(_computed(members, inside, run), labels, _named(inside))
     if data is not None:
         members.check_data(_images(data))
@@ -214,27 +191,77 @@ def _inside(members: Collection | Predictions, data: str | ImageData | None, run
     return _Said(members, members.labels, members.data)
 
 
-def _outside(members: Collection | Predictions, ood: str | ImageData | Predictions, run: _Run) -> _Said:
+def _wanted(
+    members: Collection | Predictions, temperature: object, held_out: float | Given | Predictions | None
+) -> float | ImageData | Predictions | None:
+    """Check what the temperature is to be fitted to; return a share or images, None for no scaling."""
+    if not isinstance(temperature, bool):
+        found = f"{temperature!r}"[:80]
+        raise UsageError("temperature", expected="True or False: it is fitted", found=found)
+    if not temperature:
+        if held_out is not None:
+            raise UsageError("held_out", expected="temperature=True with it", found="temperature=False")
+        return None
+    if held_out is None or isinstance(held_out, float | int):
+        return SHARE if held_out is None else aside.check_share(held_out)
+    given = _same_members(held_out, members) if isinstance(held_out, Predictions) else _images(held_out)
+    if isinstance(members, Predictions):
+        trained, trained_on = f"{members.facts.data}/train", set[str]()
+    else:
+        trained = f"{members.description.dataset}/train"
+        trained_on = set(members.rows.column("data_fingerprint").to_pylist())
+    aside.check_trained(given.data if isinstance(given, Predictions) else _named(given), trained, trained_on)
+    if isinstance(members, Predictions) and not isinstance(given, Predictions):
+        raise _no_members(given, members)
+    return given
+
+
+def _parts(
+    members: Collection | Predictions, inside: _Said, wanted: float | ImageData | Predictions | None, run: _Run
+) -> tuple[_Said, _Aside | None]:
+    """Set inputs aside for the temperature; return what members say of those that are measured, and of those."""
+    if wanted is None:
+        return inside, None
+    if isinstance(wanted, float | int):
+        logits = Held(inside.logits) if isinstance(inside.logits, Tensor) else inside.logits
+        left, drawn = aside.drawn(inside.named.partition(" ")[2], logits.shape[1], wanted)
+        measured, held = (_Said(Part(logits, at), inside.labels[at], inside.named) for at in (left, drawn))
+        return measured, _Aside(held, wanted)
+    held = _inside(wanted, None, run) if isinstance(wanted, Predictions) else _inside(members, wanted, run)
+    aside.check_measured(held.named, inside.named)
+    return inside, _Aside(held, None)
+
+
+def _outside(members: Collection | Predictions, ood: Given | Predictions, run: _Run) -> _Said:
     """Return what members say of the images out of distribution."""
     if isinstance(ood, Predictions):
-        found, wanted = ood.keys, members.keys
-        if [key[: len(wanted[0])] for key in found] != [tuple(key) for key in wanted]:
-            raise UsageError(
-                f"predictions {ood.name} for {members.name}",
-                expected="those of the same members with the same weights, in the same order",
-                found="others",
-                do="Take both with `predictions_of` from one selection of members",
-            )
-        return _Said(ood, torch.empty(0), ood.data)
+        return _Said(_same_members(ood, members), torch.empty(0), ood.data)
     outside = _images(ood)
     if isinstance(members, Predictions):
-        raise UsageError(
-            f"images {outside.name!r} for predictions {members.name}",
-            expected="stored predictions on them, since there are no members to run",
-            found="images",
-            do="Store some with `predict`, or give the collection in place of its predictions",
-        )
+        raise _no_members(outside, members)
     return _Said(_computed(members, outside, run), torch.empty(0), _named(outside))
+
+
+def _same_members(others: Predictions, members: Collection | Predictions) -> Predictions:
+    """Check that predictions are of the same members with the same weights; return them."""
+    found, wanted = others.keys, members.keys
+    if [key[: len(wanted[0])] for key in found] != [tuple(key) for key in wanted]:
+        raise UsageError(
+            f"predictions {others.name} for {members.name}",
+            expected="those of the same members with the same weights, in the same order",
+            found="others",
+            do="Take both with `predictions_of` from one selection of members",
+        )
+    return others
+
+
+def _no_members(given: ImageData, members: Predictions) -> UsageError:
+    return UsageError(
+        f"images {given.name!r} for predictions {members.name}",
+        expected="stored predictions on them, since there are no members to run",
+        found="images",
+        do="Store some with `predict`, or give the collection in place of its predictions",
+    )
 
 
 def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
@@ -242,8 +269,8 @@ def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
         return predictions.logits(members, data, *run)
 
 
-def _images(data: str | ImageData) -> ImageData:
-    return data if isinstance(data, ImageData) else images.load(data)
+def _images(data: Given) -> ImageData:
+    return images.of(data)
 
 
 def _named(data: ImageData) -> str:

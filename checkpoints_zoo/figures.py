@@ -17,14 +17,18 @@ class Figure:
     meaning: str
 
     @property
+    def least(self) -> float:
+        return float(self.unit.partition("..")[0]) if ".." in self.unit else 0.0
+
+    @property
     def largest(self) -> float:
-        return float(self.unit[3:]) if self.unit.startswith("0..") else math.inf
+        return float(self.unit.partition("..")[2]) if ".." in self.unit else math.inf
 
     def within(self, interval: Interval) -> Interval:
-        """Cut an interval at the figure's range, 0 to its largest value; return it."""
+        """Cut an interval at the figure's range; return it."""
         if interval.low is None or interval.high is None:
             return interval
-        return replace(interval, low=max(interval.low, 0.0), high=min(interval.high, self.largest))
+        return replace(interval, low=max(interval.low, self.least), high=min(interval.high, self.largest))
 
 
 FIGURES: dict[str, Figure] = {
@@ -43,4 +47,13 @@ FIGURES: dict[str, Figure] = {
     "fpr95": Figure("0..1", "lower", "false positives where 95 % of the out-of-distribution inputs are found"),
 }
 OOD_FIGURES = ("mi_ood", "auroc", "aupr", "fpr95")
-MEANS_OVER_MEMBERS = tuple(n for n in FIGURES if n not in ("mi_id", "disagreement", "mi_ood"))
+TEMPERATURE = "temperature"
+SCALED: dict[str, Figure] = {
+    TEMPERATURE: Figure(
+        "0.05..20", "", "of the least NLL on the inputs held out; above 1 the ensemble was too confident"
+    ),
+    **{n: FIGURES[n] for n in ("nll", "brier", "ece", "adaptive_ece", "ace", "aurc", "auroc", "aupr", "fpr95")},
+}
+"""The figures after temperature scaling. Accuracy stays as it is, and so do those of the members' differences."""
+KNOWN: dict[str, Figure] = {**FIGURES, **SCALED}
+MEANS_OVER_MEMBERS = tuple(n for n in KNOWN if n not in ("mi_id", "disagreement", "mi_ood"))

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from checkpoints_zoo.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.curve_plots import FAINTEST, PLAIN, Drawable, Scaled, about, counted, curve, notes, own_key, title
+from checkpoints_zoo.curve_plots import stated as stated
+from checkpoints_zoo.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from checkpoints_zoo.metrics import Interval
-
 INCHES = (11.0, 8.4)
-FAINTEST = 1e-7  # what is below it is float32's rounding
-
-
-class Drawable(Protocol):
-    """What a report must have to be drawn: see `evaluation.Report`."""
-
-    @property
-    def collection(self) -> str: ...
-    @property
-    def citation(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def ood(self) -> str: ...
-    @property
-    def inputs(self) -> int: ...
-    @property
-    def ood_inputs(self) -> int: ...
-    @property
-    def members(self) -> int: ...
-    @property
-    def ensemble(self) -> Mapping[str, Interval]: ...
-    @property
-    def member(self) -> Mapping[str, Interval]: ...
-    @property
-    def curve(self) -> Mapping[int, Mapping[str, Interval]]: ...
-    @property
-    def drawing(self) -> Mapping[str, Any]: ...
 
 
 def report(report: Drawable, path: str | Path) -> Path:
@@ -56,7 +27,7 @@ def report(report: Drawable, path: str | Path) -> Path:
     Raises:
         UsageError: a name that is no PNG's, or a place that can't be written to.
     """
-    return save(lambda: draw(report), path_of(path), _title(report))
+    return save(lambda: draw(report), path_of(path), title(report))
 
 
 def draw(report: Drawable) -> Figure:
@@ -66,75 +37,35 @@ def draw(report: Drawable) -> Figure:
 
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
     figure = Figure(figsize=INCHES, dpi=DPI, layout=spaced)
-    figure.suptitle(f"{_title(report)}\n", fontsize=14, fontweight="bold")
-    figure.text(0.5, 0.958, _about(report), ha="center", va="top", color=GREY, fontsize=10)
-    figure.supxlabel(_notes(report), fontsize=8, color=GREY)
+    figure.suptitle(f"{title(report)}\n", fontsize=14, fontweight="bold")
+    figure.text(0.5, 0.958, about(report), ha="center", va="top", color=GREY, fontsize=10)
+    figure.supxlabel(notes(report), fontsize=8, color=GREY)
     panels = figure.add_gridspec(2, 2)
     upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
     bars = figure.add_subplot(upper[0], label="reliability")
     _reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
     upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
     accuracy = figure.add_subplot(upper[0], label="accuracy")
-    _curve(report, accuracy, "accuracy", "accuracy (%)", 100)
+    curve(report, accuracy, "accuracy", "accuracy (%)", 100)
     accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
     accuracy.tick_params(labelbottom=False)
     _key(accuracy, "b  Accuracy and NLL against ensemble size")
     nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
-    _curve(report, nll, "nll", "NLL (nats)", 1)
+    curve(report, nll, "nll", "NLL (nats)", 1)
     nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
+    own_key(nll)
     _accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
     _information(report, figure.add_subplot(panels[1, 1], label="information"))
     return figure
 
 
-def _title(report: Drawable) -> str:
-    return f"{report.collection}, an ensemble of {_counted(report.members, 'member')}"
-
-
-def _about(report: Drawable) -> str:
-    about = f"{report.data.split(' ')[0]}, {_counted(report.inputs, 'input')}"
-    if report.ood:
-        about += f"; out of distribution: {report.ood.split(' ')[0]}, {_counted(report.ood_inputs, 'input')}"
-    return about
-
-
-def _notes(report: Drawable) -> str:
-    """Say what the intervals mean and which members these are; return the foot of the picture."""
-    notes = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
-    notes += " by a delete-d jackknife (a bootstrap for the mean of members)."
-    notes = notes if report.members >= 3 else "Too few members for intervals."
-    # Without the source's label, which may be a folder of the machine.
-    members = report.citation.rpartition("@")[2]
-    shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
-    return f"{notes}\n{f'Members: {shown}' if shown else ''}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def stated(interval: Interval, scale: float = 1) -> str:
-    """Write a figure and its interval, in four digits or the fewer that the interval allows; return the text.
-
-    Args:
-        interval: of the figure; bounds that rounding alone sets apart are left out.
-        scale: what to multiply by: 100 for percent.
-    """
-    value = interval.value * scale
-    if not math.isfinite(value):
-        return "-"
-    if interval.low is None or interval.high is None or interval.high - interval.low < FAINTEST:
-        return f"{round(value, 7):.4g}"
-    half = (interval.high - interval.low) * scale / 2
-    places = [1 - math.floor(math.log10(half)), 3 - math.floor(math.log10(max(abs(value), half)))]
-    digits = max(0, min(places))
-    return f"{value:.{digits}f} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
-
-
 def _key(axes: Axes, title: str) -> None:
     """Put the title of a panel above its axes, and the key between the two."""
     axes.set_title(title, pad=22)
+    parts = zip(*axes.get_legend_handles_labels(), strict=True)
+    shown = [(line, name) for line, name in parts if name in PLAIN or axes.get_label() == "reliability"]
     key = axes.legend(
+        [line for line, _ in shown], [name for _, name in shown],
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
         columnspacing=1.6, handletextpad=0.6,
     )  # fmt: skip
@@ -162,47 +93,25 @@ def _reliability(report: Drawable, axes: Axes, counts: Axes) -> None:
     _key(axes, "a  Reliability diagram")
     # In the corner above the bars, which may be anywhere.
     axes.set_title(f"ECE {stated(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
+    if report.calibrated is not None:
+        _scaled_reliability(report, report.calibrated, axes)
     counts.bar(middles, [inputs[b] for b in filled], width, color=GREY, edgecolor="white")
     counts.set(yscale="log", ylim=(0.7, 3 * max(inputs)), ylabel="inputs", xlabel="confidence of the top class")
     counts.minorticks_off()
     counts.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _curve(report: Drawable, axes: Axes, name: str, label: str, scale: float) -> None:
-    """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members."""
-    sizes = sorted(report.curve)
-    figures = [report.curve[size][name] for size in sizes]
-    values = [f.value * scale for f in figures]
-    axes.plot(sizes, values, color=BLUE, marker="o", markersize=4.5, label="mean of that size")
-    band = [
-        (size, f.low * scale, f.high * scale)
-        for size, f in zip(sizes, figures, strict=True)
-        if size < report.members and f.low is not None and f.high is not None
-    ]
-    if band:
-        at, low, high = zip(*band, strict=True)
-        axes.fill_between(at, low, high, color=BLUE, alpha=0.18, linewidth=0, label="a fresh ensemble")
-    full = report.curve[report.members][name]
-    if full.low is not None and full.high is not None:
-        ends = [[(full.value - full.low) * scale], [(full.high - full.value) * scale]]
-        axes.errorbar(
-            [report.members], [full.value * scale], ends, color=RED, marker="D", markersize=4, capsize=4,
-            linewidth=1.6, label="all members",
-        )  # fmt: skip
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks := _apart(sizes), [f"{size:,}" for size in ticks])
-    axes.minorticks_off()
-    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=label)
-
-
-def _apart(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes whose labels have room on a logarithmic axis, the largest first to be kept."""
-    room = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
-    kept: list[int] = []
-    for size in reversed(sizes):
-        if not kept or math.log2(kept[-1] / size) >= room:
-            kept.append(size)
-    return kept[::-1]
+def _scaled_reliability(report: Drawable, scaled: Scaled, axes: Axes) -> None:
+    """Draw accuracy over confidence after temperature scaling, a point a bin, over the bars from before."""
+    found = [report.drawing[f"scaled_reliability_{n}"] for n in ("confidence", "accuracy", "inputs")]
+    points = [(c, a) for c, a, n in zip(*found, strict=True) if n]
+    stating = f"scaled by T = {stated(scaled.ensemble['temperature'])}\nECE {stated(scaled.ensemble['ece'])}"
+    line = axes.plot(*zip(*points, strict=True), color=GREEN, marker="o", markersize=4, linewidth=1.2)
+    key = axes.get_legend()
+    box = axes.legend(line, [stating], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
+    box.set_in_layout(False)
+    if key is not None:  # a second one takes its place
+        axes.add_artist(key)
 
 
 def _accuracies(report: Drawable, axes: Axes) -> None:
@@ -214,7 +123,7 @@ def _accuracies(report: Drawable, axes: Axes) -> None:
     edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + apart // step)]
     heights, *_ = axes.hist(
         [c * 100 / report.inputs for c in correct], edges, color=BLUE, alpha=0.85, edgecolor="white",
-        label=_counted(report.members, "member"),
+        label=counted(report.members, "member"),
     )  # fmt: skip
     mean, everyone = report.member["accuracy"], report.ensemble["accuracy"]
     named = f"mean of members: {stated(mean, 100)}", f"ensemble: {stated(everyone, 100)}"

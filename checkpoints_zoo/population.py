@@ -8,142 +8,19 @@ Axes: logits and probabilities (member, input, class).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from checkpoints_zoo import metrics
-from checkpoints_zoo.figures import FIGURES, OOD_FIGURES
-from checkpoints_zoo.metrics import Interval
+from checkpoints_zoo.figures import FIGURES, OOD_FIGURES, SCALED, TEMPERATURE
+from checkpoints_zoo.sides import Logits, Side
 
 MEMORY = 2**27  # bytes of mean probabilities that are held
-VALUES = 2**20  # (member, input) that are held at a time
-TOGETHER = 512  # subsets in a walk over the inputs out of distribution, of which two numbers an input are held
-READ_BYTES = 2**24  # of logits that are read at a time
-BLOCK_BYTES = 2**22  # of probabilities in a block of inputs, of all members or of all subsets
-
-
-class Logits(Protocol):
-    """Logits of members that can be read in parts."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """(members, inputs, classes)."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What they are held in."""
-
-    def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-        """Return the logits of some inputs, (member, input, class)."""
-
-    def one(self, at: int) -> Tensor:
-        """Return the logits of the member at a position, (input, class)."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """Logits in memory.
-
-    Args:
-        logits: (member, input, class).
-    """
-
-    logits: Tensor
-
-    @property
-    def shape(self) -> Sequence[int]:
-        return self.logits.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.logits.dtype
-
-    def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-        return self.logits[:, begin:end].to(dtype)
-
-    def one(self, at: int) -> Tensor:
-        return self.logits[at]
-
-
-class _Side:
-    """What the members say of one set of inputs, as far as it is the same in every subset.
-
-    Args:
-        logits: of all members.
-        labels: (input,), None for inputs without.
-    """
-
-    def __init__(self, logits: Logits, labels: Tensor | None) -> None:
-        self.logits, self.labels = logits, labels
-        members, inputs, classes = logits.shape
-        self.kind = kind = torch.promote_types(logits.dtype, torch.float32)
-        self.entropy = torch.zeros(members, dtype=torch.float64)
-        self.information = torch.empty(inputs, dtype=kind)
-        self.everyone = torch.empty(inputs, classes, dtype=kind)
-        labelled = inputs if labels is not None else 0
-        self.label_log_probs = torch.empty(members, labelled, dtype=kind)
-        self.voted = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
-        for here, found in self.blocks():
-            log_probs = found.log_softmax(-1)
-            probs = log_probs.exp()
-            entropy = metrics.entropy(probs)
-            self.entropy += entropy.double().sum(1) / inputs
-            self.everyone[here] = probs.mean(0)
-            total = metrics.entropy(self.everyone[here], check=False)
-            self.information[here] = (total - entropy.mean(0)).clamp_(min=0)
-            if labels is not None:
-                at = labels[here].expand(members, -1).unsqueeze(-1)
-                self.label_log_probs[:, here] = log_probs.gather(-1, at).squeeze(-1)
-                self.voted[:, here] = probs.argmax(-1).to(self.voted.dtype)
-
-    def blocks(self, rows: int = 1) -> Iterator[tuple[slice, Tensor]]:
-        """Walk over the inputs; yield where they are and all members' logits (member, input, class).
-
-        Args:
-            rows: probabilities (row, input, class) that are made of them.
-        """
-        members, inputs, classes = self.logits.shape
-        step = max(1, BLOCK_BYTES // (4 * max(rows, members) * classes))
-        together = step * max(1, READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
-        for begin in range(0, inputs, together):
-            read = self.logits.block(begin, min(inputs, begin + together), self.logits.dtype)
-            for at in range(0, read.shape[1], step):
-                some = read[:, at : at + step]
-                yield slice(begin + at, begin + at + some.shape[1]), some.to(self.kind)
-
-    def means(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Average the members of subsets; yield where the inputs are and mean probabilities (subset, input, class).
-
-        Args:
-            weights: (subset, member), 1 for those that are in it.
-        """
-        weights = weights.to(self.kind)
-        sizes = weights.sum(1)[:, None, None]
-        for here, found in self.blocks(len(weights)):
-            # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
-            sums = weights @ found.softmax(-1).flatten(1)
-            yield here, sums.view(len(weights), -1, found.shape[-1]).div_(sizes)
-
-    def of_labels(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return negative log-likelihood and disagreement of some members, NaN for one, float64.
-
-        Args:
-            at: their positions.
-        """
-        inputs, classes = self.everyone.shape
-        nll, disagreement = torch.zeros(2, dtype=torch.float64)
-        step = max(1, VALUES // len(at))
-        for begin in range(0, inputs, step):
-            log_probs = self.label_log_probs[:, begin : begin + step].index_select(0, at)
-            nll -= (torch.logsumexp(log_probs, 0) - math.log(len(at))).double().sum() / inputs
-            voted = self.voted[:, begin : begin + step].index_select(0, at).long()
-            disagreement += metrics.disagreement_of_votes(voted, classes) * (voted.shape[1] / inputs)
-        return nll, disagreement
+TOGETHER = 512  # subsets in a walk over the inputs out of distribution, of which a few numbers an input are held
 
 
 class Population:
@@ -153,21 +30,33 @@ class Population:
         logits: on inputs with labels.
         labels: (input,).
         ood_logits: on inputs out of distribution, None without any.
+        held_out: logits on other inputs, and their labels (input,): each subset's temperature is fitted to them. None
+            for no temperature scaling.
     """
 
-    def __init__(self, logits: Tensor | Logits, labels: Tensor, ood_logits: Tensor | Logits | None) -> None:
+    def __init__(
+        self,
+        logits: Tensor | Logits,
+        labels: Tensor,
+        ood_logits: Tensor | Logits | None,
+        held_out: tuple[Tensor | Logits, Tensor] | None = None,
+    ) -> None:
         self.members = logits.shape[0]
         self.labels = labels
-        self.inside = _Side(Held(logits) if isinstance(logits, Tensor) else logits, labels)
-        self.outside = None
-        if ood_logits is not None:
-            self.outside = _Side(Held(ood_logits) if isinstance(ood_logits, Tensor) else ood_logits, None)
+        self.inside = Side(logits, labels)
+        self.outside = None if ood_logits is None else Side(ood_logits, None)
+        self.held_out = None if held_out is None else Side(*held_out)
         ood_inputs = 0 if self.outside is None else self.outside.logits.shape[1]
         self.is_ood = torch.arange(len(labels) + ood_inputs) >= len(labels)
         self.names = [n for n in FIGURES if self.outside is not None or n not in OOD_FIGURES]
+        self.scaled_names: list[str] = []
+        if self.held_out is not None:
+            self.scaled_names = [n for n in SCALED if n == TEMPERATURE or n in self.names]
 
     def measure(self, subsets: Sequence[Tensor]) -> Tensor:
-        """Measure the ensembles of some members each; return (subset, figure) float64, figures in the order of `names`.
+        """Measure the ensembles of some members each; return (subset, figure) float64.
+
+        The figures are those of `names`, and after temperature scaling those of `scaled_names`.
 
         Args:
             subsets: positions of members, (k,) each; of equal ones, one is measured.
@@ -175,100 +64,176 @@ class Population:
         order = {tuple(subset.tolist()): subset for subset in subsets}
         found = {key: self._single(int(subset)) for key, subset in order.items() if len(key) == 1}
         rest = [key for key in order if len(key) > 1]
-        _, inputs, classes = self.inside.logits.shape
-        size = max(1, MEMORY // (4 * inputs * classes))
+        size = _at_a_time(self.inside)
         for at in range(0, len(rest), TOGETHER):
-            some = rest[at : at + TOGETHER]
+            some = [order[key] for key in rest[at : at + TOGETHER]]
             weights = torch.zeros(len(some), self.members)
-            for row, key in zip(weights, some, strict=True):
-                row[order[key]] = 1
-            outside = self._outside(weights)
+            for row, subset in zip(weights, some, strict=True):
+                row[subset] = 1
+            temperatures = self._temperatures(some, weights)
+            outside = None if self.outside is None else _Outside.of_subsets(self.outside, weights, temperatures)
             for i in range(0, len(some), size):
-                part = [order[key] for key in some[i : i + size]]
-                others = None if outside is None else outside[i : i + size]
-                found.update(zip(some[i : i + size], self._group(part, weights[i : i + size], others), strict=True))
+                probs = self.inside.all_means(weights[i : i + size])
+                for j, subset in enumerate(some[i : i + size]):
+                    own = None if temperatures is None else temperatures[i + j]
+                    found[tuple(subset.tolist())] = self._row(subset, probs[j], own, outside, i + j)
+                del probs  # or the next group's are held beside them
         return torch.stack([found[tuple(subset.tolist())] for subset in subsets])
 
     def _single(self, at: int) -> Tensor:
         """Return the figures of one member."""
-        outside = None
-        if self.outside is not None:
-            probs = self.outside.logits.one(at).to(self.outside.kind).softmax(-1)
-            outside = probs.amax(-1), metrics.entropy(probs, check=False).mean()
-        return self._figures(torch.tensor([at]), self.inside.logits.one(at).to(self.inside.kind).softmax(-1), outside)
+        own = None
+        if self.held_out is not None and self.held_out.labels is not None:
+            log_probs = self.held_out.logits.one(at).to(self.held_out.kind).log_softmax(-1)
+            own = metrics.temperature(log_probs, self.held_out.labels, check=False)
+        outside = None if self.outside is None else _Outside.of_member(self.outside, at, own)
+        probs = self.inside.logits.one(at).to(self.inside.kind).softmax(-1)
+        return self._row(torch.tensor([at]), probs, own, outside, 0)
 
-    def _group(
-        self, subsets: Sequence[Tensor], weights: Tensor, outside: Sequence[tuple[Tensor, Tensor]] | None
-    ) -> list[Tensor]:
-        """Return the figures of some subsets, whose mean probabilities are held until then."""
-        probs = self._means(weights)
-        return [
-            self._figures(subset, probs[i], None if outside is None else outside[i]) for i, subset in enumerate(subsets)
-        ]
-
-    def _outside(self, weights: Tensor) -> list[tuple[Tensor, Tensor]] | None:
-        """Return what subsets say of the inputs out of distribution: largest mean probability (input,), mean entropy.
+    def _temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
+        """Fit the temperature of each subset to the inputs held out; return them (subset,) float64, None without such.
 
         Args:
+            subsets: positions of members.
             weights: (subset, member), 1 for those that are in it.
         """
-        if self.outside is None:
+        side = self.held_out
+        if side is None or side.labels is None:
             return None
-        largest = torch.empty(len(weights), self.outside.logits.shape[1], dtype=self.outside.kind)
-        entropy = torch.zeros(len(weights), dtype=torch.float64)
-        for here, means in self.outside.means(weights):
-            largest[:, here] = means.amax(-1)
-            entropy += metrics.entropy(means, check=False).double().sum(1)
-        return list(zip(largest, entropy / largest.shape[1], strict=True))
+        found = torch.empty(len(subsets), dtype=torch.float64)
+        size = _at_a_time(side)
+        for i in range(0, len(subsets), size):
+            probs = side.all_means(weights[i : i + size])
+            for j, subset in enumerate(subsets[i : i + size]):
+                found[i + j] = metrics.temperature(side.log_probs(subset, probs[j]), side.labels, check=False)
+            del probs
+        return found
 
-    def _means(self, weights: Tensor) -> Tensor:
-        """Return the mean probabilities of subsets on the inputs with labels, (subset, input, class)."""
-        probs = torch.empty(len(weights), *self.inside.logits.shape[1:], dtype=self.inside.kind)
-        for here, means in self.inside.means(weights):
-            probs[:, here] = means
-        return probs
-
-    def _figures(self, at: Tensor, probs: Tensor, outside: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return the figures of the ensemble of some members, (figure,) float64.
+    def _row(
+        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, outside: _Outside | None, at: int
+    ) -> Tensor:
+        """Return the figures of a subset before and after scaling, (figure,) float64.
 
         Args:
-            at: positions of the members.
+            subset: positions of the members.
             probs: their mean probabilities, (input, class).
-            outside: on the other inputs: their largest mean probability (input,), and mean entropy.
+            temperature: theirs, None for no scaling.
+            outside: what the subsets measured with it say of the inputs out of distribution.
+            at: the subset's place among those.
         """
-        labels, inside = self.labels, self.inside
-        nll, disagreement = inside.of_labels(at)
-        found = [
-            metrics.accuracy(probs, labels, check=False),
-            nll,
-            metrics.brier(probs, labels, check=False),
-            metrics.ece(probs, labels, check=False),
-            metrics.adaptive_ece(probs, labels, check=False),
-            metrics.ace(probs, labels, check=False),
-            metrics.aurc(probs, labels, check=False),
-            (metrics.entropy(probs, check=False).double().mean() - inside.entropy[at].mean()).clamp(min=0),
-            disagreement,
-        ]
+        inside, labels = self.inside, self.labels
+        figures = self._of_probs(probs, None if outside is None else outside.largest[at])
+        figures["nll"] = -inside.log_probs_of_labels(subset).double().mean()
+        figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - inside.entropy[subset].mean()).clamp(
+            min=0
+        )
+        figures["disagreement"] = inside.disagreement(subset)
         if outside is not None and self.outside is not None:
-            largest, entropy = outside
+            figures["mi_ood"] = (outside.entropy[at].double() - self.outside.entropy[subset].mean()).clamp(min=0)
+        row = [figures[n] for n in self.names]
+        if temperature is not None:
+            log_probs = metrics.tempered(inside.log_probs(subset, probs), temperature.to(probs.dtype))
+            figures = self._of_probs(log_probs.exp(), None if outside is None else outside.scaled[at])
+            figures["nll"] = metrics.nll(log_probs, labels, check=False)
+            figures[TEMPERATURE] = temperature
+            row += [figures[n] for n in self.scaled_names]
+        return torch.stack([x.double() for x in row])
+
+    def _of_probs(self, probs: Tensor, largest: Tensor | None) -> dict[str, Tensor]:
+        """Return the figures that probabilities alone decide.
+
+        Args:
+            probs: (input, class).
+            largest: the largest probability of each input out of distribution, (input,).
+        """
+        labels = self.labels
+        found = {
+            "accuracy": metrics.accuracy(probs, labels, check=False),
+            "brier": metrics.brier(probs, labels, check=False),
+            "ece": metrics.ece(probs, labels, check=False),
+            "adaptive_ece": metrics.adaptive_ece(probs, labels, check=False),
+            "ace": metrics.ace(probs, labels, check=False),
+            "aurc": metrics.aurc(probs, labels, check=False),
+        }
+        if largest is not None:
             scores = -torch.cat([probs.amax(-1), largest])
-            found += [
-                (entropy.double() - self.outside.entropy[at].mean()).clamp(min=0),
-                metrics.auroc(scores, self.is_ood, check=False),
-                metrics.aupr(scores, self.is_ood, check=False),
-                metrics.fpr95(scores, self.is_ood, check=False),
-            ]
-        return torch.stack([x.double() for x in found])
+            found["auroc"] = metrics.auroc(scores, self.is_ood, check=False)
+            found["aupr"] = metrics.aupr(scores, self.is_ood, check=False)
+            found["fpr95"] = metrics.fpr95(scores, self.is_ood, check=False)
+        return found
 
-    def named(self, intervals: Iterable[Interval]) -> dict[str, Interval]:
-        """Name intervals by their figures, each cut at the figure's range; return them."""
-        return {n: FIGURES[n].within(x) for n, x in zip(self.names, intervals, strict=True)}
+    def drawing(self, temperature: float | None = None) -> dict[str, Any]:
+        """Return what a picture needs: bins of a reliability diagram, information of each input.
 
-    def drawing(self) -> dict[str, Any]:
-        """Return what a picture needs: bins of a reliability diagram, information of each input."""
-        bins = metrics.reliability(self.inside.everyone, self.labels)
-        drawn = {f"reliability_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}
+        Args:
+            temperature: of all members, for the bins after scaling.
+        """
+        probs = self.inside.everyone
+        drawn = _bars("reliability", probs, self.labels)
+        if temperature is not None:
+            log_probs = self.inside.log_probs(torch.arange(self.members), probs)
+            drawn |= _bars("scaled_reliability", metrics.tempered(log_probs, temperature).exp(), self.labels)
         drawn["mi_id"] = self.inside.information.tolist()
         if self.outside is not None:
             drawn["mi_ood"] = self.outside.information.tolist()
         return drawn
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """What subsets say of the inputs out of distribution.
+
+    Args:
+        largest: mean probability, (subset, input).
+        entropy: mean over the inputs, (subset,).
+        scaled: `largest` after temperature scaling.
+    """
+
+    largest: Tensor
+    entropy: Tensor
+    scaled: Tensor
+
+    @classmethod
+    def of_subsets(cls, side: Side, weights: Tensor, temperatures: Tensor | None) -> _Outside:
+        """Walk over the inputs once for some subsets; return what they say.
+
+        Args:
+            side: those inputs.
+            weights: (subset, member), 1 for those that are in it.
+            temperatures: (subset,), None for no scaling.
+        """
+        largest = torch.empty(len(weights), side.logits.shape[1], dtype=side.kind)
+        scaled = torch.empty_like(largest) if temperatures is not None else largest
+        entropy = torch.zeros(len(weights), dtype=torch.float64)
+        for here, means in side.means(weights):
+            largest[:, here] = means.amax(-1)
+            entropy += metrics.entropy(means, check=False).double().sum(1)
+            if temperatures is not None:
+                log_probs = means.clamp_min_(torch.finfo(means.dtype).tiny).log_()
+                scaled[:, here] = (
+                    metrics.tempered(log_probs, temperatures.to(means.dtype)[:, None, None]).amax(-1).exp()
+                )
+        return cls(largest, entropy / largest.shape[1], scaled)
+
+    @classmethod
+    def of_member(cls, side: Side, at: int, temperature: Tensor | None) -> _Outside:
+        """Return what the member at a position says, as a single subset; arguments as in `of_subsets`."""
+        logits = side.logits.one(at).to(side.kind)
+        probs = logits.softmax(-1)  # as in `_single`: equal inputs in and out of distribution are to be level
+        largest = probs.amax(-1)[None]
+        scaled = largest
+        if temperature is not None:
+            scaled = metrics.tempered(logits.log_softmax(-1), temperature.to(side.kind)).exp().amax(-1)[None]
+        return cls(largest, metrics.entropy(probs, check=False).double().mean()[None], scaled)
+
+
+def _at_a_time(side: Side) -> int:
+    """Return how many subsets' mean probabilities on a set of inputs are held."""
+    _, inputs, classes = side.logits.shape
+    return max(1, MEMORY // (4 * inputs * classes))
+
+
+def _bars(name: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return the bars of a reliability diagram, with a name before each."""
+    bins = metrics.reliability(probs, labels)
+    return {f"{name}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}

@@ -33,6 +33,12 @@ class Drawn:
     member: dict[str, Bounds] = field(default_factory=dict)
     curve: dict[int, dict[str, Bounds]] = field(default_factory=dict)
     drawing: dict[str, Any] = field(default_factory=dict)
+    growth: dict[str, Any] = field(default_factory=dict)
+    calibrated: Any = None
+    asked: list[Any] = field(default_factory=list)
+
+    def answers(self) -> list[Any]:
+        return self.asked
 
     def __post_init__(self) -> None:
         draw = np.random.default_rng(self.members)

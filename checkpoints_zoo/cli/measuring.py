@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -12,20 +12,15 @@ import click
 
 from checkpoints_zoo.cli.output import in_bytes, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.plots import stated
+from checkpoints_zoo.curve_plots import NAMES, stated
 
 if TYPE_CHECKING:
     from checkpoints_zoo.cli.output import Output
     from checkpoints_zoo.evaluation import Report
+    from checkpoints_zoo.predictions import Predictions
 
-NAMES = {
-    "accuracy": "accuracy (%)", "nll": "NLL (nats)", "brier": "Brier (0..2)", "ece": "ECE (0..1)",
-    "adaptive_ece": "adaptive ECE (0..1)", "ace": "ACE (0..1)", "aurc": "AURC (0..1)",
-    "mi_id": "mutual information, ID (nats)", "disagreement": "disagreement (0..1)",
-    "mi_ood": "mutual information, OOD (nats)", "auroc": "AUROC (0..1)", "aupr": "AUPR (0..1)",
-    "fpr95": "FPR95 (0..1)",
-}  # fmt: skip
 MOST_SIZES = 3
+PLACES = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
 
 
 def _whole(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -34,6 +29,23 @@ def _whole(context: click.Context, parameter: click.Parameter, value: str | None
         return None if value is None else tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"{value!r} is no list of whole numbers such as 1,8,64.", context, parameter) from None
+
+
+def _held_out(context: click.Context, parameter: click.Parameter, value: str | None) -> float | str | None:
+    """Read a share, or leave the name or place of images; return it."""
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return value
+
+
+def _within(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read FIGURE=DISTANCE; return the distances by figure, as they are."""
+    found = dict(value.partition("=")[::2] for value in values)
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r} is no FIGURE=DISTANCE such as nll=0.01.", context, parameter)
+    return found
 
 
 def png(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -54,6 +66,9 @@ class Measurement:
     device: str
     seed: int
     stored: str | None
+    temperature: bool
+    held_out: float | str | None
+    within: dict[str, float | str]
 
     def report(self, out: Output) -> Report:
         """Evaluate the members, saying so; return the report."""
@@ -68,22 +83,48 @@ class Measurement:
             out.say(f"{members.name}: stored predictions of {len(members)} members, {name} …")
             inside = predictions_of(members, name, source=self.stored)
             outside = None if self.ood is None else predictions_of(members, self.ood, source=self.stored)
-            return evaluate(inside, None, outside, sizes=self.sizes, seed=self.seed)
+            held: float | Predictions | None = None
+            if isinstance(self.held_out, str):
+                held = predictions_of(members, self.held_out, source=self.stored)
+            else:
+                held = self.held_out
+            return evaluate(
+                inside, None, outside, sizes=self.sizes, temperature=self.temperature, held_out=held,
+                within=self.within, seed=self.seed,
+            )  # fmt: skip
         out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
-        return evaluate(members, self.data, self.ood, sizes=self.sizes, device=self.device, seed=self.seed)
+        return evaluate(
+            members, self.data, self.ood, sizes=self.sizes, temperature=self.temperature, held_out=self.held_out,
+            within=self.within, device=self.device, seed=self.seed,
+        )  # fmt: skip
 
 
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a measurement, and pass it the Measurement as `measurement`."""
 
     @selecting
-    @click.option("--data", metavar="IMAGES", help="Labelled images; the collection's own test set if not given.")
-    @click.option("--ood", metavar="IMAGES", help="Images out of distribution, such as photos.")
+    @click.option("--data", metavar="IMAGES", help=f"Labelled images: {PLACES}; its own test set if none.")
+    @click.option("--ood", metavar="IMAGES", help="Images out of distribution, likewise, such as photos.")
     @click.option("--sizes", callback=_whole, metavar="1,8,…", help="Sizes of ensembles; powers of two if not given.")
     @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the members on, such as cuda.")
     @click.option("--seed", default=0, metavar="SEED", help="Of the random ensembles behind the intervals.")
     @click.option(
         "--stored", metavar="SOURCE", help="Measure predictions stored there: --data and --ood name sets (digits-test)."
+    )
+    @click.option("--temperature", is_flag=True, help="Measure everything again after temperature scaling.")
+    @click.option(
+        "--held-out",
+        callback=_held_out,
+        metavar="SHARE|IMAGES",
+        help="What to fit the temperature to: a share of the images (0.2 if not given), which is left out of the"
+        " figures, or others.",
+    )
+    @click.option(
+        "--within",
+        callback=_within,
+        multiple=True,
+        metavar="FIGURE=DISTANCE",
+        help="Say how many members it takes to come so near the limit, such as nll=0.01 or brier=5%.",
     )
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> Any:
@@ -101,12 +142,30 @@ def values_of(report: Report) -> dict[str, Any]:
 
 def table_of(report: Report, sizes: Iterable[int], figures: Iterable[str] = NAMES) -> str:
     """Lay out a report, one figure a row and one size of ensemble a column, and what the intervals mean."""
-    columns = {f"{size:,}": report.curve[size] for size in sizes}
-    rows = []
-    for name in (name for name in figures if name in report.ensemble):
-        scale = 100 if name == "accuracy" else 1
-        rows.append({"ensemble of": NAMES[name]} | {k: stated(c[name], scale) for k, c in columns.items()})
-    return f"{table(rows, right=list(rows[0])[1:])}\n\n{_meaning(report)}"
+    chosen, names, shown = list(sizes), list(figures), []
+    for scaled, curve in (
+        (False, report.curve),
+        (True, None if report.calibrated is None else report.calibrated.curve),
+    ):
+        for name in [*names, *(["temperature"] if scaled else [])]:
+            if curve is None or name not in curve[report.members]:
+                continue
+            label = f"{NAMES[name]}{', scaled' if scaled and name != 'temperature' else ''}"
+            scale = 100 if name == "accuracy" else 1
+            shown.append({"ensemble of": label} | {f"{size:,}": stated(curve[size][name], scale) for size in chosen})
+    blocks = [table(shown, right=list(shown[0])[1:]), "\n".join(_needed(report)), _meaning(report)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _needed(report: Report) -> Iterator[str]:
+    """Say how many members are needed for what was asked; yield the lines."""
+    for kind, found in report.answers():
+        growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
+        scale = 100 if found.figure == "accuracy" else 1
+        name, _, unit = NAMES[found.figure].removesuffix(")").rpartition(" (")
+        within = f"{found.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
+        limit = stated(growths[found.figure].limit, scale)
+        yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {found}"
 
 
 def few(sizes: Iterable[int]) -> list[int]:
@@ -120,6 +179,12 @@ def _meaning(report: Report) -> str:
     if report.ood:
         on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
     meaning = "[ ]: where 95 % of fresh ensembles of that size fall; for all members, their 95 % jackknife interval."
+    if report.calibrated is not None:
+        on += (
+            f". Temperature fitted to {report.calibrated.inputs:,} inputs of {report.calibrated.held_out.split(' ')[0]}"
+        )
+        if report.calibrated.at_bound:
+            on += ", on which none is best: it is at its bound"
     if report.members < 3:
         meaning = "Fewer than 3 members say nothing about intervals."
     return f"Measured now on {on}.\n{meaning}"

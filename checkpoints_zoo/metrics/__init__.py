@@ -21,6 +21,7 @@ from checkpoints_zoo.metrics.intervals import (
     jackknife_plan,
     subset_band,
 )
+from checkpoints_zoo.metrics.scaling import temperature, tempered
 from checkpoints_zoo.metrics.selective import aurc
 
 __all__ = [
@@ -49,5 +50,7 @@ __all__ = [
     "ood_score",
     "reliability",
     "subset_band",
+    "temperature",
+    "tempered",
     "total_variation",
 ]

@@ -1,0 +1,89 @@
+"""Inputs held out to fit a temperature to: drawn from those to be measured, or others; never the training set."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.errors import UsageError
+
+RULE = "held-out-sha256"
+
+
+def drawn(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
+    """Draw a share of a set's inputs by the rule "held-out-sha256"; return the positions left and drawn, both rising.
+
+    The rule: positions ranked by the sha256 of "held-out|<fingerprint of the images>|<position>"; the first
+    share * inputs, rounded, are held out. The same for all members and every seed.
+
+    Args:
+        fingerprint: of the images.
+        inputs: how many.
+        share: to be held out, between 0 and 1.
+
+    Raises:
+        UsageError: a share that holds out nothing, or all.
+
+    >>> left, held = drawn("0123456789abcdef", 10, 0.2)
+    >>> held.tolist(), len(left)
+    ([3, 7], 8)
+    """
+    count = round(check_share(share) * inputs)
+    if not 0 < count < inputs:
+        expected = f"one that holds out some of the {inputs:,} and leaves some"
+        raise UsageError("share of the inputs held out", expected=expected, found=f"{share!r}")
+    named = (hashlib.sha256(f"held-out|{fingerprint}|{i}".encode()).hexdigest() for i in range(inputs))
+    rank = [i for _, i in sorted((digest, i) for i, digest in enumerate(named))]
+    return torch.tensor(sorted(rank[count:])), torch.tensor(sorted(rank[:count]))
+
+
+def check_share(share: float) -> float:
+    """Check that a share is between 0 and 1; return it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not 0 < share < 1:
+        raise UsageError("share of the inputs held out", expected="above 0 and below 1", found=f"{share!r}")
+    return share
+
+
+def check_trained(held: str, trained: str, trained_on: Iterable[str]) -> None:
+    """Check that images are not those that members were trained on.
+
+    Args:
+        held: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
+        trained: name and split of the training set ("digits/train").
+        trained_on: fingerprints of what the members were trained on, as far as their manifest says.
+
+    Raises:
+        UsageError: they are.
+    """
+    name, _, fingerprint = held.partition(" ")
+    if name == trained or fingerprint in set(trained_on):
+        raise _refused(name, "the images that the members were trained on, of which they are surer than of others")
+
+
+def check_measured(held: str, measured: str) -> None:
+    """Check that images are not those that are measured.
+
+    Args:
+        held, measured: name, split and fingerprint of the images.
+
+    Raises:
+        UsageError: they are.
+    """
+    if held.partition(" ")[2] == measured.partition(" ")[2]:
+        raise _refused(held.partition(" ")[0], "the images that are measured")
+
+
+def _refused(name: str, found: str) -> UsageError:
+    return UsageError(
+        f"images {name} held out for the temperature",
+        expected="images that the members were neither trained on nor are measured on",
+        found=found,
+        do="Give others, or a share of the measured ones such as held_out=0.2, which is then in no figure",
+    )
