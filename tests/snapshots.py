@@ -59,7 +59,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
         for at, (member, epoch) in enumerate(ordered)
     ]  # fmt: skip
     source.manifest_path(recipe.name).parent.mkdir(parents=True, exist_ok=True)
-    description = export._description(recipe, layout)
+    description = export.description_of(recipe, layout)
     catalog.write_json(description.to_json(), source.description_path(recipe.name))
     manifest.write(manifest.table(rows), source.manifest_path(recipe.name))
 

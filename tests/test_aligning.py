@@ -151,13 +151,13 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_command_s_json_and_barrier() -> None:
-    result = CliRunner().invoke(main, ["align", "convnet-digits", "-n", "3", "--barrier", "--format", "json"])
+    result = CliRunner().invoke(main, ["align", "convnet-digits", "-n", "2", "--barrier", "--format", "json"])
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
-    assert len(values["members"]) == 3
+    assert len(values["members"]) == 2
     before, after = (values["barrier"][when]["mean"]["value"] for when in ("before", "after"))
     assert after < before
-    table = CliRunner().invoke(main, ["align", "convnet-digits", "-n", "3", "--barrier"])
+    table = CliRunner().invoke(main, ["align", "convnet-digits", "-n", "2", "--barrier"])
     assert f"mean loss barrier (nats)                {before:.3f}\n" in table.stdout
 
 

@@ -53,15 +53,14 @@ def test_planted_permutations_of_random_networks_are_found(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [0, 0.5])
-def test_planted_permutations_of_resnet18_are_found(noise: float) -> None:
+def test_planted_permutations_of_resnet18_are_found() -> None:
     from checkpoints_zoo.architectures import build
 
     table = symmetries("resnet18")
     torch.manual_seed(0)
     reference = build("resnet18").state_dict()
     element = random_element(table, torch.Generator().manual_seed(1), members=1)
-    moved = permute(table, stacked(noisy(reference, noise, 2)), element.permutations)
+    moved = permute(table, stacked(noisy(reference, 0.5, 2)), element.permutations)
     found = match(table, moved, reference)
     for group, p in inverse(table, element).permutations.items():
         assert torch.equal(found.permutations[group], p)
@@ -101,10 +100,10 @@ def test_two_hidden_layers_equal_a_plain_descent_and_no_group_alone_can_gain(see
 
 @pytest.mark.parametrize("name", ["resnet8-digits", "convnet-digits"])
 def test_trained_members_are_matched_as_by_a_plain_descent(name: str) -> None:
-    table, params = symmetries(name), zoo.load(name, n=4).stack()
+    table, params = symmetries(name), zoo.load(name, n=3).stack()
     reference = {n: t[0] for n, t in params.items()}
     found = match(table, params, reference, seed=7)
-    for i in range(4):
+    for i in range(3):
         theirs, _ = plain(table, reference, {n: t[i] for n, t in params.items()}, 7)
         assert {g: p[i].tolist() for g, p in found.permutations.items()} == theirs
     after = inner(table, permute(table, params, found.permutations), reference)

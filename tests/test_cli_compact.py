@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,16 @@ SELECTED = ("compact", "convnet-digits", "--members", "2,5,6,9")
 OPTIONS = ("--to", "5", "--samples", "2", "--splits", "3", "--seed", "4")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_levels() -> Iterator[None]:
+    """Prune at few levels: each is a network of its own."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(compact.__kwdefaults__ or {}, "levels", (0.5,))
+        yield
+
+
 @pytest.fixture(scope="module")
-def found() -> dict[str, object]:
+def found(few_levels: None) -> dict[str, object]:
     members = zoo.load("convnet-digits", members="2,5,6,9")
     result: dict[str, object] = json.loads(compact(members, to=5, samples=2, splits=3, seed=4).to_json())
     return result
@@ -57,8 +66,7 @@ def test_the_table_is_the_papers(found: dict[str, object]) -> None:
     assert "Running statistics" not in result.stdout
 
 
-def test_running_statistics_are_named_and_a_picture_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compact.__kwdefaults__ or {}, "levels", (0.0, 0.5))  # each level is a network with statistics
+def test_running_statistics_are_named_and_a_picture_drawn(tmp_path: Path) -> None:
     built = build(tmp_path / "out", "resnet8", range(2))
     picture = tmp_path / "new" / "c.png"
     result = run("compact", "tiny", "--source", built.root, "--samples", "1", "--plot", picture)

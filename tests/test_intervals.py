@@ -81,7 +81,7 @@ def test_band_covers_a_fresh_ensemble_at_its_rate(world: tuple[Tensor, Tensor], 
     """
     members = train(world, 300, 32, seed=size)
     fresh = torch.stack([measure(train(world, 300, size, seed=100 + s), world[1]) for s in range(3)])
-    band = subset_band(lambda chosen: measure(members[:, chosen], world[1]).flatten(), 32, size, subsets=100)
+    band = subset_band(lambda chosen: measure(members[:, chosen], world[1]).flatten(), 32, size, subsets=50)
     covered = dict(zip(FIGURES, coverage(band, fresh), strict=True))
     if size == 1:  # one member has no diversity
         del covered["mutual information"], covered["disagreement"]
@@ -102,7 +102,7 @@ def test_jackknife_covers_the_expected_figure_of_so_many_members_at_its_rate(
     sample = train(world, 300, members, seed=members)
     fresh = [measure(train(world, 300, members, seed=200 + s), world[1]).mean(-1) for s in range(8)]
     expected = torch.stack(fresh).mean(0)[None, :, None].expand(1, -1, 300)
-    intervals = jackknife(lambda chosen: measure(sample[:, chosen], world[1]).flatten(), members, subsets=100)
+    intervals = jackknife(lambda chosen: measure(sample[:, chosen], world[1]).flatten(), members, subsets=50)
     covered = dict(zip(FIGURES, coverage(intervals, expected), strict=True))
     assert covered == pytest.approx(dict.fromkeys(covered, 0.95), abs=0.04)
 

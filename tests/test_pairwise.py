@@ -79,7 +79,7 @@ def test_informations_of_random_logits(members: int, inputs: int, classes: int, 
     alpha=st.sampled_from([1e-3, 0.01, 0.1, 1.0, 10.0]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_informations_of_any_probabilities(classes: int, alpha: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     probs = torch.tensor(random.dirichlet(np.full(classes, alpha), (4, 3)))
@@ -391,3 +391,13 @@ def test_one_member_has_no_pair() -> None:
     with pytest.raises(UsageError) as error:
         pairwise(zoo.load("convnet-digits", n=1), "digits")
     assert str(error.value) == "pairs of convnet-digits: expected two members or more; found 1."
+
+
+def test_no_interval_leaves_the_range_of_its_figure() -> None:
+    generator = torch.Generator().manual_seed(3)
+    votes = torch.stack([torch.randint(4, (6,), generator=generator) for _ in range(3)] + [torch.zeros(6).long()])
+    figures = measure(compare(8 * torch.nn.functional.one_hot(votes, 4).float())).figures
+    low, high = figures["disagreement"].low, figures["disagreement"].high
+    assert low is not None
+    assert high is not None
+    assert 0 <= low < figures["disagreement"].value < high <= 1

@@ -16,7 +16,7 @@ from torch import Tensor
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import Given
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator, named
@@ -97,10 +97,10 @@ class Barriers:
 def barrier(
     first: Member,
     second: Member,
-    data: str | ImageData | None = None,
+    data: Given | None = None,
     *,
     points: int = 25,
-    statistics: str | ImageData | None = None,
+    statistics: Given | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Barriers:
@@ -112,9 +112,10 @@ def barrier(
 
     Args:
         first, second: members of one architecture, of one collection or two.
-        data: labelled images, by name or given; None for the collection's own test set.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
         points: on the line, both ends included, evenly spaced.
-        statistics: images for running statistics, by name (the training split) or given; None for the collection's own.
+        statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
+            the collection's own.
         device: what the networks run on, in float32.
         batch: images a forward pass, at most.
 
@@ -143,11 +144,11 @@ def barrier(
 
 def barriers(
     members: Collection,
-    data: str | ImageData | None = None,
+    data: Given | None = None,
     *,
     to: int | None = None,
     points: int = 25,
-    statistics: str | ImageData | None = None,
+    statistics: Given | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Barriers:

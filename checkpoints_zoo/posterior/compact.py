@@ -18,7 +18,7 @@ from checkpoints_zoo import modules, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import Given
 from checkpoints_zoo.metrics import Interval
 from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator, named
 from checkpoints_zoo.posterior.gaussian import RULES, Gaussian, fit_subsets
@@ -116,14 +116,14 @@ class Compact:
 
 def compact(
     members: Collection,
-    data: str | ImageData | None = None,
+    data: Given | None = None,
     *,
     to: int | str | None = None,
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
-    statistics: str | ImageData | None = None,
+    statistics: Given | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact:
@@ -133,13 +133,14 @@ def compact(
 
     Args:
         members: two or more, not aligned yet.
-        data: labelled images, by name or given; None for the collection's own test set.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the member that the others are aligned to, or "mean"; None for the first.
         samples: networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: random halves of the members that the intervals come from.
         seed: of samples and splits.
         levels: shares of weights to prune, 0..1.
-        statistics: images for running statistics, by name (the training split) or given; None for the collection's own.
+        statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
+            the collection's own.
         device: what the networks run on, in float32.
         batch: images a forward pass, at most.
 

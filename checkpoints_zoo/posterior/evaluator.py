@@ -12,7 +12,7 @@ from checkpoints_zoo import images, measuring
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.images import Given, ImageData, Preprocess
 from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
 from checkpoints_zoo.selected import Selected
 
@@ -37,7 +37,7 @@ class Inputs:
 
     def __iter__(self) -> Iterator[Tensor]:
         for piece in torch.tensor_split(self.data.images, -(-len(self.data) // self.batch)):
-            yield self.preprocess(piece).to(self.device)
+            yield self.data.inputs(piece, self.preprocess).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Evaluator:
 
 def evaluator(
     members: Selected,
-    data: str | ImageData | None,
-    statistics: str | ImageData | None,
+    data: Given | None,
+    statistics: Given | None,
     device: str | torch.device,
     batch: int,
 ) -> Evaluator:
@@ -107,9 +107,9 @@ def evaluator(
 
     Args:
         members: whose architecture, classes and preprocessing count.
-        data: labelled images, by name or given; None for the collection's own test set.
-        statistics: images to estimate running statistics on, by name (the training split) or given; None for the
-            collection's own training set.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
+        statistics: images to estimate running statistics on, by name (the training split) or as `images.of` takes
+            them; None for the collection's own training set.
         device: what networks run on.
         batch: images a forward pass, at most.
 
@@ -118,20 +118,25 @@ def evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    on, dataset, skeleton = check_device(device), members.description.dataset, members.skeleton()
-    test = images.load(dataset if data is None else data) if not isinstance(data, ImageData) else data
-    labels = measuring.labels_of(test, members.description)
+    on, skeleton = check_device(device), members.skeleton()
+    given = measuring.own(members.description) if data is None else images.of(data)
+    test, labels = measuring.labelled(given, members.description)
     if not len(test):
         raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
     training = None
     if has_statistics(skeleton):
-        name = dataset if statistics is None else statistics
-        given = name if isinstance(name, ImageData) else images.load(name, "train")
+        given = measuring.own(members.description, "train") if statistics is None else _training(statistics)
         if len(given) < 2:
             found = f"{len(given)} of {given.name!r}"
             raise UsageError("images to estimate running statistics on", expected="two or more", found=found)
         training = Inputs(given, members.preprocess, on, batch)
     return Evaluator(skeleton, Inputs(test, members.preprocess, on, batch), labels, training)
+
+
+def _training(statistics: Given) -> ImageData:
+    """Return the training images that were given: of a name alone, that split."""
+    by_name = isinstance(statistics, str) and statistics in images.DATASETS
+    return images.of(statistics, split="train" if by_name else None)
 
 
 def named(data: ImageData) -> str:

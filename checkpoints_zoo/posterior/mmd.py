@@ -8,10 +8,7 @@ no unit and is not scaled. What the paper's "MMD" column is scaled by and how it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,107 +16,13 @@ from torch import nn
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.posterior.distances import WHOLE, Blocks, Stacked, distances, grouped
+from checkpoints_zoo.posterior.discrepancies import MMD, NS, Discrepancy
+from checkpoints_zoo.posterior.distances import Blocks, Stacked, distances, grouped
 from checkpoints_zoo.posterior.kernels import Grid, bandwidths, choices, kernels_of, permutation_test, unbiased
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["MMD", "NS", "Discrepancy", "bandwidths", "discrepancy", "mmd", "ns", "unbiased"]
 
 Groups = str | Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Discrepancy:
-    """How far two sets of members are apart in one group of tensors.
-
-    Args:
-        weights: how many the group has.
-        kernels: (name, bandwidth) of each kernel.
-        values: MMD² with each kernel, unbiased: it may be below 0.
-        value: their mean, which is the MMD² of the mean of the kernels.
-        p_value: of the permutation test over all kernels: share of permutations at least as far apart.
-    """
-
-    weights: int
-    kernels: tuple[tuple[str, float], ...]
-    values: tuple[float, ...]
-    value: float
-    p_value: float
-
-
-@dataclass(frozen=True)
-class MMD:
-    """Two sets of members against each other.
-
-    Args:
-        first, second: citations of the members, "" where there is none.
-        members: how many each set has.
-        permutations: of the test.
-        groups: name -> Discrepancy; "all" is all weights together.
-    """
-
-    first: str
-    second: str
-    members: tuple[int, int]
-    permutations: int
-    groups: Mapping[str, Discrepancy]
-
-    @property
-    def value(self) -> float:
-        """MMD² of all weights together, mean over kernels."""
-        return self.groups[WHOLE].value
-
-    @property
-    def p_value(self) -> float:
-        """Of all weights together."""
-        return self.groups[WHOLE].p_value
-
-    def __getitem__(self, group: str) -> Discrepancy:
-        """Return a group.
-
-        Raises:
-            UsageError: no such group.
-        """
-        if group not in self.groups:
-            names = ", ".join(list(self.groups)[:12])
-            raise UsageError(f"group {group!r}", expected=f"one of {names}", found="none such")
-        return self.groups[group]
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row a group and kernel: group, weights, kernel, bandwidth, mmd2; then the group's mean and p."""
-        import pandas as pd
-
-        rows = [
-            {"group": name, "weights": x.weights, "kernel": kernel, "bandwidth": width, "mmd2": value,
-             "mean_mmd2": x.value, "p_value": x.p_value}
-            for name, x in self.groups.items()
-            for (kernel, width), value in zip(x.kernels, x.values, strict=True)
-        ]  # fmt: skip
-        return pd.DataFrame(rows)
-
-    def to_json(self) -> str:
-        """Return all of it as JSON text."""
-        facts = {"first": self.first, "second": self.second, "members": self.members}
-        rows = self.to_frame().to_dict("records")
-        return json.dumps({**facts, "permutations": self.permutations, "groups": rows}, indent=1)
-
-
-@dataclass(frozen=True)
-class NS:
-    """Two sets of members as they are stored, and with the symmetries of their network removed.
-
-    Args:
-        mmd: of the weights as they are stored.
-        ns: of their canonical form.
-        scale, permute: how that was made.
-    """
-
-    mmd: MMD
-    ns: MMD
-    scale: str | None
-    permute: str | None
 
 
 def discrepancy(
@@ -162,7 +65,7 @@ def discrepancy(
 
 def mmd(
     first: Collection,
-    second: Collection,
+    second: Collection | None = None,
     *,
     groups: Groups = "layer",
     permutations: int = 999,
@@ -180,7 +83,8 @@ def mmd(
 
     Args:
         first, second: of one architecture, two members or more each; canonical or aligned views are read as such.
-            Running statistics are no weights.
+            Without a second set, members at even positions are compared with those at odd ones. Running statistics
+            are no weights.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
         permutations: B.
         grid: where bandwidths are taken from: all pairs ("pooled", which permutations do not change), or the pairs
@@ -197,11 +101,11 @@ def mmd(
         DamagedError, SourceNotFound, NetworkError: members that can't be read, or are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> members = zoo.load("convnet-digits", n=16)
-    >>> found = zoo.mmd(members[:8], members[8:], permutations=99)
-    >>> found.p_value > 0.01
-    True
+    >>> found = zoo.mmd(zoo.load("convnet-digits", n=16), permutations=99)
+    >>> found.members, found.p_value > 0.01
+    ((8, 8), True)
     """
+    first, second = _sets(first, second)
     names = _weights(first.skeleton())
     each = max(c.nbytes // max(1, len(c)) for c in (first, second))
     size = max(1, memory // (4 * max(1, each)))
@@ -220,7 +124,7 @@ def mmd(
 
 def ns(
     first: Collection,
-    second: Collection,
+    second: Collection | None = None,
     *,
     scale: str | None = "unit-norm",
     permute: str | None = "first",
@@ -243,14 +147,18 @@ def ns(
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
         SymmetryError: an architecture whose symmetries can't be derived.
     """
-    views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in (first, second)]
+    pair = _sets(first, second)
+    views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]
     before, after = (
-        mmd(
-            *pair, groups=groups, permutations=permutations, grid=grid, device=device, memory=memory, seed=seed
-        )
-        for pair in ((first, second), views)
-    )  # fmt: skip
-    return NS(before, after, scale, permute)
+        mmd(*of, groups=groups, permutations=permutations, grid=grid, device=device, memory=memory, seed=seed)
+        for of in (pair, views)
+    )
+    return NS(before, after, scale, permute, streams)
+
+
+def _sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
+    """Return both sets; without a second one, the members of the first at even positions and at odd ones."""
+    return (first[::2], first[1::2]) if second is None else (first, second)
 
 
 def _weights(skeleton: nn.Module) -> list[str]:
@@ -281,10 +189,14 @@ def _compared(
     if place.type == "mps":
         raise UsageError("device 'mps'", expected="one that has float64", found="none", do="Use the CPU")
     apart = distances(blocks, first + second, groups, place)
+    damaged = [name for name, some in apart.items() if not bool((some.l2 + some.l1).isfinite().all())]
+    if damaged:
+        found = f"others in {damaged[0]!r}"
+        raise UsageError("weights of two sets of members", expected="finite ones, with finite squares", found=found)
     chosen = choices(first, second, permutations, seed).to(place)
-    found = {}
+    by_group = {}
     for name, some in apart.items():
         kernels = kernels_of(some, first, grid, widths)
         values, p_value = permutation_test(some, kernels, chosen)
-        found[name] = Discrepancy(some.weights, kernels, values, sum(values) / len(values), p_value)
-    return MMD(*cited, (first, second), permutations, found)
+        by_group[name] = Discrepancy(some.weights, kernels, values, sum(values) / len(values), p_value)
+    return MMD(*cited, (first, second), permutations, by_group)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import images, metrics, pairwise_plots
+from checkpoints_zoo import images, measuring, metrics, pairwise_plots
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import Given
 from checkpoints_zoo.metrics import Interval
+from checkpoints_zoo.posterior import tables
 from checkpoints_zoo.posterior.divergence import Pairs, compare, over_inputs
 from checkpoints_zoo.predictions import Predictions, logits
 
@@ -98,6 +99,15 @@ class Pairwise:
         counts = {"members": len(self.ids), "pairs": len(self), **inputs}
         return json.dumps({**facts, **counts, "level": 0.95, "figures": rows}, indent=1)
 
+    def write(self, path: str | Path) -> Path:
+        """Write one row a pair, as `to_frame` has them, as .parquet or .csv; return the file's path.
+
+        Raises:
+            UsageError: another ending of the name.
+            StorageError: a place that can't be written to.
+        """
+        return tables.write(self.to_frame(), path)
+
     def plot(self, path: str | Path) -> Path:
         """Draw histograms of both informations, one against the other, and disagreements into a PNG; return its path.
 
@@ -109,8 +119,8 @@ class Pairwise:
 
 def pairwise(
     members: Collection | Predictions,
-    data: str | ImageData | None = None,
-    ood: str | ImageData | Predictions | None = None,
+    data: Given | None = None,
+    ood: Given | Predictions | None = None,
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -122,7 +132,8 @@ def pairwise(
 
     Args:
         members: two or more of a collection, or their stored predictions, which say what images they are on.
-        data: images in distribution, by name or given; None for the collection's own test set. Labels are not used.
+        data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
+            not used.
         ood: images out of distribution, or the same members' stored predictions on them; None for none.
         device, dtype: what the members run on and in; pairs are computed there too, in float32.
         batch: images a forward pass.
@@ -142,7 +153,7 @@ def pairwise(
     if len(members) < 2:
         raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")
 
-    def compared(shown: str | ImageData | Predictions) -> tuple[Pairs, str]:
+    def compared(shown: Given | Predictions) -> tuple[Pairs, str]:
         if isinstance(shown, Predictions):
             if [key[:2] for key in shown.keys] != [key[:2] for key in members.keys]:
                 expected = f"those of the {len(members)} members to compare, in their order"
@@ -151,14 +162,15 @@ def pairwise(
         if isinstance(members, Predictions):
             do = "Give the collection, to run its members on images"
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
-        given = images.load(shown) if isinstance(shown, str) else shown
+        given = images.in_order(images.of(shown), members.classes)
         found = compare(logits(members, given, device, dtype, batch), device=device, memory=memory)
         return found, f"{given.name}/{given.split} {given.fingerprint}"
 
     if data is not None:
         inside, named = compared(data)
     else:
-        inside, named = compared(members if isinstance(members, Predictions) else members.description.dataset)
+        own = members if isinstance(members, Predictions) else measuring.own(members.description)
+        inside, named = compared(own)
     outside, named_ood = (None, "") if ood is None else compared(ood)
     result = measure(inside, outside, ids=members.ids, seed=seed)
     return replace(result, collection=name, citation=members.citation, data=named, ood=named_ood)
@@ -256,7 +268,7 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
         return torch.stack(values)
 
     results = metrics.jackknife(figure, members, seed=seed)
-    intervals = {name: _shifted(x, means[name]) for name, x in zip(matrices, results[: len(matrices)], strict=True)}
+    intervals = {name: _shifted(x, means[name], FIGURES[name][0]) for name, x in zip(matrices, results[: len(matrices)], strict=True)}
     if correlated:
         fisher = results[-1]
         low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))
@@ -264,7 +276,9 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     return intervals
 
 
-def _shifted(interval: Interval, by: float) -> Interval:
-    """Return an interval that lies higher, cut at 0, which no figure is below."""
-    low, high = (None if bound is None else max(0.0, bound + by) for bound in (interval.low, interval.high))
+def _shifted(interval: Interval, by: float, unit: str) -> Interval:
+    """Return an interval that lies higher, cut at 0 and at what a figure of a unit is at most."""
+    most = 1.0 if unit == "0..1" else math.inf
+    bounds = (interval.low, interval.high)
+    low, high = (None if bound is None else min(max(0.0, bound + by), most) for bound in bounds)
     return replace(interval, value=interval.value + by, low=low, high=high)
