@@ -15,7 +15,7 @@ from checkpoints_zoo.device import check_device
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.finding import Found
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import Given
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.viewed import Viewed
@@ -234,13 +234,13 @@ class Collection(Viewed):
             compile=compile,
         )
 
-    def predict(self, data: str | ImageData, out: str | Path | None = None, **options: Any) -> Predictions:
+    def predict(self, data: Given, out: str | Path | None = None, **options: Any) -> Predictions:
         """Run the members on images and store their logits in float16 beside the manifest; return these predictions.
 
         Members that the set has already are not run again.
 
         Args:
-            data: images, or their name ("digits", "digits/train").
+            data: images: their name ("digits", "digits/train"), their place, or whatever `images.of` takes.
             out: a folder of a source; None for the one that the members lie in.
             options: name, device, dtype and batch of `predictions.predict`.
 

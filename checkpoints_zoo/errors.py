@@ -119,5 +119,13 @@ class StorageError(ZooError, OSError):
     """A disk that can't take what should be kept on it."""
 
 
+class WorkerError(ZooError, RuntimeError):
+    """A worker that died again and again, or an error of its that can't be sent here."""
+
+
 class SmallerChunk(UserWarning):
     """Memory was short: fewer members are held or run at once than asked for. Results stay the same."""
+
+
+class LeftOut(UserWarning):
+    """Members whose weights can't be used: their rows say why, and selections leave them out."""

@@ -26,6 +26,7 @@ KINDS = {
     "NetworkError": ConnectionError,
     "AccessError": PermissionError,
     "StorageError": OSError,
+    "WorkerError": RuntimeError,
 }
 
 

@@ -1,4 +1,4 @@
-"""Training killed at any moment and started again ends with the same bytes; the real command makes what ships."""
+"""Training and merging, killed at any moment and begun again, end with the same bytes; the command makes what ships."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -18,48 +19,60 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from training.export import device_name, export
-from training.population import train
+from checkpoints_zoo import writing
+from checkpoints_zoo.executor import Here, Processes
+from tests.tiny import PRELOADED
+from training.export import device_name, run
+from training.merging import merge
 from training.recipes import RECIPES, Recipe
 
 ROOT = Path(__file__).parent.parent
-MEMBERS = [3, 0, 7]  # two stacks, the second filled up
+MEMBERS = [3, 0, 7]  # two stacks, the last filled up
 TIMES = ("created", "wall_time_s")
 
 
 def short(name: str) -> Recipe:
-    return dataclasses.replace(RECIPES[name](), epochs=4, batch_size=128, stack_width=2, save_every=1)
+    return dataclasses.replace(RECIPES[name](), epochs=2, batch_size=250, stack_width=2, save_every=1)
 
 
-def train_all(name: str, out: str) -> None:
-    """What each child does: train what is missing, as the command does."""
-    from training.export import members_of
-
+def two_a_shard() -> None:
+    """Make a shard hold two members at most, in this process."""
     torch.set_num_threads(1)
-    recipe, folder = short(name), Path(out)
-    wanted = [m for m in MEMBERS if m not in members_of(recipe, folder)]
-    train(recipe, wanted, folder, lambda trained: export(recipe, trained, folder))
+    writing.MOST_TENSORS = 16
+
+
+def train_all(name: str, out: str, workers: int) -> None:
+    """What each child does: train what is missing, as the command does."""
+    two_a_shard()
+    engine = Here() if workers == 1 else Processes(workers, start="fork")  # of what is loaded
+    run(short(name), MEMBERS, Path(out), engine)
+
+
+def merge_all(pieces: Sequence[str], out: str) -> None:
+    """What each child does: merge."""
+    two_a_shard()
+    merge([Path(piece) for piece in pieces], Path(out))
 
 
 @pytest.fixture(scope="module")
 def server() -> ForkServerContext:
     """Forks children from a process that has imported torch and run nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sklearn.datasets", "timm.models.resnet", "training.export"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 
-def run(server: ForkServerContext, name: str, out: Path, seconds: float | None) -> int:
+def child(server: ForkServerContext, target: Callable[..., None], args: Sequence[object], seconds: float | None) -> int:
     """Run a child and kill it after some seconds; return its exit code."""
-    child = server.Process(target=train_all, args=(name, str(out)))
-    child.start()
-    child.join(seconds)
-    if child.is_alive():
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-    assert child.exitcode in (0, -signal.SIGKILL)
-    return int(child.exitcode)
+    process = server.Process(target=target, args=tuple(args))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return int(process.exitcode)
 
 
 def contents(out: Path, name: str) -> tuple[dict[str, bytes], list[dict[str, object]], bytes]:
@@ -69,28 +82,75 @@ def contents(out: Path, name: str) -> tuple[dict[str, bytes], list[dict[str, obj
     return shards, rows, (out / "manifests" / f"{name}.json").read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "kills"), [("convnet-digits", 7), ("resnet8-digits", 3)])
-def test_killed_at_random_moments(server: ForkServerContext, name: str, kills: int, tmp_path: Path) -> None:
-    run(server, name, tmp_path / "first", None)  # the first child also starts the server
+def killed_and_gone_on_with(
+    server: ForkServerContext, target: Callable[..., None], args: Sequence[object], name: str, out: Path, kills: int
+) -> None:
+    """Run a child whole, and other ones that are killed so many times; compare what they leave.
+
+    Args:
+        server: that forks them.
+        target, args: what they do; the folder is the argument that is None.
+        name: of the collection.
+        out: folder for their folders.
+        kills: at random moments.
+    """
+
+    def into(folder: str) -> list[object]:
+        return [str(out / folder) if each is None else each for each in args]
+
+    child(server, target, into("first"), None)  # it also starts the server
     began = time.monotonic()
-    assert run(server, name, tmp_path / "whole", None) == 0
+    assert child(server, target, into("whole"), None) == 0
     whole = time.monotonic() - began
-    wanted = contents(tmp_path / "whole", name)
+    wanted = contents(out / "whole", name)
     assert [r["member"] for r in wanted[1]] == sorted(MEMBERS)
+    assert len(wanted[0]) > 1  # shards
     rng = random.Random()  # a new seed each time: any moment must do
-    killed, out, moments = 0, tmp_path / "killed", []
+    killed, moments = 0, []
     while killed < kills:
         moments.append(rng.uniform(0.02, 0.98) * whole)
-        if run(server, name, out, moments[-1]) == 0:  # through before the kill: start over
-            assert contents(out, name) == wanted, moments
-            shutil.rmtree(out)
+        if child(server, target, into("killed"), moments[-1]) == 0:  # through before the kill: start over
+            assert contents(out / "killed", name) == wanted, moments
+            shutil.rmtree(out / "killed")
         else:
             killed += 1
-    assert run(server, name, out, None) == 0
-    assert contents(out, name) == wanted, f"killed after {moments} s"
-    assert not list(out.rglob("*.tmp")) + list(out.rglob("*.partial"))
-    assert [p.name for p in (out / ".training" / name).iterdir()] == ["recipe.json"]
+            if (out / "killed" / "manifests" / f"{name}.parquet").exists():  # readable all the while
+                assert zoo.verify(zoo.load(name, source=out / "killed"), sample=0) == [], moments
+    assert child(server, target, into("killed"), None) == 0
+    assert contents(out / "killed", name) == wanted, f"killed after {moments} s"
+    left = [p for p in (out / "killed").rglob("*") if p.suffix in (".tmp", ".partial") or p.name == "finished"]
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "workers", "kills"), [("convnet-digits", 1, 14), ("resnet8-digits", 1, 5), ("convnet-digits", 2, 12)]
+)
+def test_training_killed_at_random_moments(
+    server: ForkServerContext, name: str, workers: int, kills: int, tmp_path: Path
+) -> None:
+    killed_and_gone_on_with(server, train_all, [name, None, workers], name, tmp_path, kills)
+    runs = tmp_path / "killed" / ".training" / name
+    for path in runs.glob("*.safetensors*") if workers > 1 else ():
+        path.unlink()  # a worker may have written it after its parent was killed, and before it saw that
+    assert sorted(p.name for p in runs.iterdir()) == ["description.json", "log.jsonl", "recipe.json"]
+    lines = (runs / "log.jsonl").read_text().splitlines()
+    assert sorted(int(line.split(",")[0].split(":")[1]) for line in lines) == sorted(MEMBERS)
+
+
+@pytest.mark.slow
+def test_merging_killed_at_random_moments(server: ForkServerContext, tmp_path: Path) -> None:
+    name = "convnet-digits"
+    for i, ids in enumerate(([0, 7], [3])):
+        assert child(server, train_piece, [name, ids, str(tmp_path / str(i))], None) == 0
+    pieces = [str(tmp_path / str(i)) for i in range(2)]
+    killed_and_gone_on_with(server, merge_all, [pieces, None], name, tmp_path, 19)
+
+
+def train_piece(name: str, ids: Sequence[int], out: str) -> None:
+    """What a child does: train some members, all at once."""
+    two_a_shard()
+    run(short(name), ids, Path(out))
 
 
 def same_machine(rows: list[dict[str, object]]) -> bool:

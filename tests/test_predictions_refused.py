@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.prediction_sets import problems, weights_of
-from checkpoints_zoo.predictions import Predictions, parts, predict, predictions_of, storing
+from checkpoints_zoo.predictions import Predictions, parts, predict, predictions_of, work
 from checkpoints_zoo.verification import verify_predictions
 from tests.commands import run, values
 from tests.scenarios import Built, build, load
@@ -272,13 +272,13 @@ def test_parts_of_other_facts_are_not_used(tmp_path: Path, monkeypatch: pytest.M
 
 def test_verify_computes_some_logits_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(4))
-    by_members = storing.by_members
+    by_members = work.by_members
 
     def wrong(*arguments: Any) -> Any:
         for ids, logits in by_members(*arguments):
             yield ids, logits + torch.tensor([0.0, 0.0, 1.0, 0.0])[:, None, None]
 
-    monkeypatch.setattr(storing, "by_members", wrong)
+    monkeypatch.setattr(work, "by_members", wrong)
     predict(load(built), "digits", tmp_path)
     found = verify_predictions(load(built), "digits-test")
     assert [(p.collection, p.member, p.kind) for p in found] == [("tiny/digits-test", 2, "logits")]

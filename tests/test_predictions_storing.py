@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
@@ -24,7 +24,7 @@ from checkpoints_zoo.errors import (
     UsageError,
 )
 from checkpoints_zoo.prediction_sets import Facts, layout_of, problems, weights_of
-from checkpoints_zoo.predictions import Predictions, parts, predict, predictions_of, storing
+from checkpoints_zoo.predictions import Predictions, parts, predict, predictions_of, work
 from tests.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.stored_sets import INSIDE, by_loop, few, six
 
@@ -105,6 +105,7 @@ def test_any_block(stored: tuple[Built, Predictions], begin: int, end: int) -> N
 
 
 @given(st.integers(1, 20), st.integers(1, 12), st.booleans(), st.sampled_from(["F16", "F32"]), st.text(max_size=20))
+@settings(max_examples=40)
 def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str, text: str) -> None:
     facts = Facts(
         collection="c", set="s", data=text, split=text, revision=text, fingerprint=text, inputs=inputs,
@@ -118,14 +119,14 @@ def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str,
 def test_what_is_there_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(6))
     ran: list[int] = []
-    by_members = storing.by_members
+    by_members = work.by_members
 
     def counted(*arguments: Any) -> Any:
         for ids, logits in by_members(*arguments):
             ran.extend(ids)
             yield ids, logits
 
-    monkeypatch.setattr(storing, "by_members", counted)
+    monkeypatch.setattr(work, "by_members", counted)
     members = load(built)
     predict(members[1:3], few(), tmp_path)
     before = digest_of(tmp_path / "predictions")

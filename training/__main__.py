@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from checkpoints_zoo.errors import LockedError, UsageError, ZooError
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.executor import Engine
 from checkpoints_zoo.selection import format_ids, parse_ids
-from training.export import export, members_of
-from training.population import Progress, train
-from training.recipes import RECIPES
+from training.choosing import chosen, table_of
+from training.commands import merge_command, verify_command
+from training.export import run
+from training.population import Progress
+from training.recipe import Recipe
+from training.terminal import engine_of, failing, say
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe", type=click.Choice(sorted(RECIPES)))
-@click.option("--members", required=True, help="Ids, such as 0-63 or 3,5,8-11; an id is the member's seed.")
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the source.")
+@click.argument("recipe", required=False)
+@click.option("--members", metavar="IDS", help="Ids, such as 0-63 or 3,5,8-11; an id is the member's seed.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the source.")
+@click.option("--list", "listing", is_flag=True, help="List the recipes, or those of the file RECIPE, and stop.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="FIELD=VALUE",
+    help="Set a field of the recipe, such as lr=0.05 or epochs=1; may be given again.",
+)  # fmt: skip
+@click.option("--name", help="Name of the collection; by default the recipe's.")
+@click.option(
+    "--device", "--devices", "devices", default="cpu", show_default=True, metavar="DEVICE[,DEVICE...]",
+    help="What to train on, such as cuda, or cuda:0,cuda:1; for two workers on one: cuda,cuda.",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device by default."
+)
+@click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
+@click.option("--log-json", is_flag=True, help="Write a JSON line a member to stderr too.")
 @click.option(
     "--init-permutation", type=click.IntRange(min=0), default=0, metavar="TRANSPOSITIONS",
     help="Permute each member's initialisation by so many transpositions of units.",
@@ -28,42 +46,67 @@ from training.recipes import RECIPES
     "--init-seed", type=click.IntRange(min=0, max=2**31 - 1), metavar="SEED",
     help="Start all members from one initialisation, this seed's; each sees the images in its own order.",
 )  # fmt: skip
-def main(recipe: str, members: str, out: Path, init_permutation: int, init_seed: int | None) -> None:
+def main(
+    recipe: str | None,
+    members: str | None,
+    out: Path | None,
+    listing: bool,
+    changes: tuple[str, ...],
+    name: str | None,
+    devices: str,
+    workers: int | None,
+    ray: str | None,
+    log_json: bool,
+    init_permutation: int,
+    init_seed: int | None,
+) -> None:
     """Train members of RECIPE and export them as a source: shards, manifest, description.
 
+    RECIPE is a name of --list, or a Python file that defines RECIPE or RECIPES (FILE.py:NAME takes one of several).
     Members that OUT holds already are left alone; a run that was killed goes on where it was saved.
-    """
-    chosen = RECIPES[recipe]()
-    if init_permutation or init_seed is not None:
-        name = recipe + (f"-from-{init_seed}" if init_seed is not None else "")
-        name += f"-permuted-{init_permutation}" if init_permutation else ""
-        chosen = replace(chosen, name=name, init_permutation=init_permutation, init_seed=init_seed)
-    began = time.monotonic()
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
+    Two further commands: merge puts members of several folders together, verify trains some again and compares; see
+    python -m training merge --help.
+    """
+    with failing():
+        if listing:
+            click.echo(table_of(recipe))
+            return
+        for option, value in (("argument 'RECIPE'", recipe), ("option '--members'", members), ("option '--out'", out)):
+            if value is None:
+                raise click.UsageError(f"Missing {option}.")
+        assert recipe is not None
+        assert members is not None
+        assert out is not None
+        on = engine_of(devices, workers, ray)
+        _train(chosen(recipe, changes, name, init_permutation, init_seed), members, out, on, log_json)
+
+
+def _train(recipe: Recipe, members: str, out: Path, on: Engine, log_json: bool) -> None:
+    began = time.monotonic()
 
     def progress(p: Progress) -> None:
         ids = format_ids([(m, None) for m in p.members])
-        say(f"{recipe} {ids}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}, {time.monotonic() - began:.0f} s")
+        accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
+        seconds = time.monotonic() - began
+        say(f"{recipe.name} {ids}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
 
-    try:
-        ids = [member for member, epoch in parse_ids(members) if epoch is None]
-        if len(ids) < len(parse_ids(members)):
-            raise UsageError("--members", expected="ids without epochs", found=members)
-        there = members_of(chosen, out)
-        wanted = [member for member in ids if member not in there]
-        if len(wanted) < len(ids):
-            say(f"{recipe}: {len(ids) - len(wanted)} of these members are in {out} already")
-        train(chosen, wanted, out, lambda trained: export(chosen, trained, out), progress)
-        say(f"{recipe}: {len(wanted)} members trained into {out} in {time.monotonic() - began:.0f} s")
-    except (UsageError, LockedError) as error:
-        say(str(error))
-        sys.exit(2)
-    except ZooError as error:
-        say(str(error))
-        sys.exit(4)
+    ids = [member for member, epoch in parse_ids(members) if epoch is None]
+    if len(ids) < len(parse_ids(members)):
+        raise UsageError("--members", expected="ids without epochs", found=members)
+    trained = run(recipe, ids, out, on, say, progress, log=say if log_json else lambda line: None)
+    say(f"{recipe.name}: {trained} members trained into {out} in {time.monotonic() - began:.0f} s")
+
+
+def command() -> None:
+    """Run the command that the first argument names, `main` where it names none."""
+    commands = {"merge": merge_command, "verify": verify_command}
+    found = commands.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    if found is None:
+        main(prog_name="python -m training")
+    else:
+        found(sys.argv[2:], prog_name=f"python -m training {sys.argv[1]}")
 
 
 if __name__ == "__main__":
-    main()
+    command()

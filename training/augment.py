@@ -1,40 +1,78 @@
-"""Augmentation as a fixed set of views of every image, of which a member's seed chooses one an epoch."""
+"""Augmentation on the device: a shift and a flip of each image, chosen anew each epoch from the member's seed.
+
+An augmentation is a finite set of views of an image; one whole number chooses the view.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def _none(images: Tensor) -> Tensor:
-    return images[None]
-
-
-def _shift1(images: Tensor) -> Tensor:
-    """Shift by -1, 0 or 1 pixels along both axes; what comes in is black."""
-    height, width = images.shape[-2:]
-    padded = F.pad(images, (1, 1, 1, 1))
-    return torch.stack([padded[..., y : y + height, x : x + width] for y, x in itertools.product(range(3), repeat=2)])
-
-
-AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": _none,
-    "shift1": _shift1,
-}
-
-
-def views(images: Tensor, augmentation: str) -> Tensor:
-    """Give all views of images, (view, input, channel, height, width).
+@dataclass(frozen=True)
+class Augmentation:
+    """Which views of an image there are.
 
     Args:
-        images: pixels, before normalisation, (input, channel, height, width).
-        augmentation: a key of `AUGMENTATIONS`.
-
-    >>> views(torch.ones(5, 1, 8, 8, dtype=torch.uint8), "shift1").shape
-    torch.Size([9, 5, 1, 8, 8])
+        padding: pixels that a shift may go in each direction; what comes in is black (0).
+        flip: whether half of the views are mirrored, left to right.
     """
-    return AUGMENTATIONS[augmentation](images)
+
+    padding: int = 0
+    flip: bool = False
+
+    @property
+    def views(self) -> int:
+        """How many views there are, all equally likely."""
+        return (2 * self.padding + 1) ** 2 * (2 if self.flip else 1)
+
+    def offsets(self, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Say what view a number stands for; return the crop's first row and column, and whether it is flipped.
+
+        Args:
+            choices: numbers in [0, views), (input,).
+
+        >>> Augmentation(padding=1).offsets(torch.tensor([0, 4, 5]))[:2]
+        (tensor([0, 1, 1]), tensor([0, 1, 2]))
+        """
+        side = 2 * self.padding + 1
+        return choices // side % side, choices % side, choices >= side * side
+
+    def __call__(self, images: Tensor, choices: Tensor) -> Tensor:
+        """Take one view of each image; return the pixels, in shape and type as they were.
+
+        A crop of the image with black around it, then the flip: torchvision's RandomCrop(size, padding) and
+        RandomHorizontalFlip.
+
+        Args:
+            images: pixels, (input, channel, height, width).
+            choices: numbers in [0, views), on the same device, (input,).
+
+        >>> Augmentation(flip=True)(torch.tensor([[[[1, 2, 3]]]]), torch.tensor([1]))
+        tensor([[[[3, 2, 1]]]])
+        """
+        if self.views == 1:
+            return images
+        count, channels, height, width = images.shape
+        top, left, flipped = self.offsets(choices)
+        across = torch.arange(width, device=images.device)
+        rows = top[:, None] + torch.arange(height, device=images.device)
+        columns = left[:, None] + torch.where(flipped[:, None], width - 1 - across, across)
+        padded = F.pad(images, (self.padding,) * 4)
+        return padded[
+            torch.arange(count, device=images.device)[:, None, None, None],
+            torch.arange(channels, device=images.device)[:, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]
+
+
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "none": Augmentation(),
+    "shift1": Augmentation(padding=1),
+    "crop4": Augmentation(padding=4),
+    "crop4-flip": Augmentation(padding=4, flip=True),
+}

@@ -1,32 +1,100 @@
-"""Finished members become a source: shards, manifest rows, description. What is already there stays."""
+"""Members become a source: trained, laid aside as they finish, and put into shards, the manifest last."""
 
 from __future__ import annotations
 
-import hashlib
-import platform
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import torch
 
-from checkpoints_zoo import architectures, catalog, images, manifest, measuring, pieces, shard, writing
-from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.collection import Collection
+from checkpoints_zoo import writing
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.layout import Layout
-from checkpoints_zoo.source import Source
-from training.population import Trained
-from training.recipes import Recipe, initial_seed
-from training.seeds import derive
+from checkpoints_zoo.executor import Engine, Here
+from training.folder import claim, describe, folder_of, locked
+from training.population import Progress, Trained, check_ids, train
+from training.preparing import Finished, Row, prepare
+from training.preparing import description_of as description_of
+from training.preparing import device_name as device_name
+from training.preparing import layout_of as layout_of
+from training.preparing import split_of as split_of
+from training.recipe import Recipe
+from training.sealing import Fresh, rows_of, seal, source_of, tidy
+from training.staging import Log, Staging
 
-STORAGE = {"float16": torch.float16, "float32": torch.float32}
+Say = Callable[[str], object]
 
 
-def export(recipe: Recipe, trained: Sequence[Trained], out: Path) -> None:
-    """Add finished members to a source: whole shards first, then the description, the manifest last.
+def _silent(text: str) -> None:
+    pass
+
+
+class Export:
+    """A recipe's members on their way into a source.
+
+    Args:
+        recipe: of the members.
+        out: folder of the source, which this process has locked.
+
+    Raises:
+        UsageError: it holds members of another recipe under this name.
+    """
+
+    def __init__(self, recipe: Recipe, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.recipe, self.source = recipe, source_of(out)
+        self.layout = layout_of(recipe)
+        self.sealed = {row["member"] for row in _held(recipe, out)}
+        self.description = description_of(recipe, self.layout)
+        self.staging = Staging(folder_of(out, recipe.name) / "finished", self.layout, recipe.hash)
+        self.size = writing.members_per_shard(self.layout, len(recipe.snapshots) + 1)
+
+    @property
+    def members(self) -> set[int]:
+        """Ids of the members that are finished, in a shard or not."""
+        return self.sealed | self.staging.members
+
+    def begin(self) -> Path:
+        """Note in the folder of runs which recipe and collection they are of; return that folder."""
+        folder = claim(self.source.root, self.recipe)
+        describe(folder, self.description)
+        return folder
+
+    def take(self, finished: Sequence[Finished]) -> None:
+        """Lay finished snapshots aside, and write the shards whose ids are all there now."""
+        with writing.writing_into(self.source.root):
+            self.staging.keep(finished)
+        there = self.members
+        for number in {f.row["member"] // self.size for f in finished}:
+            if all(member in there for member in range(number * self.size, (number + 1) * self.size)):
+                self.seal(whole=True)
+                return
+
+    def seal(self, *, whole: bool = False) -> None:
+        """Write shards of what was laid aside, only those whose ids are all there if `whole`."""
+        fresh = {
+            key: Fresh(row, self.staging.location(key) if row["status"] == "ok" else None)
+            for key, row in self.staging.rows.items()
+        }
+        with writing.writing_into(self.source.root):
+            for keys in seal(self.source, self.description, fresh, len(self.recipe.snapshots) + 1, whole=whole):
+                self.sealed |= {member for member, _ in keys}
+                self.staging.drop(keys)
+
+    def finish(self) -> None:
+        """Write the shards of all that was laid aside, and remove what no row names any more."""
+        self.seal()
+        tidy(self.source, self.recipe.name)
+
+
+def export(
+    recipe: Recipe,
+    trained: Sequence[Trained],
+    out: Path,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
+) -> None:
+    """Add trained members to a source: whole shards first, then the description, the manifest last.
 
     Killed at any moment, what was there before is still there and readable; called again with the same members it
     gives the same bytes. Members that are there already are replaced.
@@ -35,37 +103,34 @@ def export(recipe: Recipe, trained: Sequence[Trained], out: Path) -> None:
         recipe: that trained them.
         trained: the members.
         out: folder of the source.
+        device: that the members are measured on.
+
+    Raises:
+        UsageError: a folder with members of another recipe under this name.
+        LockedError: another process is training into it.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    source = Source(out.absolute(), out.absolute().as_uri())
-    kept = [r for r in _rows(source, recipe) if r["member"] not in {t.member for t in trained}]
-    layout = layout_of(recipe)
-    description = _description(recipe, layout)
-    packed = {t.member: shard.pack(t.state, layout) for t in trained if t.status == "ok"}
-    rows = _write_shards(source, recipe, layout, [*kept, *(_row(recipe, t) for t in trained)], packed)
-    measured = _measure(source, description, [r for r in rows if r["member"] in packed])
-    rows = [{**r, **measured.get(r["member"], {})} for r in rows]
-    table = manifest.table(rows)
-    manifest.validate(table, description, source.manifest_path(recipe.name))
-    catalog.write_json(description.to_json(), source.description_path(recipe.name))
-    manifest.write(table, source.manifest_path(recipe.name))
-    _drop_unnamed(source, recipe.name, {r["path"] for r in rows})
+    with locked(out):
+        exporting = Export(recipe, out)
+        exporting.take(prepare(recipe, trained, str(device)))
+        exporting.finish()
 
 
 def members_of(recipe: Recipe, out: Path) -> set[int]:
-    """Return the ids of the members that a source holds already, failed ones too."""
-    return {r["member"] for r in _rows(Source(out.absolute(), "out"), recipe)}
+    """Return the ids of the members that a source holds already, failed ones too.
+
+    Raises:
+        UsageError: it holds members of another recipe under this name.
+    """
+    return {row["member"] for row in _held(recipe, out)}
 
 
-def _rows(source: Source, recipe: Recipe) -> list[dict[str, Any]]:
+def _held(recipe: Recipe, out: Path) -> list[Row]:
     """Read the rows that are there; members of another recipe under this name are refused."""
-    if not source.manifest_path(recipe.name).exists():
-        return []
-    rows: list[dict[str, Any]] = source.read(recipe.name)[1].to_pylist()
+    rows = list(rows_of(source_of(out), recipe.name).values())
     others = {r["recipe_hash"] for r in rows} - {recipe.hash}
     if others:
         raise UsageError(
-            f"folder {source.root}",
+            f"folder {out.absolute()}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
             found=f"members of {', '.join(map(str, others))}",
             do="Give another folder, or name the changed recipe differently",
@@ -73,127 +138,77 @@ def _rows(source: Source, recipe: Recipe) -> list[dict[str, Any]]:
     return rows
 
 
-def layout_of(recipe: Recipe) -> Layout:
-    """Lay out a member's tensors as the recipe stores them; return the layout."""
-    with torch.device("meta"):
-        state = architectures.build(recipe.architecture, **recipe.arguments).state_dict()
-    return shard.layout_of(state, STORAGE[recipe.storage])
-
-
-def _write_shards(
-    source: Source,
+def run(
     recipe: Recipe,
-    layout: Layout,
-    rows: Iterable[Mapping[str, Any]],
-    packed: Mapping[int, bytearray],
-) -> list[dict[str, Any]]:
-    """Write every shard that has a new member, the old ones' bytes taken over; return the rows with their places."""
-    per_shard = writing.members_per_shard(layout)
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda r: r["member"]):
-        groups.setdefault(row["member"] // per_shard, []).append(dict(row))
-    for number, group in groups.items():
-        stored = [r for r in group if r["status"] == "ok"]
-        if not any(r["member"] in packed for r in stored):
-            continue
-        members = [(shard.prefix(r["member"]), packed.get(r["member"]) or _old(source, layout, r)) for r in stored]
-        path = writing.write_shard(source.root / "shards" / recipe.name, number, layout, members)
-        offset = writing.first_offset(layout, [key for key, _ in members])
-        for at, row in enumerate(stored):
-            row |= {
-                "path": path.relative_to(source.root).as_posix(),
-                "offset": offset + at * layout.nbytes,
-                "nbytes": layout.nbytes,
-                "layout": recipe.storage,
-                "dtype": layout.dtype,
-            }
-    return [row for group in groups.values() for row in group]
+    ids: Sequence[int],
+    out: Path,
+    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    say: Say = _silent,
+    progress: Callable[[Progress], None] | None = None,
+    log: Say = _silent,
+) -> int:
+    """Train the members that a folder doesn't hold yet into it as a source; return how many were trained.
+
+    A member is a function of its seed: whatever the pieces, engines and kills on the way, the shards are the same in
+    the end, and the rows but for `created`, `wall_time_s` and `device`. A run that was killed goes on; what the folder
+    held before can be read all the while.
+
+    Args:
+        recipe: of the members.
+        ids: of the members, each once; those that are there already are left alone.
+        out: folder of the source.
+        engine: what trains them.
+        say: told how far the run is, a line at a time.
+        progress: called after every epoch of a stack, where this process trains.
+        log: told of each member that finished, a line of JSON.
+
+    Raises:
+        UsageError: ids that can't be, or a folder with members of another recipe under this name.
+        LockedError: another process is training into the folder.
+        StorageError: the disk is full, or can't be written to.
+        WorkerError: workers that die again and again.
+    """
+    check_ids(ids)
+    with locked(out):
+        exporting = Export(recipe, out)
+        logged = Log(exporting.begin() / "log.jsonl")
+        logged.add(exporting.staging.rows.values())
+        there = exporting.members
+        wanted = [member for member in ids if member not in there]
+        if len(wanted) < len(ids):
+            say(f"{recipe.name}: {len(ids) - len(wanted)} of these members are in {out} already")
+        exporting.seal(whole=True)
+        began, accuracies, done = time.monotonic(), list[float](), 0
+
+        def finish(finished: list[Finished]) -> None:
+            nonlocal done
+            new = [f for f in finished if f.row["member"] not in there]  # a stack goes on whole
+            exporting.take(new)
+            there.update(f.row["member"] for f in new)
+            for line in logged.add(f.row for f in new):
+                log(line)
+            finals = [f.row for f in new if f.row["final"]]
+            done += len(finals)
+            accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)
+            say(f"{recipe.name}: {_so_far(done, len(wanted), time.monotonic() - began, accuracies)}")
+
+        train(recipe, wanted, out, finish, progress, engine, prepare)
+        exporting.finish()
+    return len(wanted)
 
 
-def _old(source: Source, layout: Layout, row: Mapping[str, Any]) -> bytes:
-    """Read a member's bytes from the shard it lies in now."""
-    prefix = shard.prefix(row["member"])
-    location = pieces.Location(row["member"], prefix, source.file(row["path"]), row["offset"], layout)
-    return b"".join(bytes(raw) for _, raw in pieces.read([location]))
+def _so_far(done: int, wanted: int, seconds: float, accuracies: Sequence[float]) -> str:
+    """Say how far a run is: members done, rate, time left, mean accuracy."""
+    rate = done / max(seconds, 1e-3)
+    mean = f", mean test accuracy {fmean(accuracies):.4f}" if accuracies else ""
+    left = (wanted - done) / rate if rate else 0.0
+    return f"{done:,} of {wanted:,} members, {rate * 60:.3g} a minute, {_span(left)} left{mean}"
 
 
-def _measure(source: Source, description: Description, rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Measure members by their stored bytes, in float32; return member -> figures and hash."""
-    if not rows:
-        return {}
-    members = Collection(source, "", description, manifest.table(rows))
-    found: dict[int, dict[str, Any]] = {r["member"]: {} for r in rows}
-    for member, digest in zip(members.ids, pieces.hash_members(members.locations()), strict=True):
-        found[member]["sha256"] = digest
-    for member, train in measuring.figures(members, images.load(description.dataset, "train")):
-        found[member] |= {"train_accuracy": train["accuracy"], "train_loss": train["nll"]}
-    for member, columns in measuring.measured(members, images.load(description.dataset, "test")).items():
-        found[member] |= columns
-    return found
-
-
-def _row(recipe: Recipe, t: Trained) -> dict[str, Any]:
-    """Write down what is known of a member before its bytes are stored."""
-    run_id = hashlib.sha256(f"{recipe.hash}|{t.seed}".encode()).hexdigest()[:16]
-    return {
-        "member": t.member,
-        "epoch": recipe.epochs,
-        "final": True,
-        "status": t.status,
-        "reason": t.reason or None,
-        "method": "independent",
-        "seed": t.seed,
-        "seed_init": initial_seed(recipe, t.seed),
-        **{f"seed_{purpose}": derive(t.seed, purpose) for purpose in ("order", "augment")},
-        "run_id": run_id,
-        "split": split_of(run_id),
-        **{n: getattr(recipe, n) for n in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size",
-                                           "schedule", "augmentation", "precision", "stack_width")},
-        "recipe": recipe.name,
-        "recipe_hash": recipe.hash,
-        "data_fingerprint": images.load(recipe.dataset, "train").fingerprint,
-        "code_version": version("checkpoints-zoo"),
-        "torch_version": str(torch.__version__),
-        "device": device_name(),
-        "wall_time_s": round(t.wall_time_s, 3),
-        "created": datetime.now(UTC).replace(microsecond=0),
-        "path": None,
-    }  # fmt: skip
-
-
-def split_of(run_id: str) -> str:
-    """Return the split of a run: 70/15/15 by the first 32 bits of sha256("split|RUN_ID")."""
-    at = int(hashlib.sha256(f"split|{run_id}".encode()).hexdigest()[:8], 16) / 2**32
-    return "train" if at < 0.7 else "validation" if at < 0.85 else "test"
-
-
-def device_name() -> str:
-    """Return the processor's name and the instruction set that torch uses on it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _description(recipe: Recipe, layout: Layout) -> Description:
-    return Description(
-        name=recipe.name,
-        title=recipe.title,
-        architecture=recipe.architecture,
-        arguments={n: list(v) if isinstance(v, tuple) else v for n, v in recipe.arguments.items()},
-        dataset=recipe.dataset,
-        classes=images.load(recipe.dataset, "test").classes,
-        preprocessing=recipe.preprocess.to_json(),
-        layouts={recipe.storage: layout},
-        licence=recipe.licence,
-        citation=f"checkpoints_zoo, collection {recipe.name}, recipe {recipe.hash}",
-    )
-
-
-def _drop_unnamed(source: Source, name: str, named: set[str | None]) -> None:
-    """Remove shards that no row names any more, and what a kill left of a shard being written."""
-    for path in (source.root / "shards" / name).glob("*"):
-        if path.suffix == ".tmp" or path.relative_to(source.root).as_posix() not in named:
-            path.unlink()
+def _span(seconds: float) -> str:
+    """Write a time in words, in its two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")) if n]
+    return " ".join(parts[:2]) or "0 s"

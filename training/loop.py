@@ -1,43 +1,50 @@
-"""Train a stack of members at once: what one member computes is written for one and mapped over the stack.
+"""Train a stack of members at once, or one member after another where the stack is one wide.
 
 A member is a function of its seed alone, bit for bit, at one stack width, torch build and CPU: whatever its
-position and company, on one thread or two. Sums and products are separate operations on
-purpose: where a kernel may fuse them or not, by an element's position, the last bit would depend on it.
+position and company, on one thread or two; one that is trained alone, on one number of threads. On a GPU, at one stack
+width, torch build and kind of GPU: cuDNN is told to be deterministic, and nothing else here is not.
 
-Axes: stacked tensors are (member, ...); inputs of a step (member, batch, channel, height, width).
+Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import stack_module_state
 
-from checkpoints_zoo import architectures
+from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
-from training.augment import views
-from training.recipes import Recipe, initial_seed
+from training.augment import AUGMENTATIONS
+from training.averaging import average, stored
+from training.gradients import Tensors as Tensors
+from training.gradients import stack_gradient
+from training.recipe import Recipe, initial_seed
+from training.reproducible import exact
+from training.schedules import learning_rate as learning_rate
 from training.seeds import derive, epoch_choices, epoch_order, generator
-
-Tensors = dict[str, Tensor]
+from training.sgd import first_scaling, scaled_step
+from training.sgd import sgd_step as sgd_step
 
 
 @dataclass
 class StackState:
-    """All that a stack's further training depends on.
+    """All that a stack's further training depends on, and what it has left behind.
 
     Args:
         params, momentum, buffers: stacked tensors by name.
         loss: mean training loss of the last epoch, nats, (member,).
         failed_step: first step with a loss that isn't finite, or -1, (member,).
         epoch: epochs done.
+        averages: of the weights so far, by name; empty without.
+        scaling: of the gradients, by name; empty without.
+        snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
     params: Tensors
@@ -46,6 +53,16 @@ class StackState:
     loss: Tensor
     failed_step: Tensor
     epoch: int = 0
+    averages: Tensors = field(default_factory=dict)
+    scaling: Tensors = field(default_factory=dict)
+    snapshots: dict[int, Tensors] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> StackState:
+        """Bring the state to a device, snapshots aside; return it."""
+        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
+            tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
+        self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
+        return self
 
 
 def start(recipe: Recipe, members: Sequence[int]) -> StackState:
@@ -57,8 +74,8 @@ def start(recipe: Recipe, members: Sequence[int]) -> StackState:
     modules = []
     with torch.random.fork_rng(devices=[]):
         for member in members:
-            torch.manual_seed(initial_seed(recipe, member))
-            modules.append(architectures.build(recipe.architecture, **recipe.arguments))
+            torch.default_generator.manual_seed(initial_seed(recipe, member))
+            modules.append(recipe.module())
     params, buffers = stack_module_state(modules)
     params = {name: parameter.detach() for name, parameter in params.items()}
     if recipe.init_permutation:
@@ -69,88 +86,119 @@ def start(recipe: Recipe, members: Sequence[int]) -> StackState:
             for member in members
         ]
         params = permute(table, params, {name: torch.stack([p[name] for p in drawn]) for name in drawn[0]})
+    if recipe.channels_last:
+        last = torch.channels_last
+        params = {n: p[0].contiguous(memory_format=last)[None] if p.ndim == 5 else p for n, p in params.items()}
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},
         buffers=buffers,
         loss=torch.zeros(len(members)),
         failed_step=torch.full((len(members),), -1),
+        scaling=first_scaling(recipe, len(members)),
     )
-
-
-def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """Give the learning rate of a step in [0, steps).
-
-    Source: cosine annealing without restarts, Loshchilov & Hutter 2017, equation 5.
-    """
-    if recipe.schedule == "constant":
-        return recipe.lr
-    return recipe.lr * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
-    """Take one step of SGD in place, as torch.optim.SGD does: coupled decay, momentum, Nesterov."""
-    for name, parameter in params.items():
-        gradient = gradients[name] + parameter * recipe.weight_decay
-        velocity = momentum[name].mul_(recipe.momentum).add_(gradient)
-        update = gradient + velocity * recipe.momentum if recipe.nesterov else velocity
-        parameter.sub_(update * lr)
 
 
 def train_epochs(recipe: Recipe, members: Sequence[int], state: StackState, data: ImageData) -> Iterator[int]:
     """Train a stack to the end of its recipe, its state in place, and yield the epochs done after each.
 
+    It ends early once the loss of every member has not been finite.
+
     Args:
         recipe: the recipe.
         members: ids, in the order of the stack.
-        state: of `start`, or one that was saved after an epoch.
+        state: of `start`, or one that was saved after an epoch; it stays on its device.
         data: the training split.
 
     Raises:
         UsageError: no labels, or fewer inputs than make a batch.
     """
-    count, batch = len(data), recipe.batch_size
-    targets = data.labels
-    if targets is None or count < batch:
+    count, batch, device = len(data), recipe.batch_size, state.loss.device
+    if data.labels is None or count < batch:
         raise UsageError(
             f"data set {data.name!r}",
             expected=f"labels, and at least {batch} inputs",
-            found=f"{count} inputs with{'out' if targets is None else ''} labels",
+            found=f"{count} inputs with{'out' if data.labels is None else ''} labels",
         )
-    with torch.device("meta"):  # only its structure is needed
-        module = architectures.build(recipe.architecture, **recipe.arguments).train()
-
-    def member_loss(
-        params: Tensors, buffers: Tensors, images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # batch norm writes into them
-        logits = functional_call(module, (params, buffers), (images,))
-        loss = F.cross_entropy(logits, labels)
-        return loss, (loss, buffers)
-
-    stack_gradient = vmap(grad(member_loss, has_aux=True))
-
-    pixels = views(data.images, recipe.augmentation)
-    inputs = torch.stack([recipe.preprocess(view) for view in pixels])
+    pixels, labels = data.images.to(device), data.labels.to(device)
+    augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
+    gradient = stack_gradient(recipe, members, device)
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
+    if state.epoch == 0 and 0 in recipe.snapshots:
+        state.snapshots[0] = _kept(recipe, state, data)
 
-    while state.epoch < recipe.epochs:
-        order = torch.stack([epoch_order(member, state.epoch, count) for member in members])
-        view = torch.stack([epoch_choices(member, state.epoch, count, len(inputs)) for member in members])
-        state.loss = torch.zeros_like(state.loss)
+    with ThreadPoolExecutor(1) as aside:
+        coming = aside.submit(_draws, members, state.epoch, count, augmentation.views)
+        while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
+            order, view = (drawn.to(device) for drawn in coming.result())
+            if state.epoch + 1 < recipe.epochs:
+                coming = aside.submit(_draws, members, state.epoch + 1, count, augmentation.views)
+            state.loss = torch.zeros_like(state.loss)
 
-        for epoch_step in range(steps_per_epoch):
-            step = state.epoch * steps_per_epoch + epoch_step
-            chosen = slice(epoch_step * batch, (epoch_step + 1) * batch)
-            seen = order[:, chosen]
-            gradients, (loss, buffers) = stack_gradient(
-                state.params, state.buffers, inputs[view[:, chosen], seen], targets[seen]
-            )
-            sgd_step(recipe, learning_rate(recipe, step, steps), state.params, state.momentum, gradients)
-            state.buffers = {name: buffer.contiguous() for name, buffer in buffers.items()}
-            state.loss += loss / steps_per_epoch
-            state.failed_step[(state.failed_step < 0) & ~loss.isfinite()] = step
+            # Nothing in a step waits for a GPU: steps are queued while it computes.
+            with exact(device):
+                for epoch_step in range(steps_per_epoch):
+                    step = state.epoch * steps_per_epoch + epoch_step
+                    chosen = slice(epoch_step * batch, (epoch_step + 1) * batch)
+                    seen = order[:, chosen]
+                    images = augmentation(pixels[seen].flatten(0, 1), view[:, chosen].flatten())
+                    inputs = normalise(images).view(*seen.shape, *images.shape[1:])
+                    gradients, loss, state.buffers = gradient(
+                        step, state.params, state.buffers, state.scaling, inputs, labels[seen]
+                    )
+                    rate = learning_rate(recipe, step, steps)
+                    if state.scaling:
+                        scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
+                    else:
+                        sgd_step(recipe, rate, state.params, state.momentum, gradients)
+                    average(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
+                    state.loss += loss / steps_per_epoch
+                    failed = (state.failed_step < 0) & ~loss.isfinite()
+                    state.failed_step = torch.where(failed, step, state.failed_step)
 
-        state.epoch += 1
-        yield state.epoch
+            state.epoch += 1
+            if state.epoch in recipe.snapshots:
+                state.snapshots[state.epoch] = _kept(recipe, state, data)
+            yield state.epoch
+
+
+def _draws(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
+    """Draw members' orders and views of an epoch on the CPU, where a generator gives the same numbers everywhere.
+
+    Returns:
+        Both (member, input). For many members on a GPU they take as long as the epoch itself: hence the thread aside.
+    """
+    order = torch.stack([epoch_order(member, epoch, count) for member in members])
+    return order, torch.stack([epoch_choices(member, epoch, count, views) for member in members])
+
+
+def _kept(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
+    """Copy the weights that members would be stored with now; return them on the CPU."""
+    tensors = stored(recipe, state.params, state.buffers, state.averages, data)
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
+    """Measure the weights that members would be stored with now, in float32; return accuracies (member,) in 0..1.
+
+    Args:
+        recipe: of the members.
+        state: of the stack.
+        data: the training split.
+        test: images with labels.
+
+    Raises:
+        UsageError: images without labels.
+    """
+    if test.labels is None:
+        raise UsageError(f"data set {test.name!r}", expected="labels", found="none")
+    tensors = stored(recipe, state.params, state.buffers, state.averages, data)
+    members, device = len(state.loss), state.loss.device
+    ensemble = Ensemble(recipe.skeleton().eval(), tensors, range(members))
+    right = torch.zeros(members, device=device)
+    with exact(device), torch.inference_mode():
+        for first in range(0, len(test), 500):
+            logits = ensemble(recipe.preprocess(test.images[first : first + 500].to(device)))
+            right += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
+    return right / len(test)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import architectures, images
-from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
+from checkpoints_zoo import images
+from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.executor import Engine, Here, Job
+from checkpoints_zoo.layout import is_statistic
 from training import state as states
-from training.loop import StackState, start, train_epochs
-from training.recipes import Recipe
+from training.averaging import stored
+from training.folder import claim, clean, divided, locked, recorded_hash, state_name
+from training.loop import StackState, Tensors, accuracies, start, train_epochs
+from training.recipe import STORAGE, Recipe
+from training.sending import Sent, received, sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,8 @@ class Trained:
         state: parameters and buffers by name, in float32 as trained, without `num_batches_tracked`.
         train_loss: mean over the steps of the last epoch, nats.
         wall_time_s: its share of the seconds that its stack took, all runs together.
+        snapshots: epoch -> parameters and buffers, as in `state`, after some of the epochs.
+        device: it was trained on.
     """
 
     member: int
@@ -41,24 +46,32 @@ class Trained:
     state: dict[str, Tensor]
     train_loss: float
     wall_time_s: float
+    snapshots: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (it can't be changed)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stack is: its members, epochs done and in all, mean loss of the last epoch in nats."""
+    """How far a stack is: its members, epochs done and in all, mean loss of the last epoch in nats.
+
+    `accuracy` is the members' mean on the test split, 0..1, where the recipe asks for it after this epoch.
+    """
 
     members: tuple[int, ...]
     epoch: int
     epochs: int
     loss: float
+    accuracy: float | None = None
 
 
 def train(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
-    finish: Callable[[list[Trained]], None],
+    finish: Callable[[list[Any]], None],
     progress: Callable[[Progress], None] | None = None,
+    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    prepare: Callable[[Recipe, list[Trained], str], list[Any]] | None = None,
 ) -> None:
     """Train members, and give each complete stack of them to `finish`.
 
@@ -70,83 +83,135 @@ def train(
         ids: ids of the members that `out` doesn't hold yet, each once.
         out: folder of the source; states lie in its `.training`.
         finish: stores a stack's members, to disk, before it returns.
-        progress: called after every epoch of a stack.
+        progress: called after every epoch of a stack, where this process trains.
+        engine: what trains the stacks, each a job of it.
+        prepare: what the engine still does with a stack's members, on its device, before `finish` gets what it gives;
+            None gives the members as they are.
 
     Raises:
         UsageError: ids that can't be, or a folder that holds members of another recipe of this name.
         LockedError: another process is training into the same folder.
+        WorkerError: workers that die again and again.
     """
-    _check(ids)
+    check_ids(ids)
     with locked(out):
-        folder = _claim(out, recipe)
-        width = recipe.stack_width
-        stacks = [tuple(ids[first : first + width]) for first in range(0, len(ids), width)]
-        _clean(folder, wanted=set(ids))
-        data = images.load(recipe.dataset, "train")
-        for stack in stacks:
-            path = folder / _state_name(stack)
-            trained = _train_stack(recipe, stack, path, data, progress)
-            finish(trained)
-            path.unlink(missing_ok=True)
-            states.sync_folder(folder)
+        folder = claim(out, recipe)
+        clean(folder, set(ids), recipe.epochs)
+        stacks = divided(folder, recipe, ids)
+        jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
+        work = Stacks(recipe, folder, prepare, progress if isinstance(engine, Here) else None)
+        with closing(engine.run(work, jobs)) as results:
+            for job, finished in results:
+                finish(finished)
+                (folder / state_name(job.argument)).unlink(missing_ok=True)
+                states.sync_folder(folder)
 
 
-def _train_stack(
+@dataclass(frozen=True, eq=False)
+class Stacks:
+    """Work for an engine: trains a stack of a recipe's members from its saved state, or from the start, to the end.
+
+    Args:
+        recipe: of the members.
+        folder: of the recipe's runs. Where a worker sees it, states are saved in it; elsewhere, and with None, none.
+        prepare: what is done with the members then, with the device; None for nothing.
+        progress: called after every epoch; it stays in this process.
+    """
+
+    recipe: Recipe
+    folder: Path | None
+    prepare: Callable[[Recipe, list[Trained], str], list[Any]] | None = None
+    progress: Callable[[Progress], None] | None = None
+
+    def __call__(self, stack: tuple[int, ...], device: str) -> list[Any]:
+        """Train the stack on a device; return its members, or what is made of them."""
+        path = None
+        if self.folder is not None and recorded_hash(self.folder) == self.recipe.hash:
+            path = self.folder / state_name(stack)
+        data = self.recipe.split("train")
+        trained = train_stack(self.recipe, stack, data, path, self.progress, torch.device(device))
+        return trained if self.prepare is None else self.prepare(self.recipe, trained, device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (sent(self.recipe), self.folder, self.prepare)
+
+
+def _received(recipe: Sent, folder: Path | None, prepare: Any) -> Stacks:
+    return Stacks(received(recipe), folder, prepare)
+
+
+def train_stack(
     recipe: Recipe,
     stack: tuple[int, ...],
-    path: Path,
     data: images.ImageData,
-    progress: Callable[[Progress], None] | None,
+    path: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
 ) -> list[Trained]:
-    """Train a stack from its saved state, or from the start, to the end of the recipe."""
+    """Train a stack from its saved state, or from the start, to the end of the recipe; return its members.
+
+    Args:
+        recipe: of the members.
+        stack: their ids, the recipe's stack width at most.
+        data: the training split.
+        path: of the saved state; None to save none.
+        progress: called after every epoch.
+        device: to train on.
+    """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = states.RunKey(recipe.hash, stack, str(torch.__version__))
-    state, earlier_s = start(recipe, members), 0.0
-    if path.exists():
-        state, earlier_s = _resume(path, key, fresh=state)
+    state, earlier_s = start(recipe, members).to(device), 0.0
+    if path is not None and path.exists():
+        earlier_s = _resume(path, key, state)
     began = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
-        if epoch % recipe.save_every == 0 or epoch == recipe.epochs:
+        if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
             states.write(path, state, key, earlier_s + time.monotonic() - began)
         if progress is not None:
-            loss = state.loss[: len(stack)].mean().item()
-            progress(Progress(stack, epoch, recipe.epochs, loss))
+            loss, accuracy = state.loss[: len(stack)].mean().item(), None
+            if recipe.eval_every and epoch % recipe.eval_every == 0:
+                measured = accuracies(recipe, state, data, recipe.split("test"))
+                accuracy = measured[: len(stack)].mean().item()
+            progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
     share_s = (earlier_s + time.monotonic() - began) / len(stack)
-    return _unstack(recipe, stack, state, share_s, steps_per_epoch=len(data) // recipe.batch_size)
+    return _unstack(recipe, stack, state, share_s, data)
 
 
-def _resume(path: Path, key: states.RunKey, fresh: StackState) -> tuple[StackState, float]:
-    """Give the saved state and its seconds, or the fresh one where the saved can't be used, and say so."""
+def _resume(path: Path, key: states.RunKey, fresh: StackState) -> float:
+    """Take over the saved state and return its seconds; where it can't be used, say so and leave the fresh one."""
     try:
         state, found, earlier_s = states.read(path)
-        if found != key or not states.same_shapes(state, fresh):
+        if found != key or not states.adopt(fresh, state):
             raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found}")
     except DamagedError as error:
         print(f"{error} It is dropped, and its members are trained from the start.", file=sys.stderr)
         path.unlink()
-        return fresh, 0.0
-    return state, earlier_s
+        return 0.0
+    return earlier_s
 
 
 def _unstack(
-    recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, steps_per_epoch: int
+    recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
 ) -> list[Trained]:
     """Take a stack apart, and mark the members whose loss or weights weren't finite."""
-    with torch.device("meta"):
-        names = list(architectures.build(recipe.architecture, **recipe.arguments).state_dict())
-    stacked = {**state.params, **state.buffers}
+    names: dict[str, str] = {}  # of what is stored -> of what is trained: of tied names, the first
+    first: dict[int, str] = {}
+    for name, tensor in recipe.skeleton().state_dict(keep_vars=True).items():
+        names[name] = first.setdefault(id(tensor), name)
+    final = stored(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors = {
-            name: stacked[name][position].clone() for name in names if name.rpartition(".")[2] != "num_batches_tracked"
-        }
-        reason = ""
+        tensors, reason = _member(names, final, position), ""
+        snapshots = {epoch: _member(names, kept, position) for epoch, kept in state.snapshots.items()}
         step = int(state.failed_step[position])
         broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        large = [] if broken else [name for name, tensor in tensors.items() if not _storable(recipe, name, tensor)]
         if step >= 0:
-            reason = f"the loss was not finite at step {step} (epoch {step // steps_per_epoch})"
+            reason = f"the loss was not finite at step {step} (epoch {step // (len(data) // recipe.batch_size)})"
         elif broken:
             reason = f"{broken[0]} was not finite at the end"
+        elif large:
+            reason = f"{large[0]} was beyond {recipe.storage} at the end"
         trained.append(
             Trained(
                 member=member,
@@ -156,80 +221,37 @@ def _unstack(
                 state=tensors,
                 train_loss=state.loss[position].item(),
                 wall_time_s=share_s,
+                snapshots={} if reason else snapshots,
+                device=state.loss.device,
             )
         )
     return trained
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep other processes from training into a folder while the block runs.
+def _storable(recipe: Recipe, name: str, tensor: Tensor) -> bool:
+    """Say whether a tensor is still finite in the dtype that it is stored in."""
+    kept = tensor.is_floating_point() and not is_statistic(name)
+    return bool((tensor.to(STORAGE[recipe.storage]) if kept else tensor).isfinite().all())
+
+
+def _member(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
+    """Copy a member's tensors out of a stack, counters left out; return them on the CPU."""
+    return {
+        name: stacked[of][position].detach().cpu().contiguous().clone()
+        for name, of in names.items()
+        if name.rpartition(".")[2] != "num_batches_tracked"
+    }
+
+
+def check_ids(ids: Sequence[int]) -> None:
+    """Check that ids can be members', each once.
 
     Raises:
-        LockedError: another process holds the lock; it goes with its process, however that ends.
+        UsageError: one that can't, or one twice.
     """
-    lock = out / ".training" / "lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LockedError(
-                f"folder {out}",
-                expected="no other process training into it",
-                found=f"a lock on {lock}",
-                do="Wait until the other run ends, or give another folder",
-                path=out,
-            ) from error
-        yield
-
-
-def _check(ids: Sequence[int]) -> None:
     wrong = [member for member in ids if not 0 <= member < 2**31]
     if wrong:
         raise UsageError(f"member {wrong[0]}", expected="an id in [0, 2^31)", found=str(wrong[0]))
     if len(set(ids)) < len(ids):
         twice = next(member for member in ids if list(ids).count(member) > 1)
         raise UsageError("ids", expected="each once", found=f"member {twice} more than once")
-
-
-def _claim(out: Path, recipe: Recipe) -> Path:
-    """Give the folder of a recipe's states; it records the recipe, and another of this name is refused."""
-    folder = out / ".training" / recipe.name
-    folder.mkdir(parents=True, exist_ok=True)
-    record = folder / "recipe.json"
-    facts = {"hash": recipe.hash, **recipe.to_json()}
-    try:
-        found = json.loads(record.read_text(encoding="utf-8"))["hash"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        partial = record.with_name("recipe.json.partial")
-        partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        partial.replace(record)
-        return folder
-    if found != recipe.hash:
-        raise UsageError(
-            f"folder {out}",
-            expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"hash {found}: the recipe has changed since it was trained here",
-            do="Give another folder, or name the changed recipe differently",
-        )
-    return folder
-
-
-def _clean(folder: Path, wanted: set[int]) -> None:
-    """Remove what kills leave: half-written files, and complete states whose members were finished."""
-    for partial in folder.glob("*.partial"):
-        partial.unlink()
-    for path in folder.glob("*.safetensors"):
-        try:
-            state, key, _ = states.read(path)
-        except DamagedError:
-            continue  # its own stack drops it, and says so
-        epochs = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["epochs"]
-        if state.epoch == epochs and wanted.isdisjoint(key.members):
-            path.unlink()
-
-
-def _state_name(stack: tuple[int, ...]) -> str:
-    check = hashlib.sha256(",".join(map(str, stack)).encode()).hexdigest()[:8]
-    return f"{stack[0]:06d}-{stack[-1]:06d}-{check}.safetensors"

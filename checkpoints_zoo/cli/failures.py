@@ -42,6 +42,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.UsageError, USAGE),
     (errors.SelectionError, USAGE),
     (errors.TooLargeError, USAGE),
+    (errors.WorkerError, USAGE),
     (errors.CollectionNotFound, MISSING),
     (errors.MemberNotFound, MISSING),
     (errors.SourceNotFound, MISSING),

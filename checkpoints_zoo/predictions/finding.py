@@ -6,7 +6,7 @@ from pathlib import Path
 
 from checkpoints_zoo import images
 from checkpoints_zoo import prediction_sets as sets
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import Given
 from checkpoints_zoo.predictions.matching import check_data, check_members, rows_of
 from checkpoints_zoo.predictions.running import Members
 from checkpoints_zoo.predictions.stored import Predictions
@@ -17,7 +17,7 @@ def predictions_of(
     name: str,
     *,
     source: str | Path | None = None,
-    data: str | ImageData | None = None,
+    data: Given | None = None,
 ) -> Predictions:
     """Find stored predictions of members, reading no logits yet; return them.
 
@@ -25,7 +25,7 @@ def predictions_of(
         members: a collection.
         name: of the set ("digits-test").
         source: a folder or an address on the Hub that has it; None for where the members' manifest lies.
-        data: the images that they should be on, checked by their fingerprint.
+        data: the images that they should be on, as in `predict`, checked by their fingerprint.
 
     Raises:
         SourceNotFound: no such set there.
@@ -45,5 +45,5 @@ def predictions_of(
     stored = sets.read(members.source if source is None else sets.place(source), members.name, name)
     check_members(stored.facts, members)
     if data is not None:
-        check_data(stored.facts, data if isinstance(data, ImageData) else images.load(*data.split("/", 1)))
+        check_data(stored.facts, images.of(data))
     return Predictions(stored, rows_of(stored, members), (members.source.label, members.commit))

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from checkpoints_zoo import manifest, selection
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.prediction_sets import Facts, PredictionSet
 from checkpoints_zoo.predictions.running import Members
 
@@ -38,9 +38,12 @@ def check_members(facts: Facts, members: Members) -> None:
 def check_data(facts: Facts, data: ImageData) -> None:
     """Check that a set was made on given images, down to pixels, labels and classes.
 
+    Classes in another order than the set's are put into its order where their names tell how, as `predict` did.
+
     Raises:
         UsageError: on others.
     """
+    data = in_order(data, facts.classes)
     wanted = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
     found = (f"{facts.inputs:,} inputs", f"fingerprint {facts.fingerprint}")
     if wanted != found:

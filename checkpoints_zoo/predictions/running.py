@@ -107,6 +107,11 @@ def _room(members: Members, data: ImageData, part: Tensor) -> Tensor:
     return torch.empty(shape, dtype=part.dtype)
 
 
+def group_size(members: Members, most: int | None = None) -> int:
+    """Return how many members `by_members` runs at a time: as many as a GiB holds, and `most` at most."""
+    return max(1, min(len(members), most or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes)))
+
+
 def by_members(
     members: Members,
     data: ImageData,
@@ -128,11 +133,11 @@ def by_members(
         UsageError, DamagedError: as in `logits`.
     """
     skeleton = members.skeleton()
-    size = max(1, min(len(members), most or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes)))
+    size = group_size(members, most)
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
             default = "loop" if torch.device(device).type == "cpu" else None
             ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
-            pieces = (members.preprocess(piece) for piece in torch.split(data.images, batch))
+            pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, batch))
             found = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
         yield ids, found

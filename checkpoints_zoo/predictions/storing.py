@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,29 +13,31 @@ import torch
 from checkpoints_zoo import catalog, hub, images, pieces, writing
 from checkpoints_zoo import prediction_sets as sets
 from checkpoints_zoo.device import check_device
-from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.errors import LockedError, UsageError
+from checkpoints_zoo.executor import Engine, Here, engine
+from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
 from checkpoints_zoo.predictions.finding import predictions_of
 from checkpoints_zoo.predictions.matching import other_weights
 from checkpoints_zoo.predictions.parts import Key, Parts
-from checkpoints_zoo.predictions.running import Members, by_members
+from checkpoints_zoo.predictions.running import Members
 from checkpoints_zoo.predictions.stored import Predictions, cited
-from checkpoints_zoo.shard import pack
+from checkpoints_zoo.predictions.work import Packed, Running
 from checkpoints_zoo.source import EMBEDDED, Source
-
-GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored
 
 
 def predict(
     members: Members,
-    data: str | ImageData,
+    data: Given,
     out: str | Path | None = None,
     *,
     name: str | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
+    workers: int | None = None,
+    devices: Sequence[str] | None = None,
+    ray: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Predictions:
     """Run members on images and store their logits in float16, labels with them; return these predictions.
@@ -45,12 +47,16 @@ def predict(
 
     Args:
         members: a collection.
-        data: images, or their name ("digits", "digits/train").
+        data: images: their name ("digits", "digits/train"), their place, or whatever `images.of` takes. Labels are
+            stored where their classes are the members', in the order of the logits.
         out: a folder; the set goes into predictions/COLLECTION/SET in it, from where `zoo.publish` takes it. None for
             the folder that the members lie in.
         name: of the set; None for the images' name and split ("digits-test").
         device, dtype: what the members run on and in.
         batch: images a forward pass.
+        workers: processes at a time; None for one a device. What is stored is the same, byte for byte.
+        devices: several to compute on instead of one ("cuda:0", "cuda:1").
+        ray: "auto", "local" or an address: members are run on a Ray cluster; see `executor.engine`.
         say: told what is being done, a line at a time.
 
     Raises:
@@ -58,7 +64,8 @@ def predict(
         DamagedError: weights that are not what their rows say, or logits that float16 can't hold.
         LockedError: another process is writing the same set.
         StorageError: the disk is full, or can't be written to.
-        NetworkError, AccessError: members on the Hub that can't be had.
+        NetworkError, AccessError: members on the Hub that can't be had, or a Ray cluster.
+        WorkerError: processes that die again and again.
 
     >>> import tempfile
     >>> import checkpoints_zoo as zoo
@@ -66,9 +73,12 @@ def predict(
     >>> predict(members, "digits", tempfile.mkdtemp())
     Predictions('convnet-digits/digits-test', 3 members × 540 inputs × 10 classes, on digits/test)
     """
-    inside = data if isinstance(data, ImageData) else images.load(*data.split("/", 1))
+    inside = images.in_order(images.of(data), members.classes)
     kind = catalog.check_name(f"{inside.name}-{inside.split}" if name is None else name)
-    check_device(device)
+    on = engine(workers, [str(device)] if devices is None else devices, ray, say)
+    if ray is None:
+        for each in [device] if devices is None else devices:
+            check_device(each)
     root = _root(members, out)
     folder = root / sets.folder_of(members.name, kind)
     facts = _facts(members, inside, kind, dtype)
@@ -80,10 +90,9 @@ def predict(
         done = {} if before is None else dict.fromkeys(_keys(before))
         wanted = [i for i, key in enumerate(members.keys) if key not in done and not parts.has(key, hashes[key])]
         say(f"{facts.name}: {len(wanted):,} of {len(members):,} members to run on {len(inside):,} inputs …")
-        for run in _runs(wanted):
-            for at, raw in _packed(members[run.start : run.stop], inside, facts, hashes, device, dtype, batch):
-                key = members.keys[run.start + at]
-                parts.keep(key, hashes[key], raw)
+        for at, raw in _run(Running(members, inside, facts, hashes, dtype, batch), _runs(wanted), on):
+            key = members.keys[at]
+            parts.keep(key, hashes[key], raw)
         finals = members.rows.column("final").to_pylist()
         new = sorted((key, final) for key, final in zip(members.keys, finals, strict=True) if key not in done)
         parts.finish(before, new, hashes, lambda rows: replace(facts, citation=_citation(members, rows)))
@@ -170,6 +179,20 @@ def _check_before(before: PredictionSet | None, facts: Facts, members: Members, 
         )
 
 
+def _run(work: Running, runs: Iterable[range], on: Engine) -> Iterator[Packed]:
+    """Run members at some positions on an engine; yield position and bytes of each as they come."""
+    if isinstance(on, Here):  # the next group is read while one computes
+        for run in runs:
+            yield from work.packed(run, on.device)
+        return
+    some = list(runs)
+    for run in some:
+        work.members[run.start : run.stop].locations()  # those on the Hub are fetched once, here
+    with closing(on.run(work, work.jobs(some, on.device))) as results:
+        for _, packed in results:
+            yield from packed
+
+
 def _runs(positions: list[int]) -> Iterator[range]:
     """Join positions that follow each other; yield the runs."""
     start = 0
@@ -177,47 +200,6 @@ def _runs(positions: list[int]) -> Iterator[range]:
         if at == len(positions) or positions[at] != positions[at - 1] + 1:
             yield range(positions[start], positions[at - 1] + 1)
             start = at
-
-
-def _packed(
-    members: Members,
-    inside: ImageData,
-    facts: Facts,
-    hashes: dict[Key, str],
-    device: str | torch.device,
-    dtype: torch.dtype,
-    batch: int,
-) -> Iterator[tuple[int, bytearray]]:
-    """Run members and round their logits; yield position and bytes of each."""
-    most = max(1, GROUP_BYTES // (4 * facts.inputs * len(facts.classes)))
-    at = 0
-    for ids, found in by_members(members, inside, device, dtype, batch, most):
-        if found.shape[-1] != len(facts.classes):
-            raise UsageError(
-                f"predictions {facts.name}",
-                expected=f"logits of {len(facts.classes)} classes, as the collection has",
-                found=f"{found.shape[-1]}",
-                collection=facts.collection,
-            )
-        some = members[at : at + len(ids)]
-        for key, digest in zip(some.keys, pieces.hash_members(some.locations()), strict=True):
-            if digest != hashes[key]:
-                raise DamagedError(
-                    f"member {key[0]} of {members.name}",
-                    expected=f"weights of sha256 {hashes[key][:16]}…, as its row says",
-                    found=f"{digest[:16]}…",
-                    do="`zoo-cli verify` lists all that are not what their rows say",
-                    collection=members.name,
-                    member=key[0],
-                )
-        for i, logits in enumerate(found):
-            try:
-                yield at + i, pack({LOGITS: logits}, facts.layouts[LOGITS])
-            except DamagedError as error:
-                error.thing, error.member = f"logits of member {ids[i]} on {facts.data}/{facts.split}", ids[i]
-                error.do = "Leave the member out"
-                raise
-        at += len(ids)
 
 
 @contextmanager

@@ -1,0 +1,124 @@
+"""The gradient of a stack of members: what one member computes is written for one and mapped over the stack.
+
+A stack of one runs as a plain module does, without a member axis.
+
+Axes: stacked tensors are (member, ...); a step's images are (member, batch, channel, height, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from checkpoints_zoo.errors import UsageError
+from training.recipe import Recipe
+from training.reproducible import seeded
+from training.seeds import derive
+
+Tensors = dict[str, Tensor]
+Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensor, Tensors]]
+
+
+def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device) -> Gradient:
+    """Make the function that computes a step's gradients; return it.
+
+    It takes the number of the step, parameters, buffers and scaling by name, images and labels, and returns gradients
+    by name, losses in nats (member,), and buffers by name.
+
+    Args:
+        recipe: of the members.
+        members: ids, in the order of the stack.
+        device: that the stack is on.
+    """
+    module = recipe.skeleton()
+
+    def member_loss(
+        params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+        with _precision(recipe, device):
+            logits = functional_call(module, (params, buffers), (images,))
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+        return loss * scaling["scale"] if scaling else loss, (loss, buffers)
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function) if recipe.compile else function
+
+    if recipe.stack_width == 1:
+        return _alone(compiled(member_loss), recipe, members[0], device)
+    if recipe.precision != "float32":
+        for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
+            norm.register_forward_pre_hook(_in_float32)  # mapped over a stack it takes no other inputs than its weights
+
+    def pure_loss(
+        params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+        # Batch norm writes into them, and what is mapped must not.
+        kept = {name: buffer.clone() for name, buffer in buffers.items()}
+        return member_loss(params, kept, scaling, images, labels)
+
+    mapped = compiled(vmap(grad(pure_loss, has_aux=True)))
+
+    def stacked(
+        step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        try:
+            gradients, (loss, new) = mapped(params, buffers, scaling, images, labels)
+        except RuntimeError as error:
+            if "randomness" not in str(error):
+                raise
+            raise UsageError(
+                f"architecture {recipe.architecture!r}",
+                expected="a module that draws no random numbers in training, since members are trained in a stack",
+                found=str(error).split(".")[0],
+                do="Set stack_width=1, and members are trained one after another",
+            ) from error
+        gradients = {name: _laid_out_as(params[name], gradient) for name, gradient in gradients.items()}
+        return gradients, loss, {name: buffer.contiguous() for name, buffer in new.items()}
+
+    return stacked
+
+
+def _alone(
+    member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
+) -> Gradient:
+    """Make the function for a stack of one; it writes into the buffers that it is given."""
+
+    def alone(
+        step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        own, kept, scale = ({n: t[0] for n, t in tensors.items()} for tensors in (params, buffers, scaling))
+        own = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
+        pixels = images[0].contiguous(memory_format=torch.channels_last) if recipe.channels_last else images[0]
+        # Dropout draws from torch's own generator.
+        with seeded(derive(member, f"noise {step}"), device):
+            scaled, (loss, new) = member_loss(own, kept, scale, pixels, labels[0])
+            found = torch.autograd.grad(scaled, list(own.values()), allow_unused=True, materialize_grads=True)
+        gradients = {n: _laid_out_as(params[n], gradient[None]) for n, gradient in zip(own, found, strict=True)}
+        return gradients, loss.detach()[None], {name: buffer.detach()[None] for name, buffer in new.items()}
+
+    return alone
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient with its parameter's strides; elsewise a step takes each tensor by itself on a GPU, not all."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _in_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.float() for tensor in inputs)
+
+
+def _precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
+    if recipe.precision == "float32":
+        return nullcontext()
+    # Nothing is cached: a cast weight would outlive the step's own tensors.
+    return torch.autocast(device.type, dtype=getattr(torch, recipe.precision), cache_enabled=False)

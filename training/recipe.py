@@ -1,0 +1,285 @@
+"""The Recipe: everything needed to train a member but its seed, which is the member's id."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from checkpoints_zoo import architectures, catalog
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.images import DATASETS, ImageData, Preprocess, load
+from training import own_images
+from training.augment import AUGMENTATIONS
+from training.seeds import derive
+
+# None of them changes a byte of a member.
+NOT_HASHED = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
+# Fields that came later, with what older recipes mean by them: left out then, so that hashes and sources stay.
+_LATER: dict[str, Any] = {
+    "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
+    "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
+    "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
+    "images": None,
+}  # fmt: skip
+STORAGE = {"float16": torch.float16, "float32": torch.float32}
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "augmentation": tuple(AUGMENTATIONS),
+    "optimizer": ("sgd",),
+    "schedule": ("cosine", "constant", "multistep", "one-cycle"),
+    "schedule_unit": ("step", "epoch"),
+    "precision": ("float32", "bfloat16", "float16"),
+    "storage": tuple(STORAGE),
+    "averaging": ("none", "ema", "swa"),
+    "nesterov": (False, True),
+    "channels_last": (False, True),
+    "compile": (False, True),
+}
+_COUNTS = {
+    "epochs": 1, "batch_size": 1, "stack_width": 1, "save_every": 1, "members": 1, "init_permutation": 0,
+    "warmup_epochs": 0, "averaging_start": 0, "eval_every": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the members of a collection are trained.
+
+    Args:
+        name: of the collection.
+        architecture, arguments: what `checkpoints_zoo.architectures.build` takes; with `build`, any name, and what
+            `build` takes.
+        dataset, split_rule: name of the data set, and of the rule that splits it; with `images`, any name that is not
+            one of the package's, and any rule.
+        preprocess: from pixels to inputs; its statistics come from the training split.
+        epochs: passes over the training split; the images left over after whole batches are dropped.
+        batch_size: images a step, each member its own.
+        lr: highest learning rate; `schedule` "cosine" brings it to 0, "multistep" multiplies it by `gamma` at each of
+            the `milestones`, "one-cycle" raises it first, "constant" keeps it. See `training.schedules`.
+        optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
+        augmentation: a key of `training.augment.AUGMENTATIONS`.
+        precision: of the computation: "bfloat16" and "float16" as torch.autocast, the latter with gradient scaling.
+        storage: dtype that weights are stored in; normalisation statistics are always float32.
+        stack_width: members trained at once; 1 for one after another. A member's last bits depend on it, so that it
+            is part of the recipe and short stacks are filled up.
+        save_every: epochs between two saved states of a run.
+        init_seed: the seed whose initialisation all members start from; None: each from its own.
+        init_permutation: transpositions of units, drawn from the member's seed, between initialisation and training.
+        build: builds the module, for an architecture that the package lacks. It stands in a file, whose text counts
+            in the hash: a change of it, even of a comment, makes another recipe.
+        images: gives images of one's own, for training and for testing, as `zoo.images.of` makes them. What they are
+            counts in the hash, and not how they are made.
+        milestones, gamma: epochs, in order, and the factor at each.
+        schedule_unit: whether the rate moves from "step" to step or from "epoch" to epoch.
+        warmup_epochs: in which the rate rises to `lr` first.
+        label_smoothing: share of the target that goes to all classes alike.
+        channels_last: memory format of the images and kernels; for one member at a time.
+        compile: whether torch.compile is used, which changes last bits.
+        averaging: of the weights: "ema" after each step with factor `averaging_decay`, buffers too; "swa" after each
+            epoch, all alike, batch norm's statistics estimated anew. What is stored is the average.
+        averaging_start: epochs before the first weights are averaged.
+        snapshots: epochs after which the weights are stored as well, 0 for the initialisation.
+        members: how many the collection has.
+        eval_every: epochs between two measurements on the test split that are only shown; 0 for none.
+        made_from: recipe it is a variant of, and what was set, for the manifest; "" for none.
+        title, licence: what a source says of the collection.
+
+    Raises:
+        UsageError: a value out of its range, or a name that isn't known.
+    """
+
+    name: str
+    architecture: str
+    arguments: Mapping[str, Any]
+    dataset: str
+    split_rule: str
+    preprocess: Preprocess
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    stack_width: int
+    save_every: int
+    optimizer: str = "sgd"
+    nesterov: bool = False
+    schedule: str = "cosine"
+    augmentation: str = "none"
+    precision: str = "float32"
+    storage: str = "float32"
+    init_seed: int | None = None
+    init_permutation: int = 0
+    build: Callable[..., nn.Module] | None = None
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    schedule_unit: str = "step"
+    warmup_epochs: int = 0
+    label_smoothing: float = 0.0
+    channels_last: bool = False
+    compile: bool = False
+    averaging: str = "none"
+    averaging_decay: float = 0.999
+    averaging_start: int = 0
+    snapshots: tuple[int, ...] = ()
+    members: int = 1
+    eval_every: int = 0
+    made_from: str = ""
+    images: Callable[[], tuple[ImageData, ImageData]] | None = None
+    title: str = ""
+    licence: str = "Apache-2.0"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
+        catalog.check_name(self.name)
+        if self.build is None:
+            known = tuple(architectures.ARCHITECTURES)
+            self._check("architecture", self.architecture in known, f"one of {', '.join(known)}")
+        if self.images is None:
+            self._check("dataset", self.dataset in DATASETS, f"one of {', '.join(DATASETS)}")
+        else:
+            own = own_images.is_name(self.dataset)
+            self._check("dataset", own, f"a name in small letters for your own images, none of {', '.join(DATASETS)}")
+        for field, choices in _CHOICES.items():
+            fits = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
+            self._check(field, fits, f"one of {', '.join(map(str, choices))}")
+        for field, least in _COUNTS.items():
+            whole = f"a whole number {'of at least 1' if least else 'from 0'}"
+            self._check(field, _whole(getattr(self, field), least), whole)
+        seed = self.init_seed is None or (_whole(self.init_seed, 0) and self.init_seed < 2**31)
+        self._check("init_seed", seed, "None, or a whole number in [0, 2^31)")
+        for field, low, high in (
+            ("lr", 0.0, math.inf),
+            ("momentum", 0.0, 1.0),
+            ("weight_decay", 0.0, math.inf),
+            ("gamma", 0.0, math.inf),
+            ("label_smoothing", 0.0, 1.0),
+            ("averaging_decay", 0.0, 1.0),
+        ):
+            value = getattr(self, field)
+            self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
+        self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
+        self._check("milestones", _epochs(self.milestones, 1, math.inf), "epochs from 1, in order")
+        steps = bool(self.milestones) == (self.schedule == "multistep")
+        self._check("milestones", steps, "epochs with the schedule multistep, and with no other")
+        both = self.schedule == "one-cycle" and self.warmup_epochs > 0
+        self._check("warmup_epochs", not both, "0: the schedule one-cycle has a warm-up")
+        last = f"epochs from 0, in order and below the last, {self.epochs}"
+        self._check("snapshots", _epochs(self.snapshots, 0, self.epochs), last)
+        averaged = self.averaging == "none" or self.averaging_start < self.epochs
+        self._check("averaging_start", averaged, f"less than the {self.epochs} epochs of the recipe")
+        self._check(
+            "channels_last", not self.channels_last or self.stack_width == 1, "a stack_width of 1 to go with it"
+        )
+
+    def _check(self, field: str, fits: bool, expected: str) -> None:
+        if not fits:
+            raise UsageError(f"{field} of recipe {self.name!r}", expected=expected, found=repr(getattr(self, field)))
+
+    def module(self) -> nn.Module:
+        """Build a member's module in training mode, with random initial parameters from torch's generator; return it.
+
+        Raises:
+            UsageError: `build` takes other arguments, or gives something else or parameters that are not to be trained.
+        """
+        if self.build is None:
+            return architectures.build(self.architecture, **self.arguments)
+        try:
+            inspect.signature(self.build).bind(**self.arguments)
+        except TypeError as error:
+            raise UsageError(
+                f"arguments of recipe {self.name!r}",
+                expected=f"what {self.build.__qualname__}{inspect.signature(self.build)} takes",
+                found=f"{dict(self.arguments)!r}: {error}",
+            ) from error
+        built: Any = self.build(**self.arguments)
+        fits = isinstance(built, nn.Module)
+        frozen = [n for n, p in built.named_parameters() if not p.requires_grad] if fits else []
+        if not fits or frozen:
+            raise UsageError(
+                f"build of recipe {self.name!r}",
+                expected="a function that returns a torch.nn.Module whose parameters are all trained",
+                found=f"parameter {frozen[0]!r} without requires_grad" if frozen else repr(built)[:80],
+            )
+        module: nn.Module = built.train()
+        return module
+
+    def split(self, name: str) -> ImageData:
+        """Load a split of the recipe's data set, its own images once for all; return it.
+
+        Args:
+            name: "train" or "test".
+
+        Raises:
+            UsageError: `images` gives something else than two splits that fit the recipe.
+            ZooError: images of the package's that can't be had: see `zoo.images.load`.
+        """
+        return load(self.dataset, name) if self.images is None else self._own[name]
+
+    @cached_property
+    def _own(self) -> dict[str, ImageData]:
+        if self.images is None:
+            raise RuntimeError("only a recipe with images has its own")
+        return own_images.checked(self.images, self.name, self.dataset, self.preprocess)
+
+    def skeleton(self) -> nn.Module:
+        """Build a member's module for its structure alone, leaving torch's generator as it is; return it."""
+        with torch.random.fork_rng(devices=[]):
+            return self.module()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields as a dict that JSON can hold; a later one only where it is not what older recipes mean."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: value for name, value in values.items() if name not in _LATER or value != _LATER[name]}
+        if self.build is not None:
+            values["build"] = _code(self.name, self.build)
+        if self.images is not None:
+            values["images"] = {name: data.fingerprint for name, data in self._own.items()}
+        return {**values, "arguments": dict(self.arguments), "preprocess": self.preprocess.to_json()}
+
+    @property
+    def hash(self) -> str:
+        """First 16 hex digits of the sha256 over the fields that decide what a seed gives."""
+        deciding = {name: value for name, value in self.to_json().items() if name not in NOT_HASHED}
+        canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def initial_seed(recipe: Recipe, member: int) -> int:
+    """Give the seed that a member's initialisation comes from."""
+    return derive(member if recipe.init_seed is None else recipe.init_seed, "init")
+
+
+def _whole(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _epochs(value: object, least: int, end: float) -> bool:
+    """Say whether a value is a tuple of whole numbers in [least, end), each larger than the one before."""
+    if not isinstance(value, tuple) or not all(_whole(epoch, least) and epoch < end for epoch in value):
+        return False
+    return all(one < other for one, other in itertools.pairwise(value))
+
+
+def _code(name: str, build: Callable[..., nn.Module]) -> str:
+    """Return a function's name and the hash of the file that it stands in."""
+    code = getattr(getattr(build, "__init__", None) if isinstance(build, type) else build, "__code__", None)
+    path = Path(code.co_filename) if code is not None else None
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"build of recipe {name!r}",
+            expected="a function or class written in Python, in a file",
+            found=repr(build)[:80],
+            do="Write it into a file: the recipe's hash covers its text",
+        )
+    return f"{build.__qualname__} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"

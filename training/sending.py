@@ -1,0 +1,101 @@
+"""Recipes on their way to other processes: a recipe of a user's own file is made anew from that file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from checkpoints_zoo.errors import UsageError
+from training.recipe import Recipe
+
+FUNCTIONS = ("build", "images")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A recipe in plain values.
+
+    Args:
+        values: its fields, without its functions.
+        hash: of the recipe.
+        functions: file, module and name of those that it has, by field.
+    """
+
+    values: dict[str, Any]
+    hash: str
+    functions: dict[str, tuple[str, str, str]]
+
+
+def sent(recipe: Recipe) -> Sent:
+    """Write a recipe down in plain values; return them.
+
+    Raises:
+        UsageError: it has a function that is defined inside another, which no process could find.
+    """
+    values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTIONS}
+    values["arguments"] = dict(recipe.arguments)
+    functions = {name: getattr(recipe, name) for name in FUNCTIONS}
+    found = {name: _place(recipe.name, name, function) for name, function in functions.items() if function is not None}
+    return Sent(values, recipe.hash, found)
+
+
+def _place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
+    """Say where a function stands: file, module and name."""
+    module, name = function.__module__, function.__qualname__
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None or "<" in name:
+        raise UsageError(
+            f"{field} of recipe {recipe!r}",
+            expected="a function or class at the top of a Python file, to be found by other processes",
+            found=f"{name} of {module}",
+        )
+    return path, module, name
+
+
+def received(sent: Sent) -> Recipe:
+    """Make a recipe from what was sent; return it.
+
+    Raises:
+        UsageError: a file with a function of it isn't there, or is another one than where it comes from; or its images
+            are others.
+    """
+    paths = [path for path, _, _ in sent.functions.values()]
+    recipe = None
+    if all(Path(path).is_file() for path in paths):
+        functions = {field: _found(*place) for field, place in sent.functions.items()}
+        recipe = Recipe(**sent.values, **functions)
+    if recipe is None or recipe.hash != sent.hash:
+        where = f"the same file {paths[0]}" if paths else "the same package"
+        where += ", and the images that it gives," if "images" in sent.functions else ""
+        raise UsageError(
+            f"recipe {sent.values['name']!r}",
+            expected=f"hash {sent.hash}, as where it was sent from",
+            found="no such file" if recipe is None else f"hash {recipe.hash}",
+            do=f"Put {where} onto every node",
+        )
+    return recipe
+
+
+def _found(path: str, module: str, name: str) -> Any:
+    """Find a function of a file; return it."""
+    found: Any = _module(Path(path), module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _module(path: Path, name: str) -> object:
+    """Import a file under a module's name, unless that is imported; return the module."""
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
