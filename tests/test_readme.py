@@ -17,7 +17,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tour, symmetries, archives = blocks("python")
+    tour, uncertainty, symmetries, archives = blocks("python")
     assert 'zoo.load("resnet18-cifar100", n=3, source="Checkpoints/")' in archives  # tests/test_upstream.py runs these
     assert 12 <= len([line for line in tour.splitlines() if line.strip()]) <= 20
     monkeypatch.chdir(tmp_path)
@@ -25,7 +25,8 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(tour, "README.md", "exec"), scope)
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     assert tuple(scope["logits"].shape) == (16, 540, 10)  # type: ignore[attr-defined]
-    exec(compile(symmetries, "README.md", "exec"), scope)
+    for more in (uncertainty, symmetries):
+        exec(compile(more, "README.md", "exec"), scope)
 
 
 def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +36,7 @@ def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli")]
-    assert {c[0] for c in commands} == {"show", "evaluate", "verify", "import", "symmetries", "align"}
+    assert {c[0] for c in commands} == {"show", "evaluate", "verify", "import", "report", "symmetries", "align"}
     monkeypatch.chdir(tmp_path)
     for command in commands:
         if "out/" in command or "index/" in command:  # needs what the line before it trains, or upstream's archives

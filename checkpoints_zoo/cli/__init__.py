@@ -25,12 +25,18 @@ COMMANDS = {
     "evaluate": ("evaluate", "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection."),
     "predict": ("predict", "Run members on images and store their logits, in float16."),
     "plot": ("plot", "Measure an ensemble and draw the figures into a PNG."),
+    "pairwise": (
+        "pairwise",
+        "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
+    ),
+    "mmd": ("mmd", "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries."),
     "symmetries": (
         "symmetries",
         "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
     ),
     "align": ("align", "Align members by permuting their units, and say what that does."),
     "compact": ("compact", "Fit a Gaussian to the members before and after alignment; compare both with the ensemble."),
+    "report": ("report", "Write one HTML page with every figure of a population."),
     "download": ("download", "Bring members' bytes to this machine, and no others."),
     "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
     "verify": ("verify", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
