@@ -8,12 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import metrics, predictions
+from checkpoints_zoo import images, metrics, predictions, selection
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.images.ordering import unplaced
+
+
+def own(description: Description, split: str = "test") -> ImageData:
+    """Load the images that a collection names as its own, where the package has them; return them.
+
+    Args:
+        description: of the collection.
+        split: "test" or "train".
+
+    Raises:
+        UsageError: the package lacks them: who made the collection brought them.
+        ZooError: they can't be had: see `images.load`.
+    """
+    if description.dataset in images.DATASETS:
+        return images.load(description.dataset, split)
+    name = repr(description.dataset) if description.dataset else "no name"
+    raise UsageError(
+        f"images of {description.name}, {split}",
+        expected=f"a data set that the package reads by name ({', '.join(images.DATASETS)})",
+        found=f"{name}: images of whoever made the collection",
+        do="Give them where images are asked for: `zoo.images.of(…)` reads a folder, a file or tensors",
+    )
 
 
 def labelled(inside: ImageData, description: Description) -> tuple[ImageData, Tensor]:
@@ -99,6 +121,41 @@ def measured(members: Collection, inside: ImageData, device: str | torch.device 
         member: {**{f"test_{figure}": value for figure, value in found.items()}, "eval_data": name}
         for member, found in figures(members, inside, device)
     }
+
+
+def named(inside: ImageData) -> str:
+    """Return how a report names images: name, split and fingerprint ("digits/test 0123456789abcdef")."""
+    return f"{eval_data(inside)} {inside.fingerprint}"
+
+
+def check_measurable(members: object) -> None:
+    """Check that what is to be measured are members or their stored predictions.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(members, Collection | predictions.Predictions):
+        ensemble = "Give the members themselves, they are run as an ensemble"
+        raise UsageError(
+            "members to measure",
+            expected="a collection, as `zoo.load` gives it, or stored predictions",
+            found=type(members).__name__,
+            do=ensemble if isinstance(members, torch.nn.Module) else "",
+        )
+
+
+def check_draws(seed: object, subsets: object = 2) -> None:
+    """Check the seed and the number of random subsets.
+
+    Raises:
+        UsageError: no whole number, a seed of more than 64 bits, or fewer than two subsets.
+    """
+    known = selection.whole(seed)
+    if known is None or not -(2**63) <= known < 2**64:
+        raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
+    count = selection.whole(subsets)
+    if count is None or count < 2:
+        raise UsageError("subsets", expected="a whole number from 2", found=repr(subsets)[:80])
 
 
 def eval_data(inside: ImageData) -> str:

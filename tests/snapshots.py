@@ -12,8 +12,8 @@ from typing import Any
 
 from checkpoints_zoo import catalog, images, manifest, shard, writing
 from checkpoints_zoo.source import Source
-from training import export
 from training.loop import start, train_epochs
+from training.preparing import description_of, layout_of
 from training.recipes import RECIPES, Recipe
 
 EPOCHS = (0, 1, 2, 5, 10, 20)  # and the last one
@@ -28,7 +28,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
         members: ids.
         epochs: to keep, 0 for the initialisation.
     """
-    layout = export.layout_of(recipe)
+    layout = layout_of(recipe)
     state = start(recipe, members)
     kept: dict[tuple[int, int], bytearray] = {}
 
@@ -59,7 +59,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
         for at, (member, epoch) in enumerate(ordered)
     ]  # fmt: skip
     source.manifest_path(recipe.name).parent.mkdir(parents=True, exist_ok=True)
-    description = export.description_of(recipe, layout)
+    description = description_of(recipe, layout)
     catalog.write_json(description.to_json(), source.description_path(recipe.name))
     manifest.write(manifest.table(rows), source.manifest_path(recipe.name))
 

@@ -10,7 +10,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import catalog
-from training.export import layout_of
+from training.preparing import layout_of
 from training.recipes import RECIPES
 
 ROOT = Path(zoo.__file__).parent / "embedded"

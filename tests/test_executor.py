@@ -142,8 +142,10 @@ def test_closing_stops_the_workers(tmp_path: Path) -> None:
 
 
 PARENT = """
+import signal
 import sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from checkpoints_zoo.executor import Job, Processes
 from tests.works import Slow
 if __name__ == "__main__":
@@ -169,7 +171,7 @@ def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> N
             os.killpg(parent.pid, how)
         else:
             parent.kill()
-        said = parent.communicate()[1]
+        said = parent.communicate(timeout=120)[1]
     assert parent.returncode == -how
     assert said.count("Traceback") == (how is signal.SIGINT)  # the parent's own, none of a worker
     for worker in workers:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.executor import Job, RayCluster, cluster, engine
 from tests import works
 from tests.conftest import CI, import_oracle
+from tests.tiny import MEMBERS, TINY, contents
+from training.export import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Ray leaves files to its end
 
@@ -59,27 +64,58 @@ def errors_and_lost_workers(tmp_path: Path) -> None:
     assert (tmp_path / "1").read_text().count("started") == 2
 
 
-def a_node_is_lost(nodes: Any, second: Any, tmp_path: Path) -> None:
-    said: list[str] = []
+@contextmanager
+def lost_once_it_works(nodes: Any, second: Any, notes: Path) -> Iterator[None]:
+    """Kill a node as soon as it has begun a job."""
 
     def kill() -> None:
-        while not list(tmp_path.glob("*-doomed")):
+        while not list(notes.glob("*-doomed")):
             time.sleep(0.01)
         nodes.remove_node(second, allow_graceful=False)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    results = [
-        (job.argument, value)
-        for job, value in RayCluster(say=said.append).run(works.Doomed(second.node_id, tmp_path), jobs(8))
-    ]
+    yield
     killer.join()
+
+
+def a_node_is_lost(nodes: Any, second: Any, notes: Path) -> None:
+    said: list[str] = []
+    with lost_once_it_works(nodes, second, notes):
+        on = RayCluster(say=said.append)
+        results = [(job.argument, value) for job, value in on.run(works.Doomed(second.node_id, notes), jobs(8))]
     assert sorted(results) == [(x, bytes([x]) * 300_000) for x in range(8)]
-    lost = [path.name.partition("-")[0] for path in tmp_path.glob("*-doomed")]
+    lost = [path.name.partition("-")[0] for path in notes.glob("*-doomed")]
     assert len(lost) == 1
     assert len(said) == 1
     assert said[0].endswith(f" in job job {lost[0]}, start 1 of 3")
     assert sorted(x for _, (x, _, _) in RayCluster().run(works.squared, jobs(3))) == [0, 1, 4]  # by the one left
+
+
+@dataclass(frozen=True)
+class Failing:
+    """The cluster, one of whose nodes never ends what it begins."""
+
+    node: str
+    notes: Path
+    say: Callable[[str], object]
+    device: str = "cpu"
+
+    def run(self, work: Any, jobs: Any) -> Generator[tuple[Any, Any], None, None]:
+        yield from RayCluster(say=self.say).run(works.Doomed(self.node, self.notes, work), jobs)
+
+
+def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
+    """Nothing is lost, nothing is there twice: the source is that of one process, byte for byte."""
+    second, said = nodes.add_node(**NODE), list[str]()
+    with lost_once_it_works(nodes, second, notes):
+        run(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
+    assert len(said) == 1
+    assert said[0].endswith(", start 1 of 3")
+    run(TINY, MEMBERS, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    lines = (tmp_path / "out" / ".training" / "tiny" / "log.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["member"] for line in lines) == list(MEMBERS)
 
 
 def a_job_that_no_node_can_run() -> None:
@@ -89,8 +125,9 @@ def a_job_that_no_node_can_run() -> None:
 
 def test_results_come_once_whatever_is_lost(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:
     """One test, since a cluster takes seconds to start."""
-    for folder in ("workers", "nodes"):
+    for folder in ("workers", "nodes", "training"):
         (tmp_path / folder).mkdir()
     errors_and_lost_workers(tmp_path / "workers")
     a_job_that_no_node_can_run()
     a_node_is_lost(*two_nodes, tmp_path / "nodes")
+    a_node_is_lost_that_trains(two_nodes[0], tmp_path / "training", tmp_path)

@@ -24,6 +24,7 @@ def run(name: str, *arguments: str) -> None:
     [
         ("gpu_load.py", {"pinned", "to_stored", "to_stacked", "to_canonical", "peak_mb", "overlap", "card"}),
         ("gpu_ensemble.py", {"worst", "grid", "card"}),
+        ("gpu_train.py", {"hours", "gain", "exact", "member", "grid", "card", "peak", "gflops_an_image"}),
     ],
 )
 def test_a_script_runs_on_small_numbers(
@@ -39,6 +40,8 @@ def test_a_script_runs_on_small_numbers(
         run(name, "--device", "cpu", "--tiny")
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
     finally:
-        sys.modules.pop("ensemble", None)  # the script's neighbour
+        for neighbour in ("ensemble", "synthetic"):
+            sys.modules.pop(neighbour, None)
     assert keys <= set(found)
     assert found["card"] == "cpu"
+    assert [row["failed"] for row in found["grid"] if "failed" in row] == [] if "grid" in found else True

@@ -22,8 +22,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import writing
 from checkpoints_zoo.executor import Here, Processes
 from tests.tiny import PRELOADED
-from training.export import device_name, run
+from training.export import run
 from training.merging import merge
+from training.preparing import device_name
 from training.recipes import RECIPES, Recipe
 
 ROOT = Path(__file__).parent.parent

@@ -179,8 +179,8 @@ def test_dropout_in_a_stack_is_refused() -> None:
     with pytest.raises(UsageError) as error:
         train_stack(dataclasses.replace(DROPPING, stack_width=2), (0, 1), part())
     assert str(error.value).startswith(
-        "architecture 'mine': expected a module that draws no random numbers in training, since members are trained in"
-        " a stack; found "
+        "architecture 'mine': expected a module that torch.vmap maps over a stack: no random numbers, no branches on"
+        " values; found RuntimeError: vmap: "
     )
     assert str(error.value).endswith(" Set stack_width=1, and members are trained one after another.")
 

@@ -29,9 +29,9 @@ from tests.tiny import (  # noqa: F401 (fixtures)
     two_a_shard,
 )
 from training import population, recipe_files
-from training.export import Export, layout_of, members_of, run
+from training.export import Export, run
 from training.folder import divided, locked, state_name
-from training.preparing import Finished
+from training.preparing import Finished, layout_of
 from training.staging import Log, Staging
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
@@ -78,7 +78,7 @@ def test_killed_between_any_two_writes(tmp_path: Path, monkeypatch: pytest.Monke
     assert moment == 6
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "json", "recipe"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "bit", "json", "recipe"])
 def test_damage_makes_a_member_unfinished(tmp_path: Path, damage: str) -> None:
     staging(tmp_path).keep(finished([0, 1]))
     path = tmp_path / "finished" / "000001@1.json"
@@ -87,6 +87,10 @@ def test_damage_makes_a_member_unfinished(tmp_path: Path, damage: str) -> None:
         weights.write_bytes(weights.read_bytes()[:-4])
     elif damage == "gone":
         weights.unlink()
+    elif damage == "bit":
+        content = bytearray(weights.read_bytes())
+        content[-9] ^= 1
+        weights.write_bytes(content)
     elif damage == "json":
         path.write_text(path.read_text()[:40])
     else:
@@ -162,7 +166,7 @@ def test_what_was_loaded_can_be_read_while_a_run_goes_on(tmp_path: Path) -> None
 
 def test_members_that_wait_for_their_shard_are_not_trained_again(tmp_path: Path) -> None:
     stored([0, 1, 4], tmp_path, seal=False)
-    assert members_of(TINY, tmp_path) == {0, 1}
+    assert zoo.load("tiny", source=tmp_path).ids == [0, 1]
     said: list[str] = []
     assert run(TINY, [0, 1, 4], tmp_path, say=said.append) == 0
     assert said == [f"tiny: 3 of these members are in {tmp_path} already"]
@@ -185,11 +189,18 @@ def train_state(path: Path, stack: tuple[int, ...]) -> None:
 # By engines
 
 FILE = """
+import multiprocessing, os, signal
 from dataclasses import replace
+from pathlib import Path
 from torch import nn
 from training.recipes import convnet_digits
 
+DIED = Path(__file__).with_name("died")
+
 def build(width):
+    if multiprocessing.parent_process() is not None and not DIED.exists():
+        DIED.touch()
+        os.kill(os.getpid(), signal.SIGKILL)  # as when memory runs out
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
 RECIPE = replace(convnet_digits(), name="mine", architecture="mine", arguments={"width": 7}, build=build, epochs=1,
@@ -199,20 +210,28 @@ RECIPE = replace(convnet_digits(), name="mine", architecture="mine", arguments={
 
 @pytest.mark.slow
 def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
-    """A recipe of the user's own file, with a snapshot a member."""
+    """A recipe of the user's own file, with a snapshot a member; one worker is killed."""
     (tmp_path / "mine.py").write_text(FILE)
     recipe = recipe_files.read(str(tmp_path / "mine.py"))
     multiprocessing.set_forkserver_preload(PRELOADED)
     said: list[str] = []
     logged: list[str] = []
     run(recipe, [0, 1, 2, 3, 4], tmp_path / "one")
-    run(recipe, [0, 1, 2, 3, 4], tmp_path / "two", Processes(2, start="forkserver"), said.append, log=logged.append)
+    run(
+        recipe,
+        [0, 1, 2, 3, 4],
+        tmp_path / "two",
+        Processes(2, start="forkserver", say=said.append),
+        said.append,
+        log=logged.append,
+    )
     one, two = (zoo.load("mine", source=tmp_path / out, snapshots=True) for out in ("one", "two"))
     assert one.keys == two.keys == [(i, epoch) for i in range(5) for epoch in (0, 1)]
     times = ["created", "wall_time_s"]
     assert one.rows.drop_columns(times).equals(two.rows.drop_columns(times))
     shards = [sorted(p.name for p in (tmp_path / out / "shards" / "mine").iterdir()) for out in ("one", "two")]
     assert shards[0] == shards[1]  # named by their content
+    assert any(" was ended by signal 9 in job members " in line for line in said)
     assert said[-1].startswith("mine: 5 of 5 members, ")
     assert "0 s left, mean test accuracy 0." in said[-1]
     assert sorted(json.loads(line)["member"] for line in logged) == [0, 1, 2, 3, 4]

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from checkpoints_zoo import architectures, images
 from checkpoints_zoo.images import ImageData
-from training.loop import StackState, learning_rate, sgd_step, start, train_epochs
+from training.loop import StackState, start, train_epochs
 from training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
+from training.schedules import learning_rate
 from training.seeds import derive, epoch_choices, epoch_order
+from training.sgd import sgd_step
 
 # Six steps an epoch.
 SMALL = dataclasses.replace(convnet_digits(), name="small", batch_size=200, stack_width=4, epochs=3, save_every=1)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from checkpoints_zoo import images, manifest, writing
-from training.export import Export, layout_of
+from training.export import Export
 from training.folder import locked
 from training.merging import TOLD
 from training.population import train_stack
-from training.preparing import Finished, prepare
+from training.preparing import Finished, layout_of, prepare
 from training.recipes import convnet_digits
 
 TINY = dataclasses.replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
@@ -50,9 +50,10 @@ def finished(ids: Iterable[int], **changes: Any) -> list[Finished]:
 
 def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) -> Path:
     """Put members into a source; with `seal=False` they are left as a killed run leaves them. Return its folder."""
+    ids = list(ids)
     with locked(out):
         exporting = Export(TINY, out)
-        exporting.begin()
+        exporting.begin(ids)
         exporting.take(finished(ids, **changes))
         if seal:
             exporting.finish()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from io import TextIOWrapper
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.executor import Engine
-from checkpoints_zoo.selection import format_ids, parse_ids
-from training.choosing import chosen, table_of
 from training.commands import merge_command, verify_command
-from training.export import run
-from training.population import Progress
-from training.recipe import Recipe
 from training.terminal import engine_of, failing, say
+
+if TYPE_CHECKING:  # what imports torch is imported where a command runs, so that --help starts without it
+    from training.population import Progress
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,43 +64,46 @@ def main(
     RECIPE is a name of --list, or a Python file that defines RECIPE or RECIPES (FILE.py:NAME takes one of several).
     Members that OUT holds already are left alone; a run that was killed goes on where it was saved.
 
-    Two further commands: merge puts members of several folders together, verify trains some again and compares; see
-    python -m training merge --help.
+    \b
+    Two further commands, each with a --help of its own:
+      python -m training merge   puts members of several folders together
+      python -m training verify  trains some members again and compares
     """
-    with failing():
-        if listing:
-            click.echo(table_of(recipe))
-            return
+    began = time.monotonic()
+    if not listing:
         for option, value in (("argument 'RECIPE'", recipe), ("option '--members'", members), ("option '--out'", out)):
             if value is None:
                 raise click.UsageError(f"Missing {option}.")
-        assert recipe is not None
-        assert members is not None
-        assert out is not None
+    with failing():
+        from checkpoints_zoo.selection import format_ids, parse_ids
+        from training.choosing import chosen, table_of
+        from training.export import run
+
+        if recipe is None or members is None or out is None or listing:
+            click.echo(table_of(recipe))
+            return
+        ids = [member for member, epoch in parse_ids(members) if epoch is None]
+        if len(ids) < len(parse_ids(members)):
+            raise UsageError("--members", expected="ids without epochs", found=members)
+        what = chosen(recipe, changes, name, init_permutation, init_seed)
+
+        def progress(p: Progress) -> None:
+            stack = format_ids([(m, None) for m in p.members])
+            accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
+            seconds = time.monotonic() - began
+            say(f"{what.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
+
         on = engine_of(devices, workers, ray)
-        _train(chosen(recipe, changes, name, init_permutation, init_seed), members, out, on, log_json)
-
-
-def _train(recipe: Recipe, members: str, out: Path, on: Engine, log_json: bool) -> None:
-    began = time.monotonic()
-
-    def progress(p: Progress) -> None:
-        ids = format_ids([(m, None) for m in p.members])
-        accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
-        seconds = time.monotonic() - began
-        say(f"{recipe.name} {ids}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
-
-    ids = [member for member, epoch in parse_ids(members) if epoch is None]
-    if len(ids) < len(parse_ids(members)):
-        raise UsageError("--members", expected="ids without epochs", found=members)
-    trained = run(recipe, ids, out, on, say, progress, log=say if log_json else lambda line: None)
-    say(f"{recipe.name}: {trained} members trained into {out} in {time.monotonic() - began:.0f} s")
+        trained = run(what, ids, out, on, say, progress, log=say if log_json else lambda line: None)
+        say(f"{what.name}: {trained} members trained into {out} in {time.monotonic() - began:.0f} s")
 
 
 def command() -> None:
     """Run the command that the first argument names, `main` where it names none."""
     commands = {"merge": merge_command, "verify": verify_command}
     found = commands.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without "±" shows its code
     if found is None:
         main(prog_name="python -m training")
     else:

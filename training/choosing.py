@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from checkpoints_zoo.cli.output import table
 from training import recipe_files
 from training.recipe import Recipe
 from training.recipes import RECIPES, named
@@ -27,10 +28,11 @@ def chosen(
         UsageError: no such recipe, or a change that can't be.
     """
     found = recipe_files.read(text) if recipe_files.is_file(text) else named(text)
-    if init_permutation or init_seed is not None:
-        suffix = f"-from-{init_seed}" if init_seed is not None else ""
-        suffix += f"-permuted-{init_permutation}" if init_permutation else ""
-        found = replace(found, name=found.name + suffix, init_permutation=init_permutation, init_seed=init_seed)
+    if init_seed is not None:
+        found = replace(varied(found, [f"init_seed={init_seed}"]), name=f"{found.name}-from-{init_seed}")
+    if init_permutation:
+        made = varied(found, [f"init_permutation={init_permutation}"])
+        found = replace(made, name=f"{found.name}-permuted-{init_permutation}")
     if changes:
         found = varied(found, changes)
     if name is not None and name != found.name:
@@ -39,19 +41,21 @@ def chosen(
 
 
 def table_of(text: str | None) -> str:
-    """Return a table of the recipes of a file, or of those that come with the package: members, data, epochs."""
-    recipes = [make() for make in RECIPES.values()]
+    """Return a table of the recipes of a file, or of those that come with the package, by the names they are chosen by.
+
+    Raises:
+        UsageError: no such recipe or file.
+    """
+    recipes = {name: make() for name, make in RECIPES.items()}
     if text is not None:
-        recipes = list(recipe_files.read_all(Path(text)).values()) if recipe_files.is_file(text) else [named(text)]
-    rows = [("recipe", "members", "architecture", "data", "epochs", "at once", "precision")]
-    rows += [
-        (r.name, f"{r.members:,}", r.architecture, r.dataset, str(r.epochs), str(r.stack_width), r.precision)
-        for r in recipes
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = {1, 4, 5}
-    lines = (
-        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+        recipes = recipe_files.read_all(Path(text)) if recipe_files.is_file(text) else {text: named(text)}
+    return table(
+        [
+            {
+                "recipe": name, "members": f"{r.members:,}", "architecture": r.architecture, "data": r.dataset,
+                "epochs": r.epochs, "at once": r.stack_width, "precision": r.precision,
+            }
+            for name, r in recipes.items()
+        ],
+        right=["members"],
+    )  # fmt: skip

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import click
 
-from checkpoints_zoo.loading import load
-from training.choosing import chosen
-from training.merging import merge
-from training.retraining import retrain
 from training.terminal import engine_of, failing, say
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -27,6 +23,8 @@ def merge_command(folders: tuple[Path, ...], out: Path, names: tuple[str, ...]) 
     the rows. Members of different recipes, and a member with different weights in two folders, are refused.
     """
     with failing():
+        from training.merging import merge
+
         for name, members in merge(folders, out, names or None, say).items():
             say(f"{name}: {members:,} members in {out}")
 
@@ -53,8 +51,13 @@ def verify_command(
     Bit for bit where torch and the processor are those that the row names; by test accuracy elsewhere.
     """
     with failing():
+        from checkpoints_zoo.loading import load
+        from training.choosing import chosen
+        from training.retraining import retrain
+
         made = None if recipe is None else chosen(recipe, changes)
         found = retrain(load(name, source=source), count, made, engine_of(devices, workers, ray), say)
         for each in found:
-            click.echo(f"member {each.member}: {each.compared} {'agree' if each.same else 'DIFFER'}: {each.text}")
+            agree = "agree" if each.same else "DIFFER"
+            click.echo(f"member {each.member}: {each.compared} {agree}: {each.text}")
         sys.exit(0 if all(each.same for each in found) else 1)

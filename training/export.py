@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 
 import torch
 
 from checkpoints_zoo import writing
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.executor import Engine, Here
+from checkpoints_zoo.selection import format_ids
 from training.folder import claim, describe, folder_of, locked
+from training.networks import check_network
 from training.population import Progress, Trained, check_ids, train
-from training.preparing import Finished, Row, prepare
-from training.preparing import description_of as description_of
-from training.preparing import device_name as device_name
-from training.preparing import layout_of as layout_of
-from training.preparing import split_of as split_of
+from training.preparing import Finished, Row, description_of, layout_of, prepare
 from training.recipe import Recipe
-from training.sealing import Fresh, rows_of, seal, source_of, tidy
+from training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
 from training.staging import Log, Staging
 
 Say = Callable[[str], object]
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 class Export:
@@ -45,7 +39,9 @@ class Export:
         out.mkdir(parents=True, exist_ok=True)
         self.recipe, self.source = recipe, source_of(out)
         self.layout = layout_of(recipe)
-        self.sealed = {row["member"] for row in _held(recipe, out)}
+        rows = _held(recipe, out)
+        self.lost = lost(self.source, rows)
+        self.sealed = {row["member"] for row in rows} - self.lost
         self.description = description_of(recipe, self.layout)
         self.staging = Staging(folder_of(out, recipe.name) / "finished", self.layout, recipe.hash)
         self.size = writing.members_per_shard(self.layout, len(recipe.snapshots) + 1)
@@ -55,10 +51,28 @@ class Export:
         """Ids of the members that are finished, in a shard or not."""
         return self.sealed | self.staging.members
 
-    def begin(self) -> Path:
-        """Note in the folder of runs which recipe and collection they are of; return that folder."""
-        folder = claim(self.source.root, self.recipe)
-        describe(folder, self.description)
+    def begin(self, ids: Collection[int]) -> Path:
+        """Note in the folder of runs which recipe and collection they are of; return that folder.
+
+        Args:
+            ids: of the members that are going to be trained.
+
+        Raises:
+            DamagedError: the source has lost the bytes of others.
+        """
+        if others := sorted(self.lost.difference(ids)):
+            listed = format_ids([(member, None) for member in others])
+            raise DamagedError(
+                f"members {listed} of {self.recipe.name} in folder {self.source.root}",
+                expected="their bytes in shards",
+                found="rows in the manifest alone",
+                do=f"Put the shards back, or train these members again too: --members {listed}",
+                collection=self.recipe.name,
+                path=self.source.root,
+            )
+        with writing.writing_into(self.source.root):
+            folder = claim(self.source.root, self.recipe)
+            describe(folder, self.description)
         return folder
 
     def take(self, finished: Sequence[Finished]) -> None:
@@ -77,10 +91,15 @@ class Export:
             key: Fresh(row, self.staging.location(key) if row["status"] == "ok" else None)
             for key, row in self.staging.rows.items()
         }
-        with writing.writing_into(self.source.root):
-            for keys in seal(self.source, self.description, fresh, len(self.recipe.snapshots) + 1, whole=whole):
-                self.sealed |= {member for member, _ in keys}
-                self.staging.drop(keys)
+        snapshots = len(self.recipe.snapshots) + 1
+        try:
+            with writing.writing_into(self.source.root):
+                for keys in seal(self.source, self.description, fresh, snapshots, whole=whole):
+                    self.sealed |= {member for member, _ in keys}
+                    self.staging.drop(keys)
+        except DamagedError as error:
+            error.do = "What was trained now is kept. Delete that file, and train its members again"
+            raise
 
     def finish(self) -> None:
         """Write the shards of all that was laid aside, and remove what no row names any more."""
@@ -107,21 +126,14 @@ def export(
 
     Raises:
         UsageError: a folder with members of another recipe under this name.
+        DamagedError: the folder has lost the bytes of others.
         LockedError: another process is training into it.
     """
     with locked(out):
         exporting = Export(recipe, out)
+        exporting.begin([t.member for t in trained])
         exporting.take(prepare(recipe, trained, str(device)))
         exporting.finish()
-
-
-def members_of(recipe: Recipe, out: Path) -> set[int]:
-    """Return the ids of the members that a source holds already, failed ones too.
-
-    Raises:
-        UsageError: it holds members of another recipe under this name.
-    """
-    return {row["member"] for row in _held(recipe, out)}
 
 
 def _held(recipe: Recipe, out: Path) -> list[Row]:
@@ -143,9 +155,9 @@ def run(
     ids: Sequence[int],
     out: Path,
     engine: Engine = Here(),  # noqa: B008 (it can't be changed)
-    say: Say = _silent,
+    say: Say = lambda text: None,
     progress: Callable[[Progress], None] | None = None,
-    log: Say = _silent,
+    log: Say = lambda text: None,
 ) -> int:
     """Train the members that a folder doesn't hold yet into it as a source; return how many were trained.
 
@@ -163,20 +175,27 @@ def run(
         log: told of each member that finished, a line of JSON.
 
     Raises:
-        UsageError: ids that can't be, or a folder with members of another recipe under this name.
+        UsageError: ids that can't be, a network that can't be trained, or a folder with members of another recipe under
+            this name.
+        DamagedError: the folder has lost the bytes of members that are not among the ids.
         LockedError: another process is training into the folder.
         StorageError: the disk is full, or can't be written to.
         WorkerError: workers that die again and again.
     """
     check_ids(ids)
+    check_network(recipe)
     with locked(out):
         exporting = Export(recipe, out)
-        logged = Log(exporting.begin() / "log.jsonl")
+        logged = Log(exporting.begin(ids) / "log.jsonl")
         logged.add(exporting.staging.rows.values())
         there = exporting.members
         wanted = [member for member in ids if member not in there]
         if len(wanted) < len(ids):
             say(f"{recipe.name}: {len(ids) - len(wanted)} of these members are in {out} already")
+        if exporting.lost:
+            say(f"{recipe.name}: the bytes of {len(exporting.lost)} members are gone; these are trained again")
+        if wanted:
+            say(f"{recipe.name}: {len(wanted):,} members to train, {recipe.stack_width:,} at a time")
         exporting.seal(whole=True)
         began, accuracies, done = time.monotonic(), list[float](), 0
 

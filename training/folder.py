@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from checkpoints_zoo import catalog
+from checkpoints_zoo import catalog, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
 from training import state as states
@@ -35,9 +35,11 @@ def locked(out: Path) -> Iterator[None]:
 
     Raises:
         LockedError: another process holds the lock; it goes with its process, however that ends.
+        StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    with writing.writing_into(lock.parent):
+        lock.touch()
     held: set[Path] = _held.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held:
         yield
@@ -68,25 +70,24 @@ def folder_of(out: Path, name: str) -> Path:
 def claim(out: Path, recipe: Recipe) -> Path:
     """Give the folder of a recipe's runs; it records the recipe, and another of this name is refused.
 
+    One that nothing has come of yet, such as a network with a mistake, gives way.
+
     Raises:
         UsageError: it is another recipe's.
     """
     folder = folder_of(out, recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
     found = recorded_hash(folder)
-    if found is None:
-        partial = folder / "recipe.json.partial"
-        facts = {"hash": recipe.hash, **recipe.to_json()}
-        partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / "recipe.json")
-        return folder
-    if found != recipe.hash:
+    begun = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
+    if found not in (None, recipe.hash) and begun:
         raise UsageError(
             f"folder {out}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
             found=f"hash {found}: the recipe has changed since it was trained here",
             do="Give another folder, or name the changed recipe differently",
         )
+    if found != recipe.hash:
+        catalog.write_json({"hash": recipe.hash, **recipe.to_json()}, folder / "recipe.json")
     return folder
 
 
@@ -122,7 +123,7 @@ def clean(folder: Path, wanted: set[int], epochs: int) -> None:
         wanted: ids that are still to be finished.
         epochs: of the recipe.
     """
-    for partial in folder.glob("*.partial"):
+    for partial in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
         partial.unlink()
     for path in folder.glob("*.safetensors"):
         try:

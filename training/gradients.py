@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
+from training.own_code import said
 from training.recipe import Recipe
 from training.reproducible import seeded
 from training.seeds import derive
@@ -71,12 +72,12 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         try:
             gradients, (loss, new) = mapped(params, buffers, scaling, images, labels)
         except RuntimeError as error:
-            if "randomness" not in str(error):
+            if "vmap" not in str(error):
                 raise
             raise UsageError(
                 f"architecture {recipe.architecture!r}",
-                expected="a module that draws no random numbers in training, since members are trained in a stack",
-                found=str(error).split(".")[0],
+                expected="a module that torch.vmap maps over a stack: no random numbers, no branches on values",
+                found=said(error),
                 do="Set stack_width=1, and members are trained one after another",
             ) from error
         gradients = {name: _laid_out_as(params[name], gradient) for name, gradient in gradients.items()}
@@ -88,22 +89,44 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
 def _alone(
     member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
 ) -> Gradient:
-    """Make the function for a stack of one; it writes into the buffers that it is given."""
+    """Make the function for a stack of one; it writes into the buffers that it is given, and gives them back."""
+    own, kept = _One(trained=True), _One(trained=False)
 
     def alone(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        own, kept, scale = ({n: t[0] for n, t in tensors.items()} for tensors in (params, buffers, scaling))
-        own = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
+        weights, scale = own.of(params), {name: tensor[0] for name, tensor in scaling.items()}
         pixels = images[0].contiguous(memory_format=torch.channels_last) if recipe.channels_last else images[0]
         # Dropout draws from torch's own generator.
         with seeded(derive(member, f"noise {step}"), device):
-            scaled, (loss, new) = member_loss(own, kept, scale, pixels, labels[0])
-            found = torch.autograd.grad(scaled, list(own.values()), allow_unused=True, materialize_grads=True)
-        gradients = {n: _laid_out_as(params[n], gradient[None]) for n, gradient in zip(own, found, strict=True)}
-        return gradients, loss.detach()[None], {name: buffer.detach()[None] for name, buffer in new.items()}
+            scaled, (loss, _) = member_loss(weights, kept.of(buffers), scale, pixels, labels[0])
+            found = torch.autograd.grad(scaled, list(weights.values()), allow_unused=True, materialize_grads=True)
+        gradients = {n: _laid_out_as(params[n], gradient[None]) for n, gradient in zip(weights, found, strict=True)}
+        return gradients, loss.detach()[None], buffers
 
     return alone
+
+
+class _One:
+    """The tensors of a stack's only member, made once for as long as the stack holds the same ones.
+
+    Made in each step, they take as long as all that a GPU computes of a small network.
+
+    Args:
+        trained: whether gradients are taken with respect to them.
+    """
+
+    def __init__(self, trained: bool) -> None:
+        self.trained = trained
+        self.stacked: Tensors = {}
+        self.views: Tensors = {}
+
+    def of(self, stacked: Tensors) -> Tensors:
+        """Return views of the only member's tensors, by name."""
+        if len(stacked) != len(self.stacked) or any(self.stacked.get(n) is not t for n, t in stacked.items()):
+            self.stacked = dict(stacked)
+            self.views = {n: t.detach()[0].requires_grad_(self.trained) for n, t in stacked.items()}
+        return self.views
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:

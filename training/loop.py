@@ -23,14 +23,12 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from training.augment import AUGMENTATIONS
 from training.averaging import average, stored
-from training.gradients import Tensors as Tensors
-from training.gradients import stack_gradient
+from training.gradients import Tensors, stack_gradient
 from training.recipe import Recipe, initial_seed
 from training.reproducible import exact
-from training.schedules import learning_rate as learning_rate
+from training.schedules import learning_rate
 from training.seeds import derive, epoch_choices, epoch_order, generator
-from training.sgd import first_scaling, scaled_step
-from training.sgd import sgd_step as sgd_step
+from training.sgd import first_scaling, scaled_step, sgd_step
 
 
 @dataclass

@@ -18,11 +18,11 @@ from typing import Any
 from checkpoints_zoo import manifest, placement, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.columns import SCHEMA
-from checkpoints_zoo.errors import CollectionNotFound, LockedError, UsageError
+from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError
 from checkpoints_zoo.selection import format_ids
 from training.folder import folder_of, locked, read_description, recorded_hash
 from training.preparing import Key, Row
-from training.sealing import Fresh, rows_of, seal, source_of, tidy
+from training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
 from training.staging import Staging
 
 # What a row tells of the run that made it, and two runs of one member may tell otherwise.
@@ -124,6 +124,15 @@ def _part(name: str, folder: Path) -> Part:
             f"collection {name} in folder {folder}",
             expected="one that was trained: one layout, and its bytes in the folder",
             found=f"{len(description.layouts)} layouts" if not description.base else f"bytes in {description.base}",
+            collection=name,
+            path=folder,
+        )
+    if gone := sorted(lost(source, rows.values())):
+        raise DamagedError(
+            f"members {format_ids([(member, None) for member in gone])} of {name} in folder {folder}",
+            expected="their bytes in shards",
+            found="rows in the manifest alone",
+            do="Put the shards back, or train these members into that folder again",
             collection=name,
             path=folder,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData, Prepared, Preprocess
 from checkpoints_zoo.images.naming import name_of
+from training.own_code import running
 
 SPLITS = ("train", "test")
 
@@ -39,8 +40,9 @@ def checked(
     Raises:
         UsageError: something else, images without labels or class names, of another shape, or of different classes.
     """
-    given: Any = images()
     what = f"images of recipe {recipe!r}"
+    with running(what, "a function that returns (train, test)"):
+        given: Any = images()
     if not (isinstance(given, tuple) and len(given) == 2 and all(_is_pixels(data) for data in given)):
         raise UsageError(
             what,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo import images
-from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.executor import Engine, Here, Job
 from checkpoints_zoo.layout import is_statistic
+from checkpoints_zoo.writing import writing_into
 from training import state as states
 from training.averaging import stored
 from training.folder import claim, clean, divided, locked, recorded_hash, state_name
-from training.loop import StackState, Tensors, accuracies, start, train_epochs
+from training.gradients import Tensors
+from training.loop import StackState, accuracies, start, train_epochs
 from training.recipe import STORAGE, Recipe
 from training.sending import Sent, received, sent
 
@@ -129,8 +132,16 @@ class Stacks:
         if self.folder is not None and recorded_hash(self.folder) == self.recipe.hash:
             path = self.folder / state_name(stack)
         data = self.recipe.split("train")
-        trained = train_stack(self.recipe, stack, data, path, self.progress, torch.device(device))
-        return trained if self.prepare is None else self.prepare(self.recipe, trained, device)
+        try:
+            trained = train_stack(self.recipe, stack, data, path, self.progress, torch.device(device))
+            return trained if self.prepare is None else self.prepare(self.recipe, trained, device)
+        except torch.OutOfMemoryError as error:
+            raise TooLargeError(
+                f"a stack of {self.recipe.stack_width} members on {device}",
+                expected="room for it in the device's memory",
+                found=str(error).split(". ")[0],
+                do="Give the device fewer workers, or set a smaller stack_width or batch_size: that is another recipe",
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (sent(self.recipe), self.folder, self.prepare)
@@ -166,7 +177,8 @@ def train_stack(
     began = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
-            states.write(path, state, key, earlier_s + time.monotonic() - began)
+            with writing_into(path.parent):
+                states.write(path, state, key, earlier_s + time.monotonic() - began)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
             if recipe.eval_every and epoch % recipe.eval_every == 0:
@@ -253,5 +265,5 @@ def check_ids(ids: Sequence[int]) -> None:
     if wrong:
         raise UsageError(f"member {wrong[0]}", expected="an id in [0, 2^31)", found=str(wrong[0]))
     if len(set(ids)) < len(ids):
-        twice = next(member for member in ids if list(ids).count(member) > 1)
+        [(twice, _)] = Counter(ids).most_common(1)
         raise UsageError("ids", expected="each once", found=f"member {twice} more than once")

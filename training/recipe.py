@@ -22,6 +22,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import DATASETS, ImageData, Preprocess, load
 from training import own_images
 from training.augment import AUGMENTATIONS
+from training.own_code import running
 from training.seeds import derive
 
 # None of them changes a byte of a member.
@@ -202,7 +203,8 @@ class Recipe:
                 expected=f"what {self.build.__qualname__}{inspect.signature(self.build)} takes",
                 found=f"{dict(self.arguments)!r}: {error}",
             ) from error
-        built: Any = self.build(**self.arguments)
+        with running(f"build of recipe {self.name!r}", "a module"):
+            built: Any = self.build(**self.arguments)
         fits = isinstance(built, nn.Module)
         frozen = [n for n, p in built.named_parameters() if not p.requires_grad] if fits else []
         if not fits or frozen:
@@ -247,9 +249,12 @@ class Recipe:
             values["images"] = {name: data.fingerprint for name, data in self._own.items()}
         return {**values, "arguments": dict(self.arguments), "preprocess": self.preprocess.to_json()}
 
-    @property
+    @cached_property
     def hash(self) -> str:
-        """First 16 hex digits of the sha256 over the fields that decide what a seed gives."""
+        """First 16 hex digits of the sha256 over the fields that decide what a seed gives.
+
+        It is that of a build's file as it was at first: who edits it while members are trained changes none of them.
+        """
         deciding = {name: value for name, value in self.to_json().items() if name not in NOT_HASHED}
         canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
+from training.own_code import running
 from training.recipe import Recipe
 
 _EXPECTED = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
@@ -60,13 +61,15 @@ def read_all(path: Path) -> dict[str, Recipe]:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickles of the file's classes look it up
-    spec.loader.exec_module(module)
+    with running(f"recipe file {path}", "Python that runs"):
+        spec.loader.exec_module(module)
     found: Any = getattr(module, "RECIPES", None)
     if found is None and hasattr(module, "RECIPE"):
         found = {"": module.RECIPE}
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"recipe file {path}", expected=_EXPECTED, found=repr(found)[:80] if found else "neither")
-    recipes = [value() if callable(value) else value for value in found.values()]
+    with running(f"recipe file {path}", "recipes"):
+        recipes = [value() if callable(value) else value for value in found.values()]
     for recipe in recipes:
         if not isinstance(recipe, Recipe):
             raise UsageError(f"recipe file {path}", expected=_EXPECTED, found=repr(recipe)[:80])

@@ -5,13 +5,14 @@ Killed at any moment, what was there before is still there and readable; a shard
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints_zoo import catalog, manifest, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.copying.shards import Piece, Shard, place, written
+from checkpoints_zoo.errors import SourceNotFound
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.source import Source
@@ -38,6 +39,23 @@ def rows_of(source: Source, name: str) -> dict[Key, Row]:
     return {key_of(row): row for row in source.read(name)[1].to_pylist()}
 
 
+def lost(source: Source, rows: Iterable[Row]) -> set[int]:
+    """Return the members whose bytes are gone: their file is, or ends before them."""
+    sizes: dict[str, int] = {}
+    gone = set()
+    for row in rows:
+        if (path := row["path"]) is None:
+            continue
+        if path not in sizes:
+            try:
+                sizes[path] = source.file(path).stat().st_size
+            except SourceNotFound:
+                sizes[path] = 0
+        if sizes[path] < row["offset"] + row["nbytes"]:
+            gone.add(row["member"])
+    return gone
+
+
 def seal(
     source: Source,
     description: Description,
@@ -48,8 +66,8 @@ def seal(
 ) -> Iterator[list[Key]]:
     """Write every shard that gets fresh snapshots, and after each the manifest; yield what is in it then.
 
-    What a shard holds is a function of the ids alone. Snapshots that are there already are replaced. Shards that no
-    row names any more stay for whoever reads them: see `tidy`.
+    What a shard holds is a function of the ids alone. Snapshots that are there already are replaced, and rows of
+    members whose bytes are gone left out. Shards that no row names any more stay for whoever reads them: see `tidy`.
 
     Args:
         source: a folder.
@@ -63,6 +81,8 @@ def seal(
     """
     name, ((key, layout),) = description.name, description.layouts.items()
     held = rows_of(source, name)
+    gone = lost(source, held.values())
+    held = {k: row for k, row in held.items() if k[0] not in gone}
     size = writing.members_per_shard(layout, snapshots)
     for number in sorted({member // size for member, _ in fresh}):
         group = {k: row for k, row in held.items() if k[0] // size == number}

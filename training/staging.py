@@ -20,7 +20,7 @@ from checkpoints_zoo import catalog, writing
 from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.layout import Layout
-from checkpoints_zoo.pieces import Location
+from checkpoints_zoo.pieces import Location, read
 from checkpoints_zoo.placement import check_against_files
 from training.preparing import Finished, Key, Row, key_of
 from training.state import sync_folder
@@ -66,9 +66,11 @@ class Staging:
         if digest is not None:
             try:
                 check_against_files([self.location(key)])
+                whole = hashlib.sha256(next(read([self.location(key)]))[1]).hexdigest() == digest
             except (DamagedError, OSError):
+                whole = False
+            if not whole:
                 del self.rows[key], self._digests[key]
-                raise DamagedError(f"bytes of member {key[0]}") from None
 
     @property
     def members(self) -> set[int]:
@@ -147,8 +149,7 @@ class Log:
             }  # fmt: skip
             lines.append(json.dumps(facts))
         if lines:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
+            with writing.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * self._cut + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())

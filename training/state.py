@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from checkpoints_zoo.errors import DamagedError
-from training.loop import StackState, Tensors
+from training.gradients import Tensors
+from training.loop import StackState
 
 _GROUPS = ("params", "momentum", "buffers", "averages", "scaling")
 _SNAPSHOT = "snapshot@"

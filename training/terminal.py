@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
-from checkpoints_zoo.cli.failures import INTERRUPTED, USAGE, code_of
-from checkpoints_zoo.device import check_device
+from checkpoints_zoo.cli.failures import BUG, INTERRUPTED, USAGE, code_of
 from checkpoints_zoo.errors import LockedError, ZooError
 from checkpoints_zoo.executor import Engine, engine
 
@@ -31,6 +31,10 @@ def failing() -> Iterator[None]:
     except KeyboardInterrupt:
         say("interrupted: the same command goes on where it was")
         sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 (verify's exit code 1 has another meaning)
+        traceback.print_exception(error)
+        say("a bug of ours: please report it, with the lines above")
+        sys.exit(BUG)
 
 
 def engine_of(devices: str, workers: int | None, ray: str | None) -> Engine:
@@ -45,6 +49,8 @@ def engine_of(devices: str, workers: int | None, ray: str | None) -> Engine:
     """
     each = [device.strip() for device in devices.split(",")]
     if ray is None:
+        from checkpoints_zoo.device import check_device
+
         for device in each:
             check_device(device)
     return engine(workers, each, ray, say)

@@ -29,7 +29,8 @@ from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.posterior.barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
-from training.loop import StackState, Tensors, start, train_epochs
+from training.gradients import Tensors
+from training.loop import StackState, start, train_epochs
 from training.recipes import Recipe, convnet_digits
 
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 53)

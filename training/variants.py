@@ -56,13 +56,14 @@ def _parsed(field: str, text: str) -> Any:
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
     if field not in kinds:
         known = [*kinds, "arguments.NAME"]
-        initials = "".join(part[:1] for part in field.split("_"))
-        nearest = initials if initials in kinds else difflib.get_close_matches(field, known, n=1, cutoff=0.0)[0]
+        # "learning_rate" is lr, and "wd" is weight_decay.
+        near = [name for name in known if _initials(field) == name or _initials(name) == field]
+        near += difflib.get_close_matches(field, known, n=1, cutoff=0.0)
         raise UsageError(
             f"field {field!r} of a recipe",
             expected=f"one of {', '.join(known)}",
             found="no such field",
-            do=f"Did you mean {nearest}?",
+            do=f"Did you mean {near[0]}?",
         )
     kind = kinds[field]
     try:
@@ -77,6 +78,10 @@ def _parsed(field: str, text: str) -> Any:
         return float(text) if kind == "float" else int(text)
     except (ValueError, KeyError) as error:
         raise UsageError(f"field {field!r} of a recipe", expected=_KINDS[kind], found=repr(text)) from error
+
+
+def _initials(field: str) -> str:
+    return "".join(part[:1] for part in field.split("_"))
 
 
 def _json(field: str, text: str) -> Any:
@@ -96,7 +101,7 @@ def _made_from(base: Recipe, made: Recipe) -> str:
         if field.name in NOT_HASHED or old == new:
             continue
         if field.name == "arguments":
-            settings |= {f"arguments.{n}": _text(v) for n, v in new.items() if n not in old or old[n] != v}
+            settings |= {f"arguments.{n}": _argument(v) for n, v in new.items() if n not in old or old[n] != v}
         else:
             settings[field.name] = _text(new)
     return " ".join([first, *(f"{name}={value}" for name, value in sorted(settings.items()))])
@@ -108,3 +113,8 @@ def _text(value: object) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _argument(value: object) -> str:
+    """Write an argument as JSON without a space, so that a variant can be made again from the text; return it."""
+    return json.dumps(value, separators=(",", ":")).replace(" ", "\\u0020")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 _SMALL = 96  # units below which scipy alone is faster
@@ -28,6 +27,8 @@ def assign(gains: Matrix) -> Places:
     >>> assign(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
     [0, 1]
     """
+    from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
+
     costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced(gains)
     places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
     return places

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import FormatError, UsageError
+
+Images = TypeVar("Images", Tensor, npt.NDArray[np.uint8])
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,29 @@ class Preprocess:
         Raises:
             UsageError: images of another type or shape; nothing is guessed from their values.
         """
+        pixels = images if isinstance(images, Tensor) else torch.from_numpy(self._checked(images).copy())
+        return self.on(pixels.device)(pixels)
+
+    def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Bring the statistics to a device; return the function that normalises pixels there, as a call does.
+
+        In a loop: a call brings them anew each time, and so waits for the device.
+
+        Args:
+            device: that the pixels are on.
+        """
+        mean, std = (
+            torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
+            for numbers in (self.mean, self.std)
+        )
+
+        def normalised(images: Tensor) -> Tensor:
+            return self._checked(images).to(torch.float32).div_(255).sub_(mean).div_(std)
+
+        return normalised
+
+    def _checked(self, images: Images) -> Images:
+        """Check the type and shape of images; return them."""
         if images.dtype not in (torch.uint8, np.dtype(np.uint8)):
             raise UsageError(
                 "images",
@@ -76,12 +101,7 @@ class Preprocess:
                 found=f"shape ({', '.join(map(str, images.shape))})",
                 do="Resize or crop the images, and add a batch axis to a single one",
             )
-        pixels = images if isinstance(images, Tensor) else torch.from_numpy(images.copy())
-        mean, std = (
-            torch.tensor(numbers, dtype=torch.float32, device=pixels.device)[:, None, None]
-            for numbers in (self.mean, self.std)
-        )
-        return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+        return images
 
     def to_json(self) -> dict[str, Any]:
         """Give the fields as a dict that JSON can hold."""

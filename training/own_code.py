@@ -1,0 +1,46 @@
+"""Code of the user's own, run: what it raises becomes an error that names its line."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import checkpoints_zoo
+from checkpoints_zoo.errors import UsageError, ZooError
+
+_OURS = (Path(__file__).parent, Path(checkpoints_zoo.__file__).parent)
+_NOT_THEIRS = ("<", *map(str, _OURS), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
+
+
+@contextmanager
+def running(what: str, expected: str) -> Iterator[None]:
+    """Turn whatever a user's code raises in the block into a UsageError.
+
+    Args:
+        what: the code, as errors name it.
+        expected: of it.
+    """
+    try:
+        yield
+    except ZooError:
+        raise
+    except Exception as error:
+        raise UsageError(what, expected=expected, found=said(error)) from error
+
+
+def said(error: Exception) -> str:
+    """Say in a line what was raised, and in which line of the user's code if there is one.
+
+    >>> said(ValueError("too few"))
+    'ValueError: too few'
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    where = f" (in line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
+    if isinstance(error, SyntaxError):
+        where = f" (in line {error.lineno} of {error.filename})"
+    first = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().split("\n")[0]
+    return f"{type(error).__name__}: {first[:200]}{where}"
