@@ -198,13 +198,13 @@ def write_json(values: Any, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def check_name(name: str) -> str:
+def check_name(name: object) -> str:
     """Check that a collection's name can be a file's name; return it.
 
     Raises:
         UsageError: it is something else.
     """
-    if not _NAME.fullmatch(str(name)):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
             f"collection name {name!r}",
             expected="lower-case letters, digits, '.', '_' and '-', at most 96 of them",

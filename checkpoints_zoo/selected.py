@@ -157,6 +157,13 @@ class Selected:
         key = min(self.rows.column("layout").to_pylist())
         if key not in self._skeletons:
             description = self.description
+            if self._architecture is None and description.architecture not in architectures.ARCHITECTURES:
+                raise UsageError(
+                    f"architecture {description.architecture!r} of {self.name}",
+                    expected=f"one of the package's ({', '.join(architectures.ARCHITECTURES)}), or what builds it",
+                    found="neither",
+                    do="Give what builds it: zoo.load(…, architecture=build), or --architecture MODULE:FUNCTION",
+                )
             build = self._architecture or (
                 lambda: architectures.build(description.architecture, **description.arguments)
             )

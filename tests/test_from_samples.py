@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import FormatError, LayoutError, LeftOut, StorageError, UsageError
+from checkpoints_zoo.errors import LayoutError, LeftOut, StorageError, UsageError
 from checkpoints_zoo.interop.samples import from_samples
 from tests.hub import Hub
 from tests.publications import ADDRESS, NEW, PICTURE, consistent
@@ -204,7 +204,7 @@ def test_draws_of_a_chain_may_repeat(tmp_path: Path) -> None:
 
 def test_a_chain_goes_on(tmp_path: Path) -> None:
     made, whole, out = draws(8), tmp_path / "whole", tmp_path / "out"
-    told = {"run": 0, "title": "A chain", "columns": {"lr": 0.1}}
+    told: dict[str, Any] = {"run": 0, "title": "A chain", "columns": {"lr": 0.1}}
     source_of(made, whole, **told)
     source_of(made[:5], out, **told)
     assert source_of(made, out, run=0, columns={"lr": 0.1}).ids == list(range(8))
@@ -283,7 +283,7 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (lambda: ["x"], {}, UsageError, "draw 0: expected a tensor; found a str."),
     (lambda: [{"out.bias": 3}], {}, UsageError, "tensor 'out.bias' of draw 0: expected a tensor; found a int."),
     (lambda: {"a": torch.zeros(2, 3), "b": torch.zeros(3)}, {}, UsageError,
-     r"stacked draws: expected tensors \(draw, …\), as many draws in each; found a \[2, 3\], b \[3\]\."),
+     r"stacked draws: expected tensors \(draw, …\), as many draws in each; found a \[2, 3\], b \[3\]\. Give a list"),
     (lambda: torch.zeros(5), FLAT, UsageError, r"flat draws: expected shape \(draw, weight\); found \(5,\)\."),
     (lambda: torch.zeros(2, 5), {}, UsageError, "draw 0: expected tensors by name, or a flat vector and its order; .*"
      "Give order='parameters' for vectors of torch.nn.utils.parameters_to_vector"),
@@ -311,7 +311,7 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (lambda: draws(2), {"run": 0, "method": "independent"}, UsageError, "run: expected a method that has runs; found"),
     (lambda: draws(2), {"evaluate": "digits"}, UsageError, "accuracies of mine-swag: expected classes that the memb"),
     (lambda: draws(2), {"evaluate": "digits", "columns": {"test_ece": 0.1}}, UsageError, "test figures: expected giv"),
-    (lambda: draws(2), {"classes": ["a", 3]}, FormatError, "class names"),
+    (lambda: draws(2), {"classes": ["a", 3]}, UsageError, r"a list of names; found \['a', 3\]"),
 ]  # fmt: skip
 
 

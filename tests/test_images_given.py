@@ -91,7 +91,9 @@ def test_every_kind_of_data_gives_the_same_images(source: str) -> None:
 
 
 def test_images_without_labels() -> None:
-    for given in (TENSOR, COLOURED, pictures(), DataLoader(TENSOR, batch_size=2), TensorDataset(TENSOR), list(TENSOR)):  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(list(TENSOR), batch_size=2)  # type: ignore[arg-type]
+    kinds: list[Any] = [TENSOR, COLOURED, pictures(), loader, TensorDataset(TENSOR), list(TENSOR)]
+    for given in kinds:
         same(of(given), labelled=False)
     assert of((TENSOR, [-1] * 7)).labels is None
     assert of((TENSOR, [-1] * 7)).fingerprint == of(TENSOR).fingerprint
@@ -273,7 +275,7 @@ GREY = np.zeros((2, 1, 8, 8), np.uint8)
     [
         (3, {}, "images (int): expected tensors, arrays, a Dataset, a DataLoader, or what gives images one by one;"
          " found int."),
-        ({"images": GREY}, {}, "or what gives images one by one; found dict."),
+        ({"images": GREY}, {}, "or what gives images one by one; found dict. Give one of its values."),
         ([], {}, "images (list): expected one image or more; found none."),
         (GREY[:0], {}, "images (ndarray): expected one image or more; found none."),
         (GREY[0, 0], {}, "expected axes (channel, height, width), or (input, channel, height, width); found shape"
@@ -302,6 +304,10 @@ GREY = np.zeros((2, 1, 8, 8), np.uint8)
          " can't be wrong."),
         (GREY, {"name": "My images"}, "name of images: expected lower-case letters, digits, '.', '_' and '-', at most"
          " 80; and no name of another set; found 'My images'."),
+        (GREY, {"name": 3}, "and no name of another set; found 3."),
+        (GREY, {"split": 3}, "split of images: expected lower-case letters, digits, '.', '_' and '-'; found 3."),
+        ((GREY, [0, 1]), {"classes": ["a", "b"], "renamed": {"a": 2}}, "renamed classes of images 'images': expected"
+         " names; found 2."),
         (GREY, {"name": "cifar10"}, "no name of another set; found 'cifar10'."),
         (GREY, {"split": "a/b"}, "split of images: expected lower-case letters, digits, '.', '_' and '-'; found"
          " 'a/b'."),

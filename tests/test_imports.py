@@ -36,6 +36,7 @@ ROOMS = {
     "answers": LIGHT,
     "spares": LIGHT,
     "hub": LIGHT,
+    "addresses": LIGHT,
     "ranges": LIGHT,
     "cache": LIGHT,
     "fetching": LIGHT,

@@ -82,8 +82,8 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
         ingest([folder], "mine", net=convnet, evaluate="digits")
     with pytest.raises(UsageError, match=r"mine: expected preprocessing .*Give --like NAME or --facts FILE"):
         ingest([folder], "mine", net=convnet, given={"classes": list("0123456789")}, evaluate="digits")
-    with pytest.raises(UsageError, match=r"images 'digits' for mine: expected labels of the classes 9, 8, .*in this"):
-        ingest([folder], "mine", net=convnet, like="convnet-digits", given={"classes": list("9876543210")},
+    with pytest.raises(UsageError, match=r"images 'digits' for mine: expected labels of the classes a, .*; found '0'"):
+        ingest([folder], "mine", net=convnet, like="convnet-digits", given={"classes": list("abcdefghij")},
                evaluate="digits")  # fmt: skip
     with pytest.raises(UsageError, match=r"classes of mine: expected 10, as many as the members' logits; found 3"):
         ingest([folder], "mine", net=Net("convnet", {"classes": 10}), given={"classes": list("012")})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import StorageError, UsageError
@@ -62,7 +63,7 @@ CALLS: dict[str, tuple[str, Callable[[zoo.Collection], Any], str]] = {
 def test_a_missing_neighbour_is_named(package: str, members: zoo.Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     module, call, requirement = CALLS[package]
     for name in {package, module}:
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError) as refused:
         call(members)
     wanted = requirement.replace('" "', " and ")
@@ -95,6 +96,45 @@ def test_batches_are_the_members_inputs(members: zoo.Collection) -> None:
     )
     with pytest.raises(UsageError, match=r"images 'photos' for resnet8-digits: expected labels of the classes"):
         zoo.interop.loader(members, "photos")
+
+
+def test_batches_of_all_kinds_of_images(members: zoo.Collection, tmp_path: Path) -> None:
+    """The classes in another order, inputs that are preprocessed already, a folder, a Dataset of Pillow's images."""
+    digits = zoo.images.load("digits")
+    assert digits.labels is not None
+    wanted, right = members.preprocess(digits.images[:50]), digits.labels[:50]
+    moved = zoo.images.of((digits.images[:50], 9 - right), classes=tuple("9876543210"))
+    pictures = [(Image.fromarray(x[0].numpy()), str(int(y))) for x, y in zip(digits.images[:50], right, strict=True)]
+    prepared = zoo.images.prepared((wanted, right), classes=digits.classes)
+    for kind in (moved, prepared, pictures):
+        batches = list(zoo.interop.loader(members, kind, batch=20))
+        assert torch.equal(torch.cat([x for x, _ in batches]), wanted)
+        assert torch.equal(torch.cat([y for _, y in batches]), right)
+    ranked = sorted(range(50), key=lambda at: (int(right[at]), at))
+    for at in ranked:
+        folder = tmp_path / "test" / str(int(right[at]))
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures[at][0].save(folder / f"{at:02}.png")
+    [batch] = zoo.interop.lightning_uq_box.loader(members, tmp_path, "test")
+    assert torch.equal(batch["input"], wanted[ranked])
+    assert torch.equal(batch["target"], right[ranked])
+    with pytest.raises(UsageError, match=r"expected shape \(input, 1, 8, 8\), axes .*; found shape \(input, 1, 9, 9\)"):
+        zoo.interop.loader(members, zoo.images.of("digits", size=(9, 9)))
+
+
+def test_what_is_no_members(members: zoo.Collection, tmp_path: Path) -> None:
+    interop: Any = zoo.interop
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: interop.loader(members[0], "digits"), "members: expected a Collection; found Member. One member is"),
+        (lambda: interop.lightning.write_checkpoints(members[0], tmp_path), r"Collection; found Member\. .*\[3:4\]\."),
+        (lambda: interop.laplace.folded(members), "member to be folded: expected a member, .*; found Collection"),
+        (lambda: interop.posteriors.forward(members[0]), "members: expected a Collection, or an Ensemble: .* Member"),
+        (lambda: interop.torch_uncertainty.loader(members), "predictions: expected stored Predictions; found Coll"),
+    ]
+    for use, text in refused:
+        with pytest.raises(UsageError, match=text):
+            use()
+    assert not list(tmp_path.iterdir())
 
 
 def test_members_in_torch_uncertaintys_order(members: zoo.Collection) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpoints_zoo.cli.measuring import png
+from checkpoints_zoo.cli.measuring import PLACES, png
 from checkpoints_zoo.cli.output import Output, in_bytes, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
 from checkpoints_zoo.plots import stated
@@ -32,11 +32,11 @@ def _reference(context: click.Context, parameter: click.Parameter, value: str | 
 
 @click.command()
 @selecting
-@click.option("--data", metavar="IMAGES", help="Labelled images; the collection's own test set if not given.")
+@click.option("--data", metavar="IMAGES", help=f"Labelled images: {PLACES}; its own test set if none.")
 @click.option("--to", callback=_reference, metavar="ID|mean", help="What to align to; the first member if not given.")
 @click.option("--samples", type=int, metavar="N", help="Networks drawn; as many as members, at most 100, if not given.")
 @click.option("--splits", default=20, metavar="N", help="Random halves of the members behind the intervals.")
-@click.option("--statistics", metavar="IMAGES", help="Training images for running statistics; the collection's own.")
+@click.option("--statistics", metavar="IMAGES", help="Training images for statistics, likewise; its own if none.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the networks on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Of the samples and the random halves.")
 @click.option("--plot", metavar="PNG", callback=png, help="Draw standard deviations, accuracies and pruning as well.")

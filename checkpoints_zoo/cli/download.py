@@ -9,13 +9,13 @@ import click
 
 from checkpoints_zoo import copying
 from checkpoints_zoo.cli.output import Output, facts, in_bytes, output
-from checkpoints_zoo.cli.selecting import Selection, selecting
+from checkpoints_zoo.cli.selecting import Selection, finding
 from checkpoints_zoo.finding import Found
 from checkpoints_zoo.manifest import check_located, total
 
 
 @click.command()
-@selecting
+@finding
 @click.option(
     "--dest", type=click.Path(path_type=Path), metavar="DIR",
     help="Make DIR a source of its own that has these members, or add them to the one there.",

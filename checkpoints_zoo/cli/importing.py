@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from checkpoints_zoo import catalog
+from checkpoints_zoo.cli import building
+from checkpoints_zoo.cli.measuring import PLACES
 from checkpoints_zoo.cli.output import Output, facts, in_bytes, output
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.ingest import Net, Plan, ingest, known
@@ -28,7 +28,8 @@ from checkpoints_zoo.ingest import Net, Plan, ingest, known
 @click.option("--reshard", metavar="OUT", help="Copy the members into shards in this folder, a source of its own.")
 @click.option("--hash", "hashed", is_flag=True, help="Read every member once: hashes, values that are not finite, "
               "duplicates.")  # fmt: skip
-@click.option("--evaluate", metavar="IMAGES", help="Measure every member on these test images; hashes come with it.")
+@click.option("--evaluate", metavar="IMAGES", help=f"Test images to measure every member on: {PLACES}; hashes come "
+              "with it.")  # fmt: skip
 @click.option("--like", metavar="NAME", help="A collection of the catalog whose images, classes and preprocessing "
               "these members are for.")  # fmt: skip
 @click.option("--dataset", metavar="IMAGES", help="The images that the members were trained on.")
@@ -76,10 +77,12 @@ def command(
     if dataset is not None:
         given["dataset"] = dataset
     if classes_from is not None:
-        given["classes"] = _classes(classes_from)
+        from checkpoints_zoo.interop.checkpoints import facts_of
+
+        given |= facts_of({"classes": classes_from})
     named, build = dict(_argument(text) for text in arguments), None
     if architecture is not None and ":" in architecture:
-        build = partial(_function(architecture), **named)
+        build = partial(building.function(architecture), **named)
         architecture, named, own = None, {}, own or _called(build)
     net = Net(architecture, named, own, prefix, key)
     told = None if columns is None else known.by_file(known.read_csv(Path(columns)), options["evaluate"] is not None)
@@ -96,35 +99,6 @@ def _read(file: str) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise UsageError(f"file {file}", expected="a JSON object", found=type(facts).__name__)
     return facts
-
-
-def _classes(name: str) -> tuple[str, ...]:
-    from checkpoints_zoo import images
-
-    return images.CLASSES.get(name) or images.load(name).classes
-
-
-def _function(text: str) -> Callable[..., Any]:
-    """Find what MODULE:FUNCTION names, looking in the working folder too; return it.
-
-    Raises:
-        UsageError: there is none.
-    """
-    module, _, name = text.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"architecture {text}", expected="MODULE:FUNCTION that can be imported from here",
-                         found=str(error)) from error  # fmt: skip
-    finally:
-        sys.path.remove(str(Path.cwd()))
-    if not callable(found):
-        raise UsageError(f"architecture {text}", expected="a function", found=f"a {type(found).__name__}")
-    function: Callable[..., Any] = found
-    return function
 
 
 def _called(build: Callable[[], Any]) -> str | None:

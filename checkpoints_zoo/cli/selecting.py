@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from checkpoints_zoo.cli import building
 from checkpoints_zoo.finding import Found, find
 
 if TYPE_CHECKING:
@@ -25,19 +26,36 @@ class Selection:
     members: str | None
     sample: int | None
     source: str | None
+    architecture: str | None = None
 
     def load(self) -> Collection:
         """Return the members as a Collection."""
         from checkpoints_zoo.loading import load
 
-        return load(**asdict(self))
+        build = None if self.architecture is None else building.function(self.architecture)
+        return load(**self._chosen(), architecture=build)
 
     def find(self) -> Found:
         """Select as `zoo.load` does, importing neither torch nor pandas; return what the manifest says."""
-        return find(**asdict(self))
+        return find(**self._chosen())
+
+    def _chosen(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "architecture"}
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that runs members what `finding` does, and the option that says what builds their net."""
+
+    @finding
+    @click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
+    @wraps(command)
+    def wrapped(*args: Any, selection: Selection, architecture: str | None, **options: Any) -> Any:
+        return command(*args, selection=replace(selection, architecture=architecture), **options)
+
+    return wrapped
+
+
+def finding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command NAME and the options that select members, and pass it the Selection as `selection`."""
 
     @click.argument("name", metavar="NAME")
@@ -48,7 +66,7 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> Any:
-        own = {field.name: options.pop(field.name) for field in fields(Selection)}
+        own = {field.name: options.pop(field.name) for field in fields(Selection) if field.name != "architecture"}
         return command(*args, selection=Selection(**own), **options)
 
     return wrapped

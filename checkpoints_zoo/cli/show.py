@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.output import Output, facts, in_bytes, output, percent, table
-from checkpoints_zoo.cli.selecting import Selection, selecting
+from checkpoints_zoo.cli.selecting import Selection, finding
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.finding import Found
 from checkpoints_zoo.manifest import is_null, total
@@ -28,7 +28,7 @@ MOST_ROWS = 20
 
 
 @click.command()
-@selecting
+@finding
 @click.option("--columns", metavar="A,B", help="Columns of the manifest to show.")
 @output
 def command(selection: Selection, columns: str | None, out: Output) -> None:

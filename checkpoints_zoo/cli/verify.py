@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo import catalog, hub, manifest
+from checkpoints_zoo.cli import building
 from checkpoints_zoo.cli.failures import DONE, FOUND
 from checkpoints_zoo.cli.output import Output, in_bytes, output, printable, table
 from checkpoints_zoo.errors import (
@@ -27,8 +28,9 @@ from checkpoints_zoo.finding import resolve
 @click.argument("name", metavar="NAME|DIR|ADDRESS")
 @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
 @click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
+@click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
 @output
-def command(name: str, source: str | None, sample: int, out: Output) -> int:
+def command(name: str, source: str | None, sample: int, architecture: str | None, out: Output) -> int:
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
     NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
@@ -36,9 +38,11 @@ def command(name: str, source: str | None, sample: int, out: Output) -> int:
     was found.
     """
     from checkpoints_zoo import prediction_sets
+    from checkpoints_zoo.architectures import ARCHITECTURES
     from checkpoints_zoo.loading import load
     from checkpoints_zoo.verification import Problem, verify, verify_predictions
 
+    build = None if architecture is None else building.function(architecture)
     checked: list[dict[str, Any]] = []
     problems: list[Problem] = []
     whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
@@ -49,6 +53,8 @@ def command(name: str, source: str | None, sample: int, out: Output) -> int:
         out.say(f"{one}: checking …")
         try:
             members = load(one, source=source)
+            if build is not None and members.description.architecture not in ARCHITECTURES:
+                members = load(one, source=source, architecture=build)
         except (NetworkError, AccessError):
             raise
         except ZooError as error:

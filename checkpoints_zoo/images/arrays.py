@@ -78,7 +78,8 @@ def _pieces(given: Any, where: str) -> Iterator[object]:
         isinstance(given, Iterable) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
     ):
         expected = "tensors, arrays, a Dataset, a DataLoader, or what gives images one by one"
-        raise UsageError(where, expected=expected, found=_kind_of(given))
+        do = "Give one of its values" if isinstance(given, Mapping) else ""
+        raise UsageError(where, expected=expected, found=_kind_of(given), do=do)
     elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, IterableDataset):
         yield from (given[at] for at in range(len(given)))
     else:

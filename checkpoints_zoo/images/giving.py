@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import arrays, locating
@@ -17,7 +18,7 @@ from checkpoints_zoo.images.image_data import ImageData, Prepared
 from checkpoints_zoo.images.naming import facts, name_of, split_of
 from checkpoints_zoo.images.pixels import Gathered, Wanted
 
-Given = str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any]
+Given = str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any]
 """What `of` takes, and with it every function that takes images."""
 
 
@@ -84,7 +85,7 @@ def of(
 
 
 def prepared(
-    given: Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any],
+    given: Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any],
     *,
     classes: Sequence[str] | None = None,
     renamed: Mapping[str, str] | None = None,

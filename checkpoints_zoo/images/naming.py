@@ -93,6 +93,8 @@ def _renamed(own: tuple[str, ...], renamed: Mapping[str, str] | None, where: str
     if unknown:
         expected = f"names that the data has ({', '.join(own[:12]) or 'none'})"
         raise UsageError(f"renamed classes of {where}", expected=expected, found=repr(unknown[0])[:80])
+    if others := [ours for ours in (renamed or {}).values() if type(ours) is not str]:
+        raise UsageError(f"renamed classes of {where}", expected="names", found=repr(others[0])[:80])
     names = tuple((renamed or {}).get(name, name) for name in own)
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -109,7 +111,7 @@ def name_of(said: str | None, stem: str) -> str:
     if said is None:
         stem = _plain(stem) or "images"
         return f"own-{stem}" if stem in DATASETS else stem
-    if not _NAME.fullmatch(str(said)) or said in DATASETS:
+    if type(said) is not str or not _NAME.fullmatch(said) or said in DATASETS:
         expected = "lower-case letters, digits, '.', '_' and '-', at most 80; and no name of another set"
         raise UsageError("name of images", expected=expected, found=repr(said)[:100])
     return said
@@ -121,7 +123,7 @@ def split_of(split: str) -> str:
     Raises:
         UsageError: a name that no file could have.
     """
-    if not _NAME.fullmatch(str(split)):
+    if type(split) is not str or not _NAME.fullmatch(split):
         expected = "lower-case letters, digits, '.', '_' and '-'"
         raise UsageError("split of images", expected=expected, found=repr(split)[:80])
     return split

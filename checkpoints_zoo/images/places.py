@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from checkpoints_zoo import hub, manifest
+from checkpoints_zoo import addresses, hub
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.images import tables
 from checkpoints_zoo.images.found import SPLITS, Columns, Found, choose_split
@@ -63,7 +63,7 @@ def on_hub(address: str, split: str | None, columns: Columns, wanted: Wanted) ->
     """
     from huggingface_hub import is_offline_mode
 
-    place, path = _parts(address)
+    place, path = addresses.apart(address, "images")
     repo = hub.resolve(place)
     where = f"{repo.label}@{repo.commit[:8]}{'/' if path else ''}{path}"
     if path.lower().endswith(".parquet"):
@@ -81,22 +81,6 @@ def on_hub(address: str, split: str | None, columns: Columns, wanted: Wanted) ->
         some, name = chosen(files, split, where)
     found = tables.read([hub.fetch(repo, file) for file in some], columns, wanted, where)
     return Found(found.images, found.labels, found.classes, name, repo.commit)
-
-
-def _parts(address: str) -> tuple[str, str]:
-    """Take an address on the Hub apart; return that of the repo, and the path inside it."""
-    from huggingface_hub.errors import HfUriError
-    from huggingface_hub.utils import parse_hf_uri  # type: ignore[attr-defined]
-
-    try:
-        uri = parse_hf_uri(address)
-    except HfUriError:
-        return address, ""  # `hub.resolve` says what is wrong with it
-    path = (uri.path_in_repo or "").strip("/")
-    if path and (problem := manifest.path_problem(path)):
-        raise SourceNotFound(f"images {address}", expected="a path inside the repo", found=problem, path=path)
-    kind = f"{uri.type}s/" if uri.type != "model" else ""
-    return f"{hub.SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
 
 
 def _few(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from checkpoints_zoo import catalog
 from checkpoints_zoo.catalog import Description, Listing
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.finding import resolve
+from checkpoints_zoo.ingest.nets import Build
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.source import Source
 
@@ -18,6 +19,7 @@ EMPTY: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
 }  # fmt: skip
 OF_IMAGES = ("dataset", "classes", "preprocessing")
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
 
 
 def described(
@@ -55,8 +57,9 @@ def described(
     if like is not None:
         of_like = _of(catalog.listing(like))
         known |= {fact: of_like[fact] for fact in OF_IMAGES}
-    if not isinstance(given.get("classes", ()), list | tuple):
-        raise UsageError("classes of a collection", expected="a list of names", found=repr(given["classes"])[:80])
+    names = given.get("classes", ())
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UsageError("classes of a collection", expected="a list of names", found=repr(names)[:80])
     if "preprocessing" in given:
         from checkpoints_zoo.images import Preprocess
 
@@ -76,6 +79,54 @@ def described(
             collection=name,
         )
     return description
+
+
+def check_net(description: Description, build: Build | None) -> None:
+    """Check that a net of the user's own takes the images of its description and gives a logit for each class.
+
+    Args:
+        description: of its members; where it names no classes or no preprocessing, nothing can be said.
+        build: builds the net; None for one of the package.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if build is None or not description.classes or not description.preprocessing:
+        return
+    import torch
+
+    from checkpoints_zoo.images import Preprocess
+
+    takes = Preprocess.from_json(description.preprocessing)
+    shape = (2, takes.channels, *takes.size)
+
+    def run(device: str) -> Any:
+        with torch.device(device), torch.no_grad():
+            return build().eval()(torch.zeros(shape))
+
+    try:
+        logits = run("meta")
+    except REFUSALS:  # or it looks at values
+        try:
+            logits = run("cpu")
+        except REFUSALS as error:
+            raise UsageError(
+                f"architecture of {description.name}",
+                expected=f"a net that takes inputs {(*shape[1:],)}, as its preprocessing says",
+                found=f"{type(error).__name__}: {error}".partition("\n")[0][:160],
+                collection=description.name,
+            ) from error
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        raise UsageError(f"architecture of {description.name}", expected="a net that gives logits (input, class)",
+                         found=found, collection=description.name)  # fmt: skip
+    if logits.shape[1] != len(description.classes):
+        raise UsageError(
+            f"classes of {description.name}",
+            expected=f"{logits.shape[1]}, as many as the members' logits",
+            found=f"{len(description.classes)}",
+            collection=description.name,
+        )
 
 
 def _of(listing: Listing) -> dict[str, Any]:

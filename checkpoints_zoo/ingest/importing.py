@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints_zoo import cache, catalog, writing
+from checkpoints_zoo import archive, cache, catalog, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.ingest import facts, filling, known, lots, origin, planning, resharding, staging, surveying
@@ -18,7 +18,7 @@ from checkpoints_zoo.ingest.planning import Plan
 from checkpoints_zoo.source import Source
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.images import ImageData
+    from checkpoints_zoo.images import Given, ImageData
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def ingest(
     out: str | Path | None = None,
     reshard: str | Path | None = None,
     hash: bool = False,
-    evaluate: str | ImageData | None = None,
+    evaluate: Given | None = None,
     given: Mapping[str, Any] | None = None,
     like: str | None = None,
     net: Net | None = None,
@@ -69,7 +69,7 @@ def ingest(
         out: folder to write the manifest into; the files lie in it, those of the Hub aside. None for theirs.
         reshard: folder to copy the members into, as a source of its own; None leaves them where they are.
         hash: whether to read all members, for their content hashes.
-        evaluate: test images to measure the members on, by name or given; hashes come with it.
+        evaluate: test images to measure the members on, as `images.of` takes them; hashes come with it.
         given: what the files can't tell: title, dataset, classes, preprocessing, licence, citation.
         like: a collection of the catalog whose images the members are for.
         net: which net they are, where their tensors don't tell.
@@ -89,28 +89,36 @@ def ingest(
         NetworkError, AccessError, StorageError: the Hub can't be reached, or no room.
     """
     name, net, given = catalog.check_name(name), net or Net(), given or {}
+    if evaluate is not None:
+        from checkpoints_zoo.device import check_device
+
+        check_device(device)
     found = _found(sources, name, out, reshard, say, Chosen(files, strict))
     how = surveying.How(net, build, columns, strict)
     root = Path(reshard if reshard is not None else out if out is not None else found.root).expanduser().absolute()
-    target = Source(root, root.as_uri())
+    target, copied = Source(root, root.as_uri()), None if reshard is None else root.resolve()
     if dry_run and found.gzips:
         return planning.unseen(name, found, str(root))
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
-        return surveying.survey(found, name, {}, True, given, like, how, say).plan(str(root), reads)
+        return surveying.survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
     locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
     with writing.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         resharding.sweep(root, name)
+        stamp = "" if reshard is None else lots.fingerprint(found, net, build)
         if reshard is not None:
-            resharding.check_begun(target, name, lots.fingerprint(found, net, build))
-        aside = resharding.aside(root, name)
-        staged = staging.staged(found, aside, say) if found.gzips else {}
-        survey = surveying.survey(found, name, staged, False, given, like, how, say)
+            resharding.check_begun(target, name, stamp)
+        aside, staged = resharding.aside(root, name), dict[str, archive.Index]()
+        if found.gzips:
+            resharding.begin(target, name, stamp)
+            staged = staging.staged(found, aside, say)
+        survey = surveying.survey(found, name, staged, False, given, like, how, copied, say)
         inside = None if evaluate is None else images_for(evaluate, survey.description, build)
         if reshard is None:
             survey.write(target)
         else:
             described = facts.kept(survey.description, given, like, target)
+            resharding.begin(target, name, stamp)
             reader = resharding.Reader(found, described, staging.places(found, aside), how.within(found))
             resharding.reshard(reader, survey.rows.to_pylist(), target, say)
             known.write_files(root, name, survey.files)
@@ -147,11 +155,12 @@ def _found(
     return found
 
 
-def images_for(evaluate: str | ImageData, description: Description, build: Build | None) -> ImageData:
-    """Load test images, and check that the members can be measured on them; return them.
+def images_for(evaluate: Given, description: Description, build: Build | None) -> ImageData:
+    """Load test images, and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:
-        UsageError: labels of other classes, or a net that nobody can build.
+        UsageError: labels of other classes, images of another size, or a net that nobody can build.
+        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
     """
     from checkpoints_zoo import images, measuring
     from checkpoints_zoo.architectures import ARCHITECTURES
@@ -163,7 +172,7 @@ def images_for(evaluate: str | ImageData, description: Description, build: Build
             found=repr(description.architecture),
             do="In Python, `ingest(..., build=...)` takes the function that builds it",
         )
-    called = evaluate if isinstance(evaluate, str) else evaluate.name
+    called = evaluate if isinstance(evaluate, str) else "IMAGES"
     for fact, do in (("classes", f"--classes-from {called}, if the logits have its classes in this order, or "),
                      ("preprocessing", "")):  # fmt: skip
         if not getattr(description, fact):
@@ -173,8 +182,8 @@ def images_for(evaluate: str | ImageData, description: Description, build: Build
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )
-    inside = images.load(evaluate, "test") if isinstance(evaluate, str) else evaluate
-    measuring.labels_of(inside, description)
+    inside, _ = measuring.labelled(images.of(evaluate), description)
+    inside.inputs(inside.images[:1], images.Preprocess.from_json(description.preprocessing))
     return inside
 
 

@@ -91,15 +91,16 @@ def read_csv(path: Path) -> dict[str, Row]:
     """Read a table whose column "file" says whose row it is; return file -> column -> text, None where it is empty.
 
     Raises:
-        SourceNotFound: no such file.
+        SourceNotFound: no such file, or one that can't be read.
         FormatError: no table, none with that column, or a file twice.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
             names, rows = list(reader.fieldnames or ()), list(reader)
-    except FileNotFoundError:
-        raise SourceNotFound(f"file {path}", expected="a table", found="no such file", path=path) from None
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise SourceNotFound(f"file {path}", expected="a table", found=found, path=path) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise FormatError(f"file {path}", expected="a table with commas", found=str(error), path=path) from error
     if FILE not in names or len(set(names)) < len(names) or any(None in row or None in row.values() for row in rows):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from checkpoints_zoo import archive, catalog, fetching, hub, indexing, manifest
+from checkpoints_zoo import addresses, archive, catalog, fetching, hub, indexing
 from checkpoints_zoo.archive.tar import BLOCK, is_header
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.header import what_is
@@ -80,7 +80,7 @@ def find(
         chosen: which files of a folder are meant.
 
     Raises:
-        SourceNotFound: nothing there.
+        SourceNotFound: nothing there, or a file that can't be read.
         UsageError: files of several kinds, or outside the root.
         DamagedError: a file that is none of them.
         NetworkError, AccessError: the Hub can't be reached, or this login may not read the repo.
@@ -113,8 +113,7 @@ def _on_disk(
     kinds: dict[str, list[str]] = {"tar": [], "gzip": [], "safetensors": [], "pickle": []}
     ordered = []
     for file in dict.fromkeys(found):
-        with file.open("rb") as opened:
-            kind = _kind(opened.read(SNIFFED), str(file))
+        kind = _kind(_first(file), str(file))
         inside = _inside(file, base) if without is None else file.relative_to(base).as_posix()
         _check_text(inside)
         kinds[kind].append(inside)
@@ -129,6 +128,20 @@ def _on_disk(
     label = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {base}"
     files, pickles = tuple(kinds["safetensors"]), tuple(kinds["pickle"])
     return Origin(label, base, None, archives, frozenset(kinds["gzip"]), files, pickles)
+
+
+def _first(file: Path) -> bytes:
+    """Return a file's first bytes.
+
+    Raises:
+        SourceNotFound: it can't be read, such as a link to nothing.
+    """
+    try:
+        with file.open("rb") as opened:
+            return opened.read(SNIFFED)
+    except OSError as error:
+        found = f"{'a link, ' if file.is_symlink() else ''}{error.strerror}"
+        raise SourceNotFound(f"file {file}", expected="a file that can be read", found=found, path=file) from error
 
 
 def _check_text(inside: str) -> None:
@@ -240,7 +253,7 @@ def _kind(first: bytes, what: str) -> str:
 
 def _on_hub(address: str, name: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them."""
-    place, path = _split(address)
+    place, path = addresses.apart(address, "source")
     repo = hub.resolve(place)
     label = f"{repo}/{path}" if path else str(repo)
     listing = catalog.collections().get(name)
@@ -269,24 +282,3 @@ def _on_hub(address: str, name: str, say: Say) -> Origin:
     kinds = {p: _kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
     return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_by_number)))
-
-
-def _split(address: str) -> tuple[str, str]:
-    """Take an address on the Hub apart; return that of the repo, and the path inside it.
-
-    Raises:
-        SourceNotFound: an address of another form.
-    """
-    from huggingface_hub.errors import HfUriError
-    from huggingface_hub.utils import parse_hf_uri  # type: ignore[attr-defined]
-
-    try:
-        uri = parse_hf_uri(address)
-    except HfUriError:
-        return address, ""  # `hub.resolve` says what is wrong with it
-    path = (uri.path_in_repo or "").strip("/")
-    if path and (problem := manifest.path_problem(path)):
-        raise SourceNotFound(f"source {address}", expected="a path inside the repo", found=problem, path=path)
-    revision = f"@{uri.revision}" if uri.revision else ""
-    kind = f"{uri.type}s/" if uri.type != "model" else ""
-    return f"{hub.SCHEME}{kind}{uri.id}{revision}", path

@@ -114,11 +114,15 @@ def _states(path: Path, within: Within) -> dict[str, State]:
         found = {key: state for key, state in found.items() if key in ("", "state_dict")}
     if found:
         return found
-    shown = f"a {type(loaded).__name__}"
+    shown, others = f"a {type(loaded).__name__}", [key for key, _ in _nested(loaded) if key]
     if isinstance(loaded, Mapping):
         shown = ", ".join(f"{n!r}: {type(v).__name__}" for n, v in list(loaded.items())[:5]) or "an empty one"
     raise DamagedError(
-        f"file {path}", expected="a state dict, tensors by name, or one under 'state_dict'", found=shown, path=path
+        f"file {path}",
+        expected="a state dict, tensors by name, or one under 'state_dict'",
+        found=shown,
+        do=f"Say which is meant: key={others[0]!r}, or --key {others[0]}" if others else "",
+        path=path,
     )
 
 
@@ -189,18 +193,21 @@ def _asked(path: Path, refused: str) -> str:
 
 
 def _check_plain(path: Path) -> None:
-    """Check that a zip archive holds no more bytes than it has itself: a few could else fill all memory.
+    """Check that a zip archive is whole and holds no more bytes than it has itself: a few could else fill all memory.
 
     Raises:
-        DamagedError: it is compressed, as torch.save never does, or its files overlap.
+        DamagedError: it is cut; it is compressed, as torch.save never does; or its files overlap.
     """
     try:
         with zipfile.ZipFile(path) as file:
             script = any("/code/" in name for name in file.namelist())
             held = sum(one.file_size for one in file.infolist())
             packed = any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+    except (NotImplementedError, ValueError, OSError):
         return  # torch says what is wrong with it
+    except zipfile.BadZipFile as error:
+        found = f"{path.stat().st_size:,} bytes without the end that a zip archive has"
+        raise DamagedError(f"file {path}", expected="a whole file of torch.save", found=found, path=path) from error
     if script or packed or held > path.stat().st_size:
         found = f"{held:,} bytes packed into {path.stat().st_size:,}"
         raise DamagedError(
@@ -229,7 +236,7 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
         if t.layout != torch.strided or t.is_quantized or t.dtype not in NAMES or t.is_meta:
             raise DamagedError(
                 f"tensor {name!r}{where}", expected=f"a plain one of {', '.join(NAMES.values())}",
-                found=f"{t.dtype}, {t.layout}", tensor=name,
+                found=f"{t.dtype}, {t.layout}{' without values' if t.is_meta else ''}", tensor=name,
             )  # fmt: skip
     return Head(0, tuple((name, NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
 
@@ -252,6 +259,20 @@ def raw(path: Path, within: Within, layout: Layout) -> bytearray:
         if list(head_of(state).tensors) == wanted:
             return bytes_of(state)
     raise DamagedError(f"file {path}", expected="the tensors that it had before", found="others", path=path)
+
+
+def checksum_problem(path: Path) -> str:
+    """Compare a file of torch.save with the checksums in it; return what is wrong, "" where nothing is or none are.
+
+    torch.load does not look at them.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            summed = any(one.CRC for one in file.infolist())  # none with torch.serialization.set_crc32_options(False)
+            changed = file.testzip() if summed else None
+    except zipfile.BadZipFile:  # of before version 1.6
+        return ""
+    return "" if changed is None else f"values that are not those that were saved, by the checksum of {changed}"
 
 
 def bytes_of(state: Mapping[str, Tensor]) -> bytearray:

@@ -38,13 +38,12 @@ def sweep(root: Path, name: str) -> None:
 
 
 def check_begun(target: Source, name: str, fingerprint: str) -> None:
-    """Check that a folder has no collection of this name, or one that this import began; write down what it is.
+    """Check that a folder has no collection of this name, or one that this import began; clear what another laid aside.
 
     Raises:
         UsageError: it has another one.
     """
-    folder = aside(target.root, name)
-    record = folder.with_name(f"{name}.json")
+    record = _record(target, name)
     try:
         begun = catalog.read_json(record) if record.is_file() else None
     except FormatError:
@@ -60,8 +59,16 @@ def check_begun(target: Source, name: str, fingerprint: str) -> None:
             collection=name,
             path=target.root,
         )
-    shutil.rmtree(folder, ignore_errors=True)
-    catalog.write_json({"import": fingerprint}, record)
+    shutil.rmtree(aside(target.root, name), ignore_errors=True)
+
+
+def begin(target: Source, name: str, fingerprint: str) -> None:
+    """Write down which import it is that a folder gets a collection from."""
+    catalog.write_json({"import": fingerprint}, _record(target, name))
+
+
+def _record(target: Source, name: str) -> Path:
+    return aside(target.root, name).with_name(f"{name}.json")
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,8 @@ class Reader:
                 continue
             raw = pickles.raw(path, self.within, layout)
             filling.judge(row, location, raw)
+            if row["status"] == "ok" and (problem := pickles.checksum_problem(path)):
+                row |= {"status": "failed", "reason": problem}
             yield row, layout, raw
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -93,9 +94,26 @@ def survey(
     given: Mapping[str, Any],
     like: str | None,
     how: How,
+    copied: Path | None,
     say: Say,
 ) -> Survey:
-    """Find out what members an origin holds, and of what net; return it."""
+    """Find out what members an origin holds, and of what net; return it, with what its own manifest says already.
+
+    Args:
+        found: the origin.
+        name: of the collection.
+        staged: what its gzipped archives hold.
+        predicted: whether the index of a repo's archive may be predicted.
+        given, like: as in `facts.described`.
+        how: what the user says of the members.
+        copied: folder that they are copied into, whose manifest is that of the copies; None where they stay.
+        say: told of files that are left out.
+
+    Raises:
+        DamagedError, LayoutError: no members, or of no net that is known.
+        UsageError, CollectionNotFound, FormatError: as in `facts.described`; a manifest of other members.
+        NetworkError, AccessError: a repo that can't be read.
+    """
     there: list[Lot] = lots.of_archives(found, staged, predicted) if found.archives else []
     if found.files:
         there.append(lots.numbered(lots.of_files(found, say), found.files))
@@ -115,13 +133,16 @@ def survey(
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
         raise
     description = facts.described(name, told, layouts, given, like)
+    facts.check_net(description, how.build)
     if found.repo is not None:
         description = replace(description, base=str(found.repo))
     files = lots.members_of(there)
     columns = {} if how.columns is None else how.columns(files)
     table = manifest.table(row | columns.get(row["member"], {}) for row in rows)
     surveyed = Survey(found, description, table, given, like, files, columns)
-    return surveyed.known(Source(found.root, found.root.as_uri())) if found.repo is None else surveyed
+    if found.repo is not None or copied == found.root:
+        return surveyed
+    return surveyed.known(Source(found.root, found.root.as_uri()))
 
 
 def _difference(new: Survey, old: Description, rows: pa.Table) -> str:

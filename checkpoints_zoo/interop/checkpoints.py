@@ -14,7 +14,7 @@ from checkpoints_zoo import architectures, catalog, images, modules
 from checkpoints_zoo.architectures import ARCHITECTURES
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
-from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.images import Given, Preprocess
 from checkpoints_zoo.ingest import Net, ingest, known
 from checkpoints_zoo.loading import load
 from checkpoints_zoo.source import Source
@@ -31,8 +31,8 @@ class Facts(TypedDict, total=False):
     """What weights can't tell of a collection.
 
     title: one line on what it is. dataset: the images it was trained on, by name. classes: in the order of the logits,
-    or the name of images that have them so. preprocessing: what turns pixels into inputs, or its JSON. licence: SPDX
-    name. citation: how to cite it.
+    or the name or place of images that have them so. preprocessing: what turns pixels into inputs, or its JSON.
+    licence: SPDX name. citation: how to cite it.
     """
 
     title: str
@@ -54,7 +54,7 @@ def from_checkpoints(
     key: str = "",
     prefix: str = "",
     columns: Mapping[str, Any] | pd.DataFrame | str | Path | None = None,
-    evaluate: str | ImageData | None = None,
+    evaluate: Given | None = None,
     like: str | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,
@@ -79,7 +79,7 @@ def from_checkpoints(
         prefix: that all names of tensors have, where it is none of a known wrapper.
         columns: of the manifest: name -> a value for all, or one for each member in the order of the ids; or a table
             with the files in its column "file" or its index, as a DataFrame or a CSV file.
-        evaluate: test images to measure the members on, by name or given.
+        evaluate: test images to measure the members on: their name, their place, or whatever `images.of` takes.
         like: a collection of the catalog whose images, classes and preprocessing the members are for.
         device: what to measure them on.
         say: told of the progress.
@@ -169,7 +169,7 @@ def facts_of(given: Facts) -> dict[str, Any]:
     """
     values: dict[str, Any] = dict(given)
     if isinstance(classes := values.get("classes"), str):
-        values["classes"] = images.CLASSES.get(classes) or images.load(classes).classes
+        values["classes"] = images.CLASSES.get(classes) or images.of(classes).classes
     if isinstance(values.get("preprocessing"), Preprocess):
         values["preprocessing"] = values["preprocessing"].to_json()
     return values

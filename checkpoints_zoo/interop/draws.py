@@ -186,7 +186,7 @@ def count(samples: Samples) -> int | None:
         if len(firsts) != 1 or firsts == {()}:
             found = ", ".join(f"{n} {list(s)}" for n, s in list(shapes.items())[:5])
             raise UsageError("stacked draws", expected="tensors (draw, …), as many draws in each",
-                             found=found or "no tensors")  # fmt: skip
+                             found=found or "no tensors", do="Give a list for a single one: [state]")  # fmt: skip
         return int(next(iter(firsts))[0])
     if isinstance(samples, Tensor | np.ndarray):
         if len(samples.shape) != 2:

@@ -14,7 +14,7 @@ from checkpoints_zoo import images, measuring
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.images import Given, ImageData, Preprocess
 
 Batch = tuple[Tensor, Tensor]
 NO_LABEL = -1
@@ -36,38 +36,54 @@ def ensemble_of(members: Collection | Ensemble) -> Ensemble:
     raise UsageError("members", expected=expected, found=type(found).__name__)
 
 
+def check_collection(members: object) -> None:
+    """Check that members are a collection.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    if not isinstance(members, Collection):
+        expected, do = "a Collection", "One member is a collection as well: members[3:4]"
+        raise UsageError("members", expected=expected, found=type(members).__name__, do=do)
+
+
 @dataclass(frozen=True)
 class Collated:
-    """Make examples (image, label) a batch (inputs, labels); images are preprocessed a batch at a time."""
+    """Make examples (image, label) a batch (inputs, labels); images become inputs a batch at a time."""
 
+    data: ImageData
     preprocess: Preprocess
 
     def __call__(self, examples: Sequence[Batch]) -> Batch:
-        pixels, labels = zip(*examples, strict=True)
-        return self.preprocess(torch.stack(pixels)), torch.stack(labels)
+        some, labels = zip(*examples, strict=True)
+        return self.data.inputs(torch.stack(some), self.preprocess), torch.stack(labels)
 
 
 def loader(
-    members: Collection, data: str | ImageData, split: str = "test", *, ood: bool = False, batch: int = 128
+    members: Collection, data: Given, split: str | None = None, *, ood: bool = False, batch: int = 128
 ) -> DataLoader[Any]:
     """Make images batches of (inputs, labels) as the members take them, in order; return the DataLoader.
 
     Args:
         members: whose preprocessing and classes count.
-        data: images, or their name.
-        split: of named images.
+        data: images: their name, their place, or whatever `images.of` takes.
+        split: of images that have several; None for "test".
         ood: whether they are out of distribution; all labels are -1 then.
         batch: images a batch.
 
     Raises:
-        UsageError: images without labels, or of other classes than the members', unless they are `ood`.
+        UsageError: no collection; images without labels, or of other classes than the members', unless they are `ood`;
+            images of a size that the members can't take; others, as `images.of`.
+        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
 
     >>> import checkpoints_zoo as zoo
     >>> inputs, labels = next(iter(zoo.interop.loader(zoo.load("convnet-digits"), "digits")))
     >>> inputs.shape, labels.shape
     (torch.Size([128, 1, 8, 8]), torch.Size([128]))
     """
-    found = data if isinstance(data, ImageData) else images.load(data, split)
+    check_collection(members)
+    found = images.of(data, split=split)
     labels = torch.full((len(found),), NO_LABEL) if ood else measuring.labels_of(found, members.description)
-    collate = Collated(members.preprocess)
+    collate = Collated(found, members.preprocess)
+    found.inputs(found.images[:1], members.preprocess)  # says now whether they fit
     return DataLoader(TensorDataset(found.images, labels), batch_size=batch, collate_fn=collate)

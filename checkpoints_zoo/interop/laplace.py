@@ -44,14 +44,18 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
             the rules alone stand for it.
 
     Raises:
-        UsageError: a batch norm that follows no linear layer or convolution of its own, or has no running statistics;
-            logits on the example that differ by more than rounding.
+        UsageError: neither; a batch norm that follows no linear layer or convolution of its own, or has no running
+            statistics; logits on the example that differ by more than rounding.
 
     >>> import checkpoints_zoo as zoo
     >>> net = zoo.interop.laplace.folded(zoo.load("resnet8-digits")[0])
     >>> [n for n, p in net.named_parameters()][:2], net.bn1
     (['conv1.weight', 'conv1.bias'], Identity())
     """
+    given: object = member
+    if not isinstance(given, Member | nn.Module):
+        expected = "a member, such as members[0], or a module"
+        raise UsageError("member to be folded", expected=expected, found=type(given).__name__)
     before = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
     if isinstance(member, Member) and example is None:
         takes = member.selected.preprocess

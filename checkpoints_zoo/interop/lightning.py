@@ -21,6 +21,7 @@ from torch import Tensor
 from checkpoints_zoo import header
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.interop import given
 from checkpoints_zoo.keymaps import UPSTREAM, KeyMap
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.writing import check_room, writing_into
@@ -51,8 +52,8 @@ def write_checkpoints(
         upstream: whether names and shapes are those of torch-uncertainty's own nets ("layer2.0.shortcut.0.weight").
 
     Raises:
-        UsageError: a file of that name with other content: nothing is written then; `upstream` of a net that
-            torch-uncertainty doesn't have.
+        UsageError: no collection; a file of that name with other content: nothing is written then; `upstream` of a net
+            that torch-uncertainty doesn't have.
         StorageError: a folder that can't be written to, or a disk without room.
         DamagedError: a weight is not finite, or the bytes are not what the manifest says.
 
@@ -63,6 +64,7 @@ def write_checkpoints(
     ...     [(p.name, list(torch.load(p)["state_dict"])[0]) for p in paths]
     [('000000.ckpt', 'model.conv1.weight'), ('000001.ckpt', 'model.conv1.weight')]
     """
+    given.check_collection(members)
     root, form = Path(folder), _Form(prefix, dtype, _key_map(members) if upstream else None)
     members.locations()  # what is missing is fetched in one go
     paths = [root / _name(member) for member in members]

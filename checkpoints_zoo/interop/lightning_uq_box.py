@@ -5,7 +5,7 @@ Its own DeepEnsembleClassification reads each member's checkpoint from the disk 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop import given
 from checkpoints_zoo.interop.needing import needed
 
@@ -89,21 +89,21 @@ def __getattr__(name: str) -> Any:
 class _Named:
     """Make a batch what lightning-uq-box takes: a dict of `input` and `target`."""
 
-    collate: given.Collated
+    collate: Callable[[Any], Any]
 
     def __call__(self, examples: Sequence[given.Batch]) -> dict[str, Tensor]:
         inputs, labels = self.collate(examples)
         return {"input": inputs, "target": labels}
 
 
-def loader(members: Collection, data: str | ImageData, split: str = "test", *, batch: int = 128) -> DataLoader[Any]:
+def loader(members: Collection, data: Given, split: str | None = None, *, batch: int = 128) -> DataLoader[Any]:
     """Make labelled images batches {"input", "target"} as the members take them, in order; return the DataLoader.
 
     Args:
         members, data, split, batch: as of `zoo.interop.loader`.
 
     Raises:
-        UsageError: images without labels, or of other classes than the members'.
+        UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as there.
 
     >>> import checkpoints_zoo as zoo
     >>> batch = next(iter(zoo.interop.lightning_uq_box.loader(zoo.load("convnet-digits"), "digits")))
@@ -111,4 +111,4 @@ def loader(members: Collection, data: str | ImageData, split: str = "test", *, b
     {'input': (128, 1, 8, 8), 'target': (128,)}
     """
     plain = given.loader(members, data, split, batch=batch)
-    return DataLoader(plain.dataset, batch_size=batch, collate_fn=_Named(given.Collated(members.preprocess)))
+    return DataLoader(plain.dataset, batch_size=batch, collate_fn=_Named(plain.collate_fn))

@@ -60,7 +60,8 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
     Args:
         members: any selection of the collection, or an ensemble.
     """
-    module = ensemble_of(members[:1])[0].requires_grad_(False)
+    one = members[:1] if isinstance(members, Collection) else ensemble_of(members)  # to read a single member
+    module = ensemble_of(one)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         logits: Tensor = functional_call(module, {**parameters, **buffers}, (inputs,))

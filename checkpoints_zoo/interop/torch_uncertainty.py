@@ -146,7 +146,14 @@ def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:
     Args:
         predictions: their labels are -1 where they have none.
         batch: inputs a batch.
+
+    Raises:
+        UsageError: no predictions.
     """
+    found: object = predictions
+    if not isinstance(found, Predictions):
+        do = "`zoo.interop.loader` makes batches of images, for members"
+        raise UsageError("predictions", expected="stored Predictions", found=type(found).__name__, do=do)
     logits = predictions.logits().transpose(0, 1)
     labels = torch.full((len(logits),), NO_LABEL) if predictions.labels is None else predictions.labels
     return DataLoader(TensorDataset(logits, labels), batch_size=batch)
