@@ -114,7 +114,7 @@ def _names(report: Drawable, figures: Iterable[str] | None) -> list[str]:
     """Return the figures that are drawn, those asked for or all; an unknown one is an error."""
     scaled = {} if report.calibrated is None else report.calibrated.ensemble
     known = [n for n in NAMES if n in report.ensemble or n in scaled]
-    names = known if figures is None else list(figures)
+    names = known if figures is None else [figures] if isinstance(figures, str) else list(figures)
     for name in names:
         if name not in known:
             raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(known)}", found="none such")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo import curve_plots, growth, plots
-from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.figures import KNOWN, TEMPERATURE
+from checkpoints_zoo.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.growth import Growth, Needed
 from checkpoints_zoo.held_out import RULE
 from checkpoints_zoo.metrics import Interval
@@ -48,7 +47,7 @@ class Calibrated:
         Raises:
             UsageError: no such figure.
         """
-        return _figure(self.ensemble, figure)
+        return figure_of(self.ensemble, figure)
 
     @property
     def temperature(self) -> Interval:
@@ -112,7 +111,7 @@ class Report:
         Raises:
             UsageError: no such figure.
         """
-        return _figure(self.ensemble, figure)
+        return figure_of(self.ensemble, figure)
 
     @property
     def limits(self) -> dict[str, Interval]:
@@ -196,12 +195,6 @@ class Report:
             UsageError: no such figure.
         """
         return curve_plots.curves(self, Path(path), figures)
-
-
-def _figure(figures: Mapping[str, Interval], name: str) -> Interval:
-    if name not in figures:
-        raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(figures)}", found="none such")
-    return figures[name]
 
 
 def _rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:

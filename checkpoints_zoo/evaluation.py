@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import growth, images, measuring, metrics, predictions
+from checkpoints_zoo import growth, images, measuring, metrics, predictions, selection
 from checkpoints_zoo import held_out as aside
 from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.device import one_thread
+from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluated import Calibrated, Report
 from checkpoints_zoo.figures import FIGURES, KNOWN, MEANS_OVER_MEMBERS, OOD_FIGURES
@@ -28,13 +28,13 @@ from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.sides import Held, Logits, Part
 
 __all__ = ["Report", "evaluate"]
-SMALL_MEMBER, SMALL_LOGITS = 2**20, 2**22  # bytes and values that one thread is quicker with
+SMALL_LOGITS = 2**22  # values that one thread is quicker with
 SHARE = 0.2  # of the inputs that are held out for the temperature where nothing else is said
 
 
 def evaluate(
     members: Collection | Predictions,
-    data: Given | None = None,
+    data: Given | Predictions | None = None,
     ood: Given | Predictions | None = None,
     *,
     sizes: Iterable[int] | None = None,
@@ -54,9 +54,9 @@ def evaluate(
 
     Args:
         members: a collection, or stored predictions on labelled images.
-        data: labelled images: their name, their place, or whatever `images.of` takes; None for the collection's own
-            test set. With stored predictions they are only compared with those that these were made on, None for no
-            comparison.
+        data: labelled images: their name, their place, or whatever `images.of` takes, or the members' stored
+            predictions on them; None for the collection's own test set. Where the members are stored predictions,
+            images are only compared with those that these were made on, None for no comparison.
         ood: images out of distribution, given likewise, or stored predictions on them; None leaves those figures out.
         sizes: of the ensembles on the curve; None for the powers of two and all members.
         temperature: whether to measure everything again after temperature scaling: the members' mean probabilities p
@@ -81,6 +81,8 @@ def evaluate(
     >>> report["auroc"].value > 0.95
     True
     """
+    measuring.check_measurable(members)
+    measuring.check_draws(seed, subsets)
     sizes = _sizes(sizes, len(members))
     for figure, distance in (within or {}).items():
         growth.check(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
@@ -173,14 +175,16 @@ class _Aside:
 _Run = tuple[str | torch.device, torch.dtype, int]
 
 
-def _inside(members: Collection | Predictions, data: Given | None, run: _Run) -> _Said:
+def _inside(members: Collection | Predictions, data: Given | Predictions | None, run: _Run) -> _Said:
     """Return what members say of the labelled images."""
+    if isinstance(data, Predictions):
+        members, data = predictions.check_same(data, members), None
     if not isinstance(members, Predictions):
-        given = measuring.own(members.description) if data is None else _images(data)
+        given = measuring.own(members.description) if data is None else images.of(data)
         inside, labels = measuring.labelled(given, members.description)
-        return _Said(_computed(members, inside, run), labels, _named(inside))
+        return _Said(_computed(members, inside, run), labels, measuring.named(inside))
     if data is not None:
-        members.check_data(_images(data))
+        members.check_data(images.of(data))
     if members.labels is None:
         raise UsageError(
             f"predictions {members.name}",
@@ -204,13 +208,13 @@ def _wanted(
         return None
     if held_out is None or isinstance(held_out, float | int):
         return SHARE if held_out is None else aside.check_share(held_out)
-    given = _same_members(held_out, members) if isinstance(held_out, Predictions) else _images(held_out)
+    given = predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
     if isinstance(members, Predictions):
         trained, trained_on = f"{members.facts.data}/train", set[str]()
     else:
         trained = f"{members.description.dataset}/train"
         trained_on = set(members.rows.column("data_fingerprint").to_pylist())
-    aside.check_trained(given.data if isinstance(given, Predictions) else _named(given), trained, trained_on)
+    aside.check_trained(given.data if isinstance(given, Predictions) else measuring.named(given), trained, trained_on)
     if isinstance(members, Predictions) and not isinstance(given, Predictions):
         raise _no_members(given, members)
     return given
@@ -235,24 +239,11 @@ def _parts(
 def _outside(members: Collection | Predictions, ood: Given | Predictions, run: _Run) -> _Said:
     """Return what members say of the images out of distribution."""
     if isinstance(ood, Predictions):
-        return _Said(_same_members(ood, members), torch.empty(0), ood.data)
-    outside = _images(ood)
+        return _Said(predictions.check_same(ood, members), torch.empty(0), ood.data)
+    outside = images.of(ood)
     if isinstance(members, Predictions):
         raise _no_members(outside, members)
-    return _Said(_computed(members, outside, run), torch.empty(0), _named(outside))
-
-
-def _same_members(others: Predictions, members: Collection | Predictions) -> Predictions:
-    """Check that predictions are of the same members with the same weights; return them."""
-    found, wanted = others.keys, members.keys
-    if [key[: len(wanted[0])] for key in found] != [tuple(key) for key in wanted]:
-        raise UsageError(
-            f"predictions {others.name} for {members.name}",
-            expected="those of the same members with the same weights, in the same order",
-            found="others",
-            do="Take both with `predictions_of` from one selection of members",
-        )
-    return others
+    return _Said(_computed(members, outside, run), torch.empty(0), measuring.named(outside))
 
 
 def _no_members(given: ImageData, members: Predictions) -> UsageError:
@@ -265,21 +256,18 @@ def _no_members(given: ImageData, members: Predictions) -> UsageError:
 
 
 def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
-    with one_thread(members.nbytes < SMALL_MEMBER * len(members)):
+    with one_thread(members.member_nbytes < SMALL_MEMBER):
         return predictions.logits(members, data, *run)
 
 
-def _images(data: Given) -> ImageData:
-    return images.of(data)
-
-
-def _named(data: ImageData) -> str:
-    return f"{data.name}/{data.split} {data.fingerprint}"
-
-
 def _sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
-    wanted = [2**i for i in range(members.bit_length())] if sizes is None else list(sizes)
-    for size in wanted:
-        if type(size) is not int or not 1 <= size <= members:
-            raise UsageError("size of an ensemble", expected=f"a whole number from 1 to {members}", found=repr(size))
-    return sorted({*wanted, members})
+    if sizes is not None and not isinstance(sizes, Iterable):
+        raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
+    found = {members}
+    for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
+        known = selection.whole(size)
+        if known is None or not 1 <= known <= members:
+            expected = f"a whole number from 1 to {members}"
+            raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])
+        found.add(known)
+    return sorted(found)

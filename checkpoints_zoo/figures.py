@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.metrics import Interval
 
 
@@ -29,6 +31,17 @@ class Figure:
         if interval.low is None or interval.high is None:
             return interval
         return replace(interval, low=max(interval.low, self.least), high=min(interval.high, self.largest))
+
+
+def figure_of(figures: Mapping[str, Interval], name: str) -> Interval:
+    """Return a figure by its name.
+
+    Raises:
+        UsageError: no such figure.
+    """
+    if name not in figures:
+        raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(figures)}", found="none such")
+    return figures[name]
 
 
 FIGURES: dict[str, Figure] = {

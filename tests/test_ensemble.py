@@ -107,6 +107,28 @@ def test_logits_that_are_not_finite_name_their_members(tmp_path: Path) -> None:
     assert ensemble(x * float("nan")).isnan().any()  # the inputs' fault, not the members'
 
 
+def test_logits_beyond_float16_say_what_to_compute_in(tmp_path: Path) -> None:
+    ensemble = load(build(tmp_path, change=lambda i, state: state["fc2.bias"].fill_(1e5))).ensemble().half()
+    with pytest.raises(DamagedError) as caught:
+        ensemble(inputs(dtype=torch.float16))
+    assert str(caught.value) == (
+        "logits of members 0, 1, 2, 3: expected finite numbers; found infinite ones or NaN. float16 ends at 65,504:"
+        " compute in float32 or bfloat16."
+    )
+
+
+def test_a_variance_beyond_float16_stays_as_it_is_when_members_move() -> None:
+    ensemble = zoo.load("resnet8-digits", n=2).ensemble()
+    variances = [n for n in ensemble.stacked if n.endswith("running_var")]
+    for name in variances:
+        ensemble.stacked[name].fill_(1e6)
+    wanted = ensemble(inputs())
+    assert ensemble.to(torch.float16) is ensemble
+    assert {ensemble.stacked[n].dtype for n in variances} == {torch.float32}
+    assert ensemble.stacked["conv1.weight"].dtype == torch.float16
+    assert (ensemble(inputs(dtype=torch.float16)) - wanted).abs().max() <= 0.02 * wanted.abs().max()
+
+
 # The collections that ship, all members
 
 

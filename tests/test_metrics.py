@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -279,3 +281,10 @@ def test_unchecked_figures_are_the_same(case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case
     for figure in FIGURES:
         assert torch.equal(figure(probs, labels), figure(probs, labels, check=False))
+
+
+def test_no_figure_waits_for_torchmetrics() -> None:
+    """Its import alone takes longer than most evaluations: it is an oracle of these tests."""
+    rooms = Path(metrics.__file__).parents[1].rglob("*.py")
+    found = [path for path in rooms if re.search(r"^\s*(from|import) torchmetrics", path.read_text(), re.MULTILINE)]
+    assert found == []

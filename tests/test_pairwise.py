@@ -376,8 +376,9 @@ def test_stored_predictions_give_the_same(found: Pairwise, tmp_path: Path) -> No
     with pytest.raises(UsageError) as error:
         pairwise(members[:3], ood=stored[1])
     assert str(error.value) == (
-        "predictions convnet-digits/photos-test: expected those of the 3 members to compare, in their order;"
-        " found 6 others."
+        "predictions convnet-digits/photos-test for convnet-digits: expected those of the same members with the same"
+        " weights, in the same order; found members 0-5. Take both with `members.predictions(…)` from one selection of"
+        " members."
     )
     with pytest.raises(UsageError) as error:
         pairwise(stored[0], "digits")

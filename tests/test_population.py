@@ -15,8 +15,9 @@ from checkpoints_zoo import architectures
 from checkpoints_zoo.errors import LockedError, UsageError
 from tests.test_training import SMALL, assert_identical
 from training import population
+from training.folder import locked
 from training.loop import StackState, start
-from training.population import Progress, Trained, locked, train
+from training.population import Progress, Trained, train
 from training.recipes import Recipe, resnet8_digits
 
 SMALL_RESNET = dataclasses.replace(
@@ -162,8 +163,9 @@ def test_half_written_state_is_ignored(tmp_path: Path) -> None:
     run(tmp_path, [0], stop_after=1)
     (state,) = state_files(tmp_path)
     state.with_name(state.name + ".partial").write_bytes(b"half")
+    state.with_name(".description.json.0123abcd.tmp").write_bytes(b"half")
     assert run(tmp_path, [0]).epochs == [2, 3]
-    assert state_files(tmp_path) == []
+    assert [path.name for path in state.parent.iterdir()] == ["recipe.json"]
 
 
 def test_failed_member_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,7 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from training.population import locked\n"
+        "import sys; from pathlib import Path; from training.folder import locked\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

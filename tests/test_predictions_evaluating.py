@@ -176,10 +176,10 @@ def refusals(
         "are no members to run; found images. Store some with `predict`",
     )
     yield lambda: zoo.evaluate(inside, images), "predictions convnet-digits/digits-test: expected 2,000 inputs, finger"
-    others = "expected those of the same members with the same weights, in the same order; found others."
-    yield lambda: zoo.evaluate(inside, ood=outside[:4]), others
-    yield lambda: zoo.evaluate(inside[::-1], ood=outside), others
-    yield lambda: zoo.evaluate(members[:2], "digits", ood=outside), others
+    others = "expected those of the same members with the same weights, in the same order; found members "
+    yield lambda: zoo.evaluate(inside, ood=outside[:4]), f"{others}0-3."
+    yield lambda: zoo.evaluate(inside[::-1], ood=outside), f"{others}0-7."
+    yield lambda: zoo.evaluate(members[:2], "digits", ood=outside), f"{others}0-7."
 
 
 def test_what_does_not_go_together_is_refused(stored: tuple[Predictions, Predictions], members: zoo.Collection) -> None:

@@ -125,9 +125,9 @@ def test_unknown_names_are_refused(stored: tuple[Built, Predictions], tmp_path: 
         "set. `zoo-cli predict tiny --data … --out …` makes one.",
         lambda: predictions_of(load(built), "many-test"),
     )
-    with pytest.raises(SourceNotFound, match=r"expected a folder with manifests/NAME\.parquet in it"):
+    with pytest.raises(SourceNotFound, match="expected a folder with predictions/COLLECTION/SET in it; found a folder"):
         predictions_of(load(built), "few-test", source=tmp_path)
-    with pytest.raises(UsageError, match=r"collection name '\.\./x'"):
+    with pytest.raises(UsageError, match=r"name of a set of predictions '\.\./x'"):
         predict(load(built), few(), tmp_path, name="../x")
     for call in (lambda: found.logits([7]), lambda: found.logits([True])):
         with pytest.raises(MemberNotFound):

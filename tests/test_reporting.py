@@ -226,7 +226,8 @@ def test_what_can_not_be_made(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         zoo.report(load(built, n=1), inside)
     assert str(error.value) == (
-        "predictions tiny/few-test: expected those of the 1 members, in their order; found 2 others."
+        "predictions tiny/few-test for tiny: expected those of the same members with the same weights, in the same "
+        "order; found members 0-1. Take both with `members.predictions(…)` from one selection of members."
     )
     with pytest.raises(UsageError, match="labels of the classes"):
         zoo.report(load(built), few(labels=False))

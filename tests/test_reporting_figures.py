@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,20 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
     for name, figure in (("pairs-id", "mi_id"), ("pairs-ood", "mi_ood")):
         assert sum(page.panels[name].traces[0]["y"]) == 15
         assert page.panels[name].traces[1]["x"] == [pairs[figure].value] * 2
+
+
+def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
+    members, asked = load(build(tmp_path, members=range(5))), {"within": {"brier": "5%"}, "temperature": True}
+    values = zoo.report(members, few(), few(1, labels=False), subsets=3, **asked).values()  # type: ignore[arg-type]
+    report = zoo.evaluate(members, few(), few(1, labels=False), subsets=3, **asked)  # type: ignore[arg-type]
+    assert values["evaluation"] == json.loads(report.to_json())
+    assert values["pairwise"] == json.loads(zoo.pairwise(members, few(), few(1, labels=False)).to_json())
+    halves = zoo.ns(members[:2], members[2:])
+    assert (values["mmd"], values["ns"]) == tuple(json.loads(x.to_json()) for x in (halves.mmd, halves.ns))
+    json.dumps(values, allow_nan=False)
+    alone = zoo.report(members[:1], few(), None, subsets=3).values()
+    assert "evaluation" in alone
+    assert {"pairwise", "mmd", "ns"}.isdisjoint(alone)
 
 
 def test_weights_are_those_of_mmd_alignment_and_mass() -> None:

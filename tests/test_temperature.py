@@ -347,7 +347,8 @@ def test_the_command_line_has_scaled_rows(members: zoo.Collection, folder: Path,
     rows = [line.split("  ")[0] for line in result.stdout.splitlines()]
     scaled = ["NLL (nats), scaled", "Brier (0..2), scaled", "ECE (0..1), scaled", "adaptive ECE (0..1), scaled"]
     assert rows[10:14] == scaled
-    assert "temperature (0.05..20)" in rows
+    assert rows.count("temperature (0.05..20)") == 1
+    assert len(set(rows[:20])) == 20  # a figure each
     assert "Temperature fitted to 60 inputs of half/test" in result.stdout
     needed = [line for line in rows if line.startswith("members needed for ")]
     assert [line.split(" within ")[0] for line in needed] == [

@@ -41,10 +41,14 @@ def _held_out(context: click.Context, parameter: click.Parameter, value: str | N
 
 def _within(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Read FIGURE=DISTANCE; return the distances by figure, as they are."""
-    found = dict(value.partition("=")[::2] for value in values)
+    found: dict[str, str] = {}
     for value in values:
-        if "=" not in value:
+        figure, given, distance = value.partition("=")
+        if not given:
             raise click.BadParameter(f"{value!r} is no FIGURE=DISTANCE such as nll=0.01.", context, parameter)
+        if figure in found:
+            raise click.BadParameter(f"{figure} has two distances: one each.", context, parameter)
+        found[figure] = distance
     return found
 
 
@@ -147,7 +151,7 @@ def table_of(report: Report, sizes: Iterable[int], figures: Iterable[str] = NAME
         (False, report.curve),
         (True, None if report.calibrated is None else report.calibrated.curve),
     ):
-        for name in [*names, *(["temperature"] if scaled else [])]:
+        for name in names:
             if curve is None or name not in curve[report.members]:
                 continue
             label = f"{NAMES[name]}{', scaled' if scaled and name != 'temperature' else ''}"

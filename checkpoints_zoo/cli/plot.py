@@ -26,5 +26,5 @@ def command(measurement: Measurement, figures: str | None, path: str, out: Outpu
     if figures is None:
         drawn = report.plot(path)
     else:
-        drawn = report.plot_curves(path, None if figures == "all" else figures.split(","))
+        drawn = report.plot_curves(path, None if figures == "all" else [name.strip() for name in figures.split(",")])
     out.data({"path": drawn}, str(drawn))

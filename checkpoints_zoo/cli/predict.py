@@ -19,7 +19,7 @@ from checkpoints_zoo.cli.selecting import Selection, selecting
 )
 @click.option("--as", "kind", metavar="SET", help="Name of the set; that of the images and split if not given.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run on; several: cuda:0,cuda:1.")
-@click.option("--batch", default=512, metavar="N", help="Images a forward pass.")
+@click.option("--batch", type=click.IntRange(min=1), default=512, metavar="N", help="Images a forward pass.")
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device if not given."
 )

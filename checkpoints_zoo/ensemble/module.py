@@ -218,7 +218,9 @@ class Ensemble(nn.Module):
                 f"logits of members {', '.join(str(self.ids[int(i)]) for i in bad.nonzero()[:5])}",
                 expected="finite numbers",
                 found="infinite ones or NaN",
-                do="`zoo-cli verify` says whether their weights are damaged",
+                do="float16 ends at 65,504: compute in float32 or bfloat16"
+                if logits.dtype == torch.float16
+                else "`zoo-cli verify` says whether their weights are damaged",
             )
         return logits
 
@@ -292,7 +294,5 @@ class Ensemble(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_runner": None,
-            "_graphs": Graphs(),
-        }  # what it keeps from call to call, a copy finds for itself
+        # What it keeps from call to call, a copy finds for itself.
+        return self.__dict__ | {"_runner": None, "_graphs": Graphs()}

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from checkpoints_zoo import measuring
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.errors import UsageError
@@ -157,8 +158,20 @@ def ns(
 
 
 def _sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
-    """Return both sets; without a second one, the members of the first at even positions and at odd ones."""
-    return (first[::2], first[1::2]) if second is None else (first, second)
+    """Return both sets; without a second one, the members of the first at even positions and at odd ones.
+
+    Raises:
+        UsageError: fewer than two members in one.
+    """
+    pair = (first[::2], first[1::2]) if second is None else (first, second)
+    _check_counts([len(members) for members in pair])
+    return pair
+
+
+def _check_counts(counts: Sequence[int]) -> None:
+    if min(counts) < 2:
+        found = " and ".join(map(str, counts))
+        raise UsageError("sets of members", expected="two members or more in each", found=found)
 
 
 def _weights(skeleton: nn.Module) -> list[str]:
@@ -181,8 +194,8 @@ def _compared(
     seed: int,
 ) -> MMD:
     first, second = counts
-    if min(counts) < 2:
-        raise UsageError("sets of members", expected="two members or more in each", found=f"{first} and {second}")
+    _check_counts(counts)
+    measuring.check_draws(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     place = check_device(device)

@@ -19,11 +19,12 @@ from torch import Tensor
 from checkpoints_zoo import images, measuring, metrics, pairwise_plots
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.figures import figure_of
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.metrics import Interval
 from checkpoints_zoo.posterior import tables
 from checkpoints_zoo.posterior.divergence import Pairs, compare, over_inputs
-from checkpoints_zoo.predictions import Predictions, logits
+from checkpoints_zoo.predictions import Predictions, check_same, logits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,9 +72,7 @@ class Pairwise:
         Raises:
             UsageError: no such figure.
         """
-        if figure not in self.figures:
-            raise UsageError(f"figure {figure!r}", expected=f"one of {', '.join(self.figures)}", found="none such")
-        return self.figures[figure]
+        return figure_of(self.figures, figure)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
@@ -149,22 +148,22 @@ def pairwise(
     >>> len(found), found["mi_ood"].value > 5 * found["mi_id"].value
     (28, True)
     """
+    measuring.check_measurable(members)
+    measuring.check_draws(seed)
     name = members.facts.collection if isinstance(members, Predictions) else members.name
     if len(members) < 2:
         raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")
 
     def compared(shown: Given | Predictions) -> tuple[Pairs, str]:
         if isinstance(shown, Predictions):
-            if [key[:2] for key in shown.keys] != [key[:2] for key in members.keys]:
-                expected = f"those of the {len(members)} members to compare, in their order"
-                raise UsageError(f"predictions {shown.name}", expected=expected, found=f"{len(shown)} others")
+            check_same(shown, members)
             return compare(shown.blocks(), device=device, memory=memory), shown.data
         if isinstance(members, Predictions):
             do = "Give the collection, to run its members on images"
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
         given = images.in_order(images.of(shown), members.classes)
         found = compare(logits(members, given, device, dtype, batch), device=device, memory=memory)
-        return found, f"{given.name}/{given.split} {given.fingerprint}"
+        return found, measuring.named(given)
 
     if data is not None:
         inside, named = compared(data)
@@ -268,7 +267,8 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
         return torch.stack(values)
 
     results = metrics.jackknife(figure, members, seed=seed)
-    intervals = {name: _shifted(x, means[name], FIGURES[name][0]) for name, x in zip(matrices, results[: len(matrices)], strict=True)}
+    by_name = zip(matrices, results[: len(matrices)], strict=True)
+    intervals = {name: _shifted(x, means[name], FIGURES[name][0]) for name, x in by_name}
     if correlated:
         fisher = results[-1]
         low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))

@@ -20,6 +20,7 @@ from torch import Tensor
 from checkpoints_zoo import images, measuring, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.figures import figure_of
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.predictions import Predictions
@@ -60,9 +61,7 @@ class Comparison:
         Raises:
             UsageError: no such figure.
         """
-        if figure not in self.figures:
-            raise UsageError(f"figure {figure!r}", expected=f"one of {', '.join(self.figures)}", found="none such")
-        return self.figures[figure]
+        return figure_of(self.figures, figure)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -116,6 +115,9 @@ def compare_predictives(
     >>> found["agreement"].value > 0.95, found["total_variation"].value < 0.05
     (True, True)
     """
+    for side in (first, second):
+        measuring.check_measurable(side)
+    measuring.check_draws(seed, subsets)
     if first.classes != second.classes:
         expected, found = (", ".join(side.classes[:12]) for side in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
@@ -188,7 +190,7 @@ def _said(
             members.check_data(shown)
         return _Said(members, members.data)
     given = measuring.own(members.description) if shown is None else shown
-    return _Said(Held(predictions.logits(members, given, *run)), f"{given.name}/{given.split} {given.fingerprint}")
+    return _Said(Held(predictions.logits(members, given, *run)), measuring.named(given))
 
 
 def _identities(members: Collection | Predictions) -> set[object]:

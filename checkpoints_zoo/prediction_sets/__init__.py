@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from checkpoints_zoo.prediction_sets.checking import other_weights, problems, weights_of
 from checkpoints_zoo.prediction_sets.facts import LOGITS, SCHEMA, Facts, layout_of
-from checkpoints_zoo.prediction_sets.sets import DESCRIPTION, TABLE, PredictionSet, folder_of, names, place, read
+from checkpoints_zoo.prediction_sets.sets import (
+    DESCRIPTION,
+    TABLE,
+    PredictionSet,
+    check_set,
+    folder_of,
+    names,
+    place,
+    read,
+)
 
 __all__ = [
-    "DESCRIPTION", "LOGITS", "SCHEMA", "TABLE", "Facts", "PredictionSet", "folder_of", "layout_of", "names",
-    "other_weights", "place", "problems", "read", "weights_of",
+    "DESCRIPTION", "LOGITS", "SCHEMA", "TABLE", "Facts", "PredictionSet", "check_set", "folder_of", "layout_of",
+    "names", "other_weights", "place", "problems", "read", "weights_of",
 ]  # fmt: skip

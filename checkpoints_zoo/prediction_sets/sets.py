@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo import catalog, hub, manifest
-from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound
+from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.finding import resolve
 from checkpoints_zoo.header import prefix, stamp_of
 from checkpoints_zoo.hubsource import HubSource
@@ -26,7 +26,20 @@ _DIGITS = frozenset("0123456789abcdef")
 
 def folder_of(collection: str, name: str) -> str:
     """Return the folder of a set in its source, both names checked."""
-    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{catalog.check_name(name)}"
+    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set(name)}"
+
+
+def check_set(name: str) -> str:
+    """Check that a set's name can be a folder's; return it.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        return catalog.check_name(name)
+    except UsageError as error:
+        error.thing = f"name of a set of predictions {name!r}"
+        raise
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,14 @@ def place(source: str | Path | Source) -> Source:
         root = Path(source).expanduser().absolute()
         if (root / PREDICTIONS).is_dir():
             return Source(root, root.as_uri())
-    return resolve(source, "")
+    try:
+        return resolve(source, "")
+    except SourceNotFound as error:
+        if "://" not in str(source):
+            error.expected = f"a folder with {PREDICTIONS}/COLLECTION/SET in it"
+            error.found = error.found.replace("manifests/", f"{PREDICTIONS}/")
+            error.do = "Give the folder that `zoo-cli predict` had as --out"
+        raise
 
 
 def names(source: Source, collection: str) -> list[str]:

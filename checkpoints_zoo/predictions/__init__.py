@@ -9,5 +9,6 @@ from checkpoints_zoo.predictions.finding import predictions_of
 from checkpoints_zoo.predictions.running import Members, by_members, logits
 from checkpoints_zoo.predictions.stored import Predictions
 from checkpoints_zoo.predictions.storing import predict
+from checkpoints_zoo.predictions.together import check_same
 
-__all__ = ["Members", "Predictions", "by_members", "logits", "predict", "predictions_of"]
+__all__ = ["Members", "Predictions", "by_members", "check_same", "logits", "predict", "predictions_of"]

@@ -12,10 +12,11 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from checkpoints_zoo import selection
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.device import free_bytes
 from checkpoints_zoo.ensemble import Ensemble
-from checkpoints_zoo.errors import TooLargeError
+from checkpoints_zoo.errors import TooLargeError, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.source import Source
@@ -130,14 +131,18 @@ def by_members(
             ensemble's own choice elsewhere.
 
     Raises:
-        UsageError, DamagedError: as in `logits`.
+        UsageError: a batch that is none, or images of a size that the members can't take.
+        DamagedError: as in `logits`.
     """
+    step = selection.whole(batch)
+    if step is None or step < 1:
+        raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members.skeleton()
     size = group_size(members, most)
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
             default = "loop" if torch.device(device).type == "cpu" else None
             ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
-            pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, batch))
+            pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, step))
             found = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
         yield ids, found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo import manifest, placement, selection
-from checkpoints_zoo.errors import DamagedError, SelectionError, UsageError
+from checkpoints_zoo.errors import DamagedError, SelectionError, SourceNotFound, UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.pieces import Location, read_at
 from checkpoints_zoo.prediction_sets import LOGITS, Facts, PredictionSet
@@ -174,6 +174,7 @@ class Predictions:
 
         Raises:
             DamagedError: a file is cut, or a value is not finite.
+            SourceNotFound: a file is gone.
         """
         inputs = self.shape[1]
         if not 0 <= begin <= end <= inputs:
@@ -197,7 +198,7 @@ class Predictions:
             for row, logits, x in zip(rows, out, locations, strict=True):
                 if x.path not in opened:
                     files.close()
-                    opened = {x.path: files.enter_context(x.path.open("rb", buffering=0))}
+                    opened = {x.path: files.enter_context(self._open(x))}
                 kind = TORCH[x.layout.tensors[0].dtype]
                 start = x.offset + x.layout.tensors[0].offset + begin * classes * kind.itemsize
                 if kind == self.dtype:
@@ -208,6 +209,18 @@ class Predictions:
                     logits.copy_(narrow)
         self._check_finite(out, locations)
         return out
+
+    def _open(self, x: Location) -> FileIO:
+        try:
+            return x.path.open("rb", buffering=0)
+        except FileNotFoundError as error:  # it was there when the members were located
+            raise SourceNotFound(
+                f"file {x.path} of predictions {self.name}",
+                expected="a file, since the set's manifest names it",
+                found="none any more",
+                do="Get the set again, or predict again",
+                path=x.path,
+            ) from error
 
     def _check_finite(self, found: Tensor, locations: Sequence[Location]) -> None:
         if torch.isfinite(torch.stack(torch.aminmax(found))).all():  # one pass; NaN comes through both

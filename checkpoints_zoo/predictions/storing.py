@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from checkpoints_zoo import catalog, hub, images, pieces, writing
+from checkpoints_zoo import hub, images, pieces, writing
 from checkpoints_zoo import prediction_sets as sets
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.errors import LockedError, UsageError
@@ -73,8 +73,9 @@ def predict(
     >>> predict(members, "digits", tempfile.mkdtemp())
     Predictions('convnet-digits/digits-test', 3 members × 540 inputs × 10 classes, on digits/test)
     """
+    members.skeleton()  # what has no members, or no net, is refused before a folder is made
     inside = images.in_order(images.of(data), members.classes)
-    kind = catalog.check_name(f"{inside.name}-{inside.split}" if name is None else name)
+    kind = sets.check_set(f"{inside.name}-{inside.split}" if name is None else name)
     on = engine(workers, [str(device)] if devices is None else devices, ray, say)
     if ray is None:
         for each in [device] if devices is None else devices:

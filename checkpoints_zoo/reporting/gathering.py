@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from checkpoints_zoo import held_out as aside
-from checkpoints_zoo import images
+from checkpoints_zoo import images, measuring
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import Report, evaluate
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.markup import counted, in_bytes
 from checkpoints_zoo.posterior.pairwise import Pairwise, pairwise
-from checkpoints_zoo.predictions import Predictions
+from checkpoints_zoo.predictions import Predictions, check_same
 from checkpoints_zoo.reporting.running import Held, Said, run, walk
 from checkpoints_zoo.reporting.weighing import Weighed, weigh
 
@@ -139,8 +139,7 @@ def _held_out(
         raise _no_members(inside)
     given = images.of(held_out)
     trained_on = set(members.rows.column("data_fingerprint").to_pylist())
-    named = f"{given.name}/{given.split} {given.fingerprint}"
-    aside.check_trained(named, f"{members.description.dataset}/train", trained_on)
+    aside.check_trained(measuring.named(given), f"{members.description.dataset}/train", trained_on)
     return run(members, given, device, labelled=True)
 
 
@@ -169,14 +168,10 @@ def _predicted(
     if isinstance(inside, Predictions):
         if any(x is not None and not isinstance(x, Predictions) for x in (data, ood)):
             raise _no_members(inside)
-        if isinstance(members, Collection) and [k[:2] for k in inside.keys] != members.keys:
-            expected = f"those of the {len(members)} members, in their order"
-            raise UsageError(f"predictions {inside.name}", expected=expected, found=f"{len(inside)} others")
+        check_same(inside, members)
         say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
         return inside, ood if isinstance(ood, Predictions) else None
-    shown = (
-        images.load(inside.description.dataset) if data is None or isinstance(data, Predictions) else images.of(data)
-    )
+    shown = measuring.own(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
     others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if others is None else f" against {others.name}"
     say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {shown.name}{against} …")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from checkpoints_zoo import measuring
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.markup import counted
@@ -64,6 +67,7 @@ def report(
     >>> page.title, list(page.panels)[0]
     ('convnet-digits: a population of 4 networks', 'member-accuracy')
     """
+    measuring.check_measurable(members)
     place = None if path is None else path_of(path)
     if isinstance(ood, str) and ood == DEFAULT:
         own = isinstance(members, Collection) and not isinstance(data, Predictions)
@@ -84,4 +88,16 @@ def page_of(found: Measured) -> Page:
     count = found.report.members
     title = f"{found.name}: a population of {counted(count, 'network')}"
     described = found.members.description.title if isinstance(found.members, Collection) else "From stored predictions"
-    return Page(title, described, parts, origin.made_of(found))
+    return Page(title, described, parts, origin.made_of(found), _numbers(found))
+
+
+def _numbers(found: Measured) -> dict[str, Any]:
+    """Return the figures that the page shows as JSON values, as their own reports have them."""
+    weighed = found.weighed
+    reports = {
+        "evaluation": found.report,
+        "pairwise": found.pairs,
+        "mmd": None if weighed is None else weighed.before,
+        "ns": None if weighed is None else weighed.after,
+    }
+    return {name: json.loads(report.to_json()) for name, report in reports.items() if report is not None}

@@ -34,6 +34,7 @@ class Page:
         title, subtitle: of the page.
         parts: in reading order.
         origin: what the page was made of and with: a word and what it is, each.
+        numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
         path: where it was saved, None for nowhere yet.
     """
 
@@ -41,6 +42,7 @@ class Page:
     subtitle: str
     parts: Sequence[Part]
     origin: Mapping[str, str]
+    numbers: Mapping[str, Any] = field(default_factory=dict, repr=False)
     path: Path | None = field(default=None, compare=False)
 
     @property
@@ -68,10 +70,11 @@ class Page:
         )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
-        """Return what the page holds, as JSON values."""
+        """Return what the page holds, and the figures, as JSON values."""
         place = {} if self.path is None else {"path": str(self.path)}
         size = {"bytes": len(self.html.encode())}
-        return {**place, **size, "title": self.title, **self.origin, "parts": [part.values() for part in self.parts]}
+        parts = {"parts": [part.values() for part in self.parts]}
+        return {**place, **size, "title": self.title, **self.origin, **parts, **self.numbers}
 
     def save(self, path: str | Path) -> Path:
         """Write the page, by temporary name and rename; return its path.
