@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,3 +131,11 @@ def test_an_estimate_has_no_bias() -> None:
     assert len(found) == 10
     # Every pair is within a half in 4 of 10 splits and across in 6: the shares of pairs they are averaged over.
     assert np.mean(found) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("given", [object(), "convnet-digits", torch.zeros(3)])
+def test_what_has_no_weights_is_refused(given: Any) -> None:
+    members = zoo.load("convnet-digits", n=4)
+    for pair in ((given, None), (members, given)):
+        with pytest.raises(UsageError, match=r"^sets of members: expected collections, .*; found "):
+            zoo.mmd(*pair)

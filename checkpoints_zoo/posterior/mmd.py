@@ -161,8 +161,15 @@ def _sets(first: Collection, second: Collection | None) -> tuple[Collection, Col
     """Return both sets; without a second one, the members of the first at even positions and at odd ones.
 
     Raises:
-        UsageError: fewer than two members in one.
+        UsageError: fewer than two members in one, or something that has no weights.
     """
+    for members in (first, *([] if second is None else [second])):
+        if not isinstance(members, Collection):
+            raise UsageError(
+                "sets of members",
+                expected="collections, as `zoo.load` gives them: their weights are compared",
+                found=type(members).__name__,
+            )
     pair = (first[::2], first[1::2]) if second is None else (first, second)
     _check_counts([len(members) for members in pair])
     return pair
