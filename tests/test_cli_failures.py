@@ -76,7 +76,7 @@ def test_a_citation_of_a_source_that_has_changed(tiny: Built) -> None:
 
 
 KINDS: dict[type[Exception], int] = {
-    zoo_errors.UsageError: 2, zoo_errors.SelectionError: 2, zoo_errors.TooLargeError: 2,
+    zoo_errors.UsageError: 2, zoo_errors.SelectionError: 2, zoo_errors.TooLargeError: 2, zoo_errors.WorkerError: 2,
     zoo_errors.CollectionNotFound: 3, zoo_errors.MemberNotFound: 3, zoo_errors.SourceNotFound: 3,
     zoo_errors.LockedError: 3, zoo_errors.DamagedError: 4, zoo_errors.FormatError: 4, zoo_errors.LayoutError: 4,
     zoo_errors.NetworkError: 5, zoo_errors.AccessError: 3, zoo_errors.StorageError: 3,

@@ -106,10 +106,10 @@ def test_a_job_that_kills_its_worker_again_and_again_is_an_error(tmp_path: Path)
 
 
 @pytest.mark.parametrize("on", ENGINES)
-def test_an_error_comes_as_it_is_with_the_jobs_name(on: Engine) -> None:
+def test_an_error_comes_as_it_is_with_the_jobs_name(on: Engine, tmp_path: Path) -> None:
     results: list[int] = []
     with pytest.raises(MemberNotFound) as error:
-        results.extend(x for _, x in on.run(works.refused, jobs(range(30))))
+        results.extend(x for _, x in on.run(works.Refused(tmp_path), jobs(range(30))))
     assert str(error.value) == "member 1: expected another."
     assert error.value.member == 1
     assert error.value.__notes__[0].startswith("in job job 1")

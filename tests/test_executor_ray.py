@@ -31,8 +31,9 @@ HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "he
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[tuple[Any, Any]]:
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """Give a cluster and its second node; this process is connected to it."""
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # Ray looks at it when it is imported
     import_oracle("ray", required=CI)
     ray = cluster._import()
     from ray.cluster_utils import Cluster

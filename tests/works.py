@@ -63,6 +63,20 @@ def refused(x: int, device: str) -> int:
     return x
 
 
+@dataclass(frozen=True)
+class Refused:
+    """The same; those after it wait until it has begun, however late its worker starts."""
+
+    folder: Path
+
+    def __call__(self, x: int, device: str) -> int:
+        if x == 1:
+            (self.folder / "begun").touch()
+        while x > 1 and not (self.folder / "begun").exists():
+            time.sleep(0.01)
+        return refused(x, device)
+
+
 class Odd(Exception):
     """An error that can be pickled, but not read back."""
 
