@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,16 @@ def _pickle() -> bytes:
 
 
 PICKLE = _pickle()
+
+
+class Evil:
+    """Makes a folder when it is unpickled as anybody else would."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
 
 
 def refused(built: Built, use: Callable[[], object], text: str) -> ZooError:

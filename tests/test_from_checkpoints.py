@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import doctest
 import io
-import os
 import re
 import shlex
 import shutil
@@ -35,6 +34,7 @@ from tests.commands import run, values
 from tests.hub import Hub
 from tests.originals import ours, states
 from tests.publications import ADDRESS, NEW, PICTURE, consistent
+from tests.refusals import Evil
 from tests.scenarios import Mlp, State, hash_of, opened, random_state
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -253,16 +253,6 @@ def test_damaged_files(tmp_path: Path) -> None:
     (pointer / "1.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(DamagedError, match=r"1\.safetensors' .*found a Git LFS pointer"):
         source_of(pointer, tmp_path / "out")
-
-
-class Evil:
-    """Makes a folder when it is unpickled as anybody else would."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("old", [False, True])

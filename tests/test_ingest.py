@@ -9,7 +9,6 @@ import pickle
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.ingest import Net, Plan, filling, ingest
 from tests.commands import run, values
 from tests.originals import KINDS, files, gzipped, hashes, imported, members_in, ours, pickles, rows_of, states, tar
+from tests.refusals import Evil
 from tests.scenarios import digest_of, hash_of
 
 COUNT = 12
@@ -93,16 +93,6 @@ def test_what_has_to_be_copied(kind: str, found: str, tmp_path: Path) -> None:
         "Give --reshard OUT, which copies them into shards."
     )
     assert not (folder / "manifests").exists()
-
-
-class Evil:
-    """Makes a file when it is unpickled as anybody else would."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("old", [False, True])

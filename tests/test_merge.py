@@ -211,7 +211,7 @@ def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
         assert other.stdout.readline() == "locked\n"
         lock = a / ".training" / "lock"
         assert refused([a], tmp_path / "out", LockedError) == (
-            f"folder {a}: expected no process training into it; found a lock on {lock}. Wait until that run ends."
+            f"folder {a}: expected no other process training into it; found a lock on {lock}. Wait until that run ends."
         )
         other.kill()
     assert merge([a], tmp_path / "out") == {"tiny": 1}

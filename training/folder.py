@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
@@ -27,6 +28,40 @@ from training import state as states
 from training.recipe import Recipe
 
 _held = threading.local()
+
+
+def _take(file: IO[Any], how: int, folder: Path, do: str) -> None:
+    """Take the lock that an open file stands for, at once or not at all; it goes with the file.
+
+    Raises:
+        LockedError: another process holds it.
+    """
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LockedError(
+            f"folder {folder}",
+            expected="no other process training into it",
+            found=f"a lock on {file.name}",
+            do=do,
+            path=folder,
+        ) from error
+
+
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    """Keep runs from training into a folder while the block runs; it may be one that can't be written to.
+
+    Raises:
+        LockedError: a run is training into it.
+    """
+    lock = folder / ".training" / "lock"
+    if not lock.is_file():
+        yield
+        return
+    with lock.open("rb") as file:
+        _take(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
+        yield
 
 
 @contextmanager
@@ -45,16 +80,7 @@ def locked(out: Path) -> Iterator[None]:
         yield
         return
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LockedError(
-                f"folder {out}",
-                expected="no other process training into it",
-                found=f"a lock on {lock}",
-                do="Wait until the other run ends, or give another folder",
-                path=out,
-            ) from error
+        _take(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
         held.add(path)
         try:
             yield

@@ -6,11 +6,10 @@ of the run and not of the member: `TOLD`. Of a member that several pieces have, 
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 from checkpoints_zoo import manifest, placement, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.columns import SCHEMA
-from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError
+from checkpoints_zoo.errors import CollectionNotFound, DamagedError, UsageError
 from checkpoints_zoo.selection import format_ids
-from training.folder import folder_of, locked, read_description, recorded_hash
+from training.folder import folder_of, locked, read_description, recorded_hash, untouched
 from training.preparing import Key, Row
 from training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
 from training.staging import Staging
@@ -82,7 +81,7 @@ def merge(
     with ExitStack() as stack, writing.writing_into(out):
         stack.enter_context(locked(out))
         for folder in folders:
-            stack.enter_context(_at_rest(folder))
+            stack.enter_context(untouched(folder))
         for name in wanted:
             counts[name] = _merged(name, [f for f in folders if name in known[f]], out, say)
     return counts
@@ -225,28 +224,3 @@ def _first(row: Row) -> tuple[Any, str]:
 
 def _place(row: Row | None) -> Row:
     return {} if row is None else {column: row[column] for column in _WHERE}
-
-
-@contextmanager
-def _at_rest(folder: Path) -> Iterator[None]:
-    """Keep runs from training into a folder while the block runs; it may be one that can't be written to.
-
-    Raises:
-        LockedError: a run is training into it.
-    """
-    lock = folder / ".training" / "lock"
-    if not lock.is_file():
-        yield
-        return
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LockedError(
-                f"folder {folder}",
-                expected="no process training into it",
-                found=f"a lock on {lock}",
-                do="Wait until that run ends",
-                path=folder,
-            ) from error
-        yield

@@ -43,11 +43,15 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     if check:
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
-    confidence = confidence.clamp(0, 1)  # a mean over members may round to above 1
-    # |sum of gaps| is n_b * |acc - conf|; an empty bin sums to 0.
-    gaps = (top == labels).double() - confidence.double()
-    sums = gaps.new_zeros(bins + 1).index_add_(0, _bins_of(confidence, bins), gaps)
-    return (sums.abs().sum() / len(labels)).to(probs.dtype)
+    confidence = confidence.clamp(0, 1).float()  # a mean over members may round to above 1
+    of_bin, right = _bins_of(confidence, bins), (top == labels).float()
+    # In float32 and in torchmetrics' order, to the last bit what manifests hold.
+    count, sure, accurate = (
+        confidence.new_zeros(bins + 1).scatter_add_(0, of_bin, values)
+        for values in (torch.ones_like(confidence), confidence, right)
+    )
+    gaps = (accurate / count).nan_to_num() - (sure / count).nan_to_num()
+    return (gaps.abs() * (count / count.sum())).sum().to(probs.dtype)
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
