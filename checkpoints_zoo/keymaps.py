@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from checkpoints_zoo.errors import LayoutError
 from checkpoints_zoo.layout import FLOATS, Shape, differences, is_counter
-from checkpoints_zoo.wrappers import strip_wrappers as strip_wrappers
 from checkpoints_zoo.wrappers import unwrapped
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from checkpoints_zoo.errors import LayoutError
@@ -16,22 +16,6 @@ WRAPPERS = (
 INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def strip_wrappers(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Take wrappers' prefixes off all names, as many as it needs to fit exactly; return stored name -> bare name.
-
-    Args:
-        names: as stored.
-        wanted: what the bare names have to be; counters may lack on either side.
-
-    Raises:
-        LayoutError: they fit with no number of prefixes off; what is missing and extra at the best is named.
-
-    >>> strip_wrappers(["module._orig_mod.fc.weight"], ["fc.weight"])
-    {'module._orig_mod.fc.weight': 'fc.weight'}
-    """
-    return fit(dict.fromkeys(names, ()), dict.fromkeys(wanted, ()))
-
-
 def fit(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
     """Take wrappers off the names of tensors until these fit exactly, by name and shape; return stored -> bare name.
 
@@ -43,6 +27,8 @@ def fit(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, s
 
     >>> fit({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
     {'module.features._orig_mod.0.bias': 'features.0.bias'}
+    >>> fit({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
+    {'module._orig_mod.fc.weight': 'fc.weight'}
     """
     target = {name: shape for name, shape in wanted.items() if not is_counter(name)}
     tried: list[tuple[list[str], str]] = []

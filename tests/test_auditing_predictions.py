@@ -27,7 +27,12 @@ def found(about: Audit) -> list[tuple[str, str]]:
 def test_sets_are_counted_and_nothing_is_wrong_with_them(root: Path, tmp_path: Path) -> None:
     about = audit(root)
     assert (about.predictions, about.collections, about.findings) == (1, 1, [])
+    assert about.notes == []
     assert audit(build(tmp_path / "other", members=range(2)).root).predictions == 0
+    (root / "manifests" / "tiny.parquet").unlink()
+    assert [(n.kind, n.text) for n in audit(root).notes] == [
+        ("member", "weights not compared: no manifest of tiny that can be read")
+    ]
 
 
 def test_a_cut_shard_and_a_missing_one_are_named_with_their_members(root: Path) -> None:

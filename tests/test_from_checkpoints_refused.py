@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from tests.commands import run, values
+from tests.originals import tar
 
 IMAGES: dict[str, Any] = {"like": "convnet-digits"}
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -197,3 +198,17 @@ def test_a_net_of_ones_own_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     assert run("verify", "out").exit_code == 1
     assert run("verify", "out", *net).exit_code == 0
     assert run("show", "mine", "--source", "out", *net).exit_code == 2
+
+
+def test_columns_of_an_archive_have_no_files(tmp_path: Path) -> None:
+    states = [{n: t.clone() for n, t in Net().state_dict().items()} for _ in range(2)]
+    folder, out = tar(tmp_path / "in", states), tmp_path / "out"
+    with pytest.raises(UsageError, match=r"^columns by file: expected members that are files of their own; found arch"):
+        zoo.from_checkpoints(folder, Net, out=out, name="mine", columns={"lr": 0.1})
+    assert not (out / "manifests").exists()
+
+
+@pytest.mark.parametrize("seeds", [{30, 1, 17}, [np.array([1, 2]), 2, 3], [torch.zeros(2), 2, 3]])
+def test_columns_that_say_not_which_number_is_whose(seeds: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^column 'seed' of member 0: expected a whole number in"):
+        zoo.from_checkpoints(saved(tmp_path / "in"), Net, out=tmp_path / "out", name="mine", columns={"seed": seeds})

@@ -148,7 +148,11 @@ def _check_weights(held: list[Held], sets: list[PredictionSet], found: Audit) ->
     for stored in sets:
         path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
         known = weights.get(stored.facts.collection)
-        for member, text in () if known is None else prediction_sets.other_weights(stored, known):
+        if known is None:
+            text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
+            found.notes.append(Finding("member", path, text))
+            continue
+        for member, text in prediction_sets.other_weights(stored, known):
             found.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 from checkpoints_zoo import manifest
 from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
+from checkpoints_zoo.ingest.filling import FIGURES
 from checkpoints_zoo.manifest import LOCATION
 from checkpoints_zoo.source import Source
 
@@ -23,7 +25,6 @@ Row = dict[str, Any]
 Tells = Callable[[Mapping[str, int]], dict[int, Row]]
 
 FILE = "file"  # the column of a table that says whose row it is
-MEASURED = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
 OWN = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
 SPLITS = ("train", "validation", "test")
 
@@ -65,7 +66,8 @@ def of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -
     """
     check_names({name for row in table.values() for name in row})
     names = [path.rpartition("/")[2] for path in files]
-    alone = {name: path for name, path in zip(names, files, strict=True) if names.count(name) == 1}
+    counts = Counter(names)
+    alone = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
     rows: dict[int, Row] = {}
     strange = []
     for called, values in table.items():
@@ -167,7 +169,7 @@ def check_unmeasured(names: Iterable[str]) -> None:
     Raises:
         UsageError: one is.
     """
-    if twice := [name for name in names if name in MEASURED]:
+    if twice := [name for name in names if name in FIGURES]:
         raise UsageError("test figures", expected="given ones, or images to measure them on",
                          found=f"both, for {', '.join(twice)}")  # fmt: skip
 
@@ -221,7 +223,8 @@ def read_files(root: Path, name: str) -> dict[int, str]:
 
 def listed(values: Any) -> list[Any] | None:
     """Return the values of a column that has one for each member; None for a single value."""
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
+    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order that says which is whose
+    if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
         return None
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
@@ -237,13 +240,13 @@ def checked(name: str, value: Any, whose: str) -> Any:
     Raises:
         UsageError: it is of another type, or out of its range.
     """
-    value = value.item() if hasattr(value, "item") else value
-    if value is None or value != value or type(value).__name__ in ("NAType", "NaTType"):
-        return None
     kind = SCHEMA.field(name).type
     try:
+        value = value.item() if hasattr(value, "item") else value
+        if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+            return None
         found = _converted(kind, value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of arrays and tensors: several numbers
         found = None
     if found is None or not _in_range(name, found):
         raise UsageError(f"column {name!r} of {whose}", expected=_expected(name, kind), found=repr(value)[:80])

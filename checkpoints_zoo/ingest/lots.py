@@ -111,7 +111,8 @@ def numbered(lot: Lot, paths: Sequence[str]) -> Lot:
         paths: of these, in order.
     """
     names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
-    there = [path for path in paths if path in set(names)]
+    known = set(names)
+    there = [path for path in paths if path in known]
     ids = dict(zip(there, numbers_of(there), strict=True))
     return replace(lot, numbers=[ids[name] for name in names])
 

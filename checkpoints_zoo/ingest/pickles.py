@@ -8,16 +8,16 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.archive import Head, Lot, Lying, Tell
-from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.header import what_is
 from checkpoints_zoo.ingest.origin import Origin
+from checkpoints_zoo.ingest.zipped import check_plain
 from checkpoints_zoo.layout import Layout
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _loaded(path: Path) -> Any:
         found = what_is(first) or f"something else: {first[:16]!r}"
         raise DamagedError(f"file {path}", expected="a file of torch.save", found=found, path=path)
     if first.startswith(ZIP):
-        _check_plain(path)
+        check_plain(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -192,32 +192,6 @@ def _asked(path: Path, refused: str) -> str:
     return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}" or "more"
 
 
-def _check_plain(path: Path) -> None:
-    """Check that a zip archive is whole and holds no more bytes than it has itself: a few could else fill all memory.
-
-    Raises:
-        DamagedError: it is cut; it is compressed, as torch.save never does; or its files overlap.
-    """
-    try:
-        with zipfile.ZipFile(path) as file:
-            script = any("/code/" in name for name in file.namelist())
-            held = sum(one.file_size for one in file.infolist())
-            packed = any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist())
-    except (NotImplementedError, ValueError, OSError):
-        return  # torch says what is wrong with it
-    except zipfile.BadZipFile as error:
-        found = f"{path.stat().st_size:,} bytes without the end that a zip archive has"
-        raise DamagedError(f"file {path}", expected="a whole file of torch.save", found=found, path=path) from error
-    if script or packed or held > path.stat().st_size:
-        found = f"{held:,} bytes packed into {path.stat().st_size:,}"
-        raise DamagedError(
-            f"file {path}",
-            expected="a zip archive as torch.save writes it, nothing compressed",
-            found="a TorchScript module, which is code" if script else found,
-            path=path,
-        )
-
-
 def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
     """Write down what the tensors of a state dict are; return that.
 
@@ -251,7 +225,16 @@ def raw(path: Path, within: Within, layout: Layout) -> bytearray:
 
     Raises:
         UsageError, DamagedError: it can't be read, or has no such tensors any more.
+        TooLargeError: they are more than the free memory; a few bytes may be shown as many.
     """
+    import torch
+
+    from checkpoints_zoo.device import free_bytes
+
+    free = free_bytes(torch.device("cpu"))
+    if free is not None and layout.nbytes > free:
+        expected = f"at most {free:,} bytes of tensors, the memory that is free"
+        raise TooLargeError(f"file {path}", expected=expected, found=f"{layout.nbytes:,}", path=path)
     wanted = [
         (t.stored or t.name, t.dtype, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors
     ]
@@ -259,20 +242,6 @@ def raw(path: Path, within: Within, layout: Layout) -> bytearray:
         if list(head_of(state).tensors) == wanted:
             return bytes_of(state)
     raise DamagedError(f"file {path}", expected="the tensors that it had before", found="others", path=path)
-
-
-def checksum_problem(path: Path) -> str:
-    """Compare a file of torch.save with the checksums in it; return what is wrong, "" where nothing is or none are.
-
-    torch.load does not look at them.
-    """
-    try:
-        with zipfile.ZipFile(path) as file:
-            summed = any(one.CRC for one in file.infolist())  # none with torch.serialization.set_crc32_options(False)
-            changed = file.testzip() if summed else None
-    except zipfile.BadZipFile:  # of before version 1.6
-        return ""
-    return "" if changed is None else f"values that are not those that were saved, by the checksum of {changed}"
 
 
 def bytes_of(state: Mapping[str, Tensor]) -> bytearray:

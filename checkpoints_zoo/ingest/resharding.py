@@ -15,7 +15,7 @@ from checkpoints_zoo import archive, catalog, manifest, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.header import prefix
-from checkpoints_zoo.ingest import filling, pickles
+from checkpoints_zoo.ingest import filling, pickles, zipped
 from checkpoints_zoo.ingest.origin import Origin, Say
 from checkpoints_zoo.ingest.pickles import Within
 from checkpoints_zoo.layout import Layout
@@ -32,7 +32,8 @@ def aside(out: Path, name: str) -> Path:
 
 def sweep(root: Path, name: str) -> None:
     """Delete what a kill left of files of a collection that were being written."""
-    for folder, pattern in ((f"shards/{name}", ".*.tmp"), ("manifests", f".{name}.*.tmp"), (".import", ".*.tmp")):
+    own = f".{name}.*.tmp"
+    for folder, pattern in ((f"shards/{name}", ".*.tmp"), ("manifests", own), ("files", own), (".import", ".*.tmp")):
         for path in (root / folder).glob(pattern):
             path.unlink()
 
@@ -112,7 +113,7 @@ class Reader:
                 continue
             raw = pickles.raw(path, self.within, layout)
             filling.judge(row, location, raw)
-            if row["status"] == "ok" and (problem := pickles.checksum_problem(path)):
+            if row["status"] == "ok" and (problem := zipped.checksum_problem(path)):
                 row |= {"status": "failed", "reason": problem}
             yield row, layout, raw
 

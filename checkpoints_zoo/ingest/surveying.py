@@ -114,6 +114,8 @@ def survey(
         UsageError, CollectionNotFound, FormatError: as in `facts.described`; a manifest of other members.
         NetworkError, AccessError: a repo that can't be read.
     """
+    if how.columns is not None and found.archives:
+        raise UsageError("columns by file", expected="members that are files of their own", found="archives")
     there: list[Lot] = lots.of_archives(found, staged, predicted) if found.archives else []
     if found.files:
         there.append(lots.numbered(lots.of_files(found, say), found.files))

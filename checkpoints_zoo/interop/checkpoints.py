@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -16,14 +16,14 @@ from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.images import Given, Preprocess
 from checkpoints_zoo.ingest import Net, ingest, known
+from checkpoints_zoo.ingest.origin import Say
 from checkpoints_zoo.loading import load
+from checkpoints_zoo.modules import Build
 from checkpoints_zoo.source import Source
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Build = Callable[[], nn.Module]
-Say = Callable[[str], object]
 SHOWN = 5  # members that a warning names
 
 

@@ -15,10 +15,12 @@ from checkpoints_zoo.device import check_device
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.ingest import facts, filling, importing, known, pickles, resharding
-from checkpoints_zoo.interop.checkpoints import Build, Facts, Say, facts_of, named_net, warn_of_others
+from checkpoints_zoo.ingest.origin import Say
+from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
 from checkpoints_zoo.interop.drawn import INDEPENDENT, Drawn, Row
 from checkpoints_zoo.interop.draws import Samples, Whole, count, each
 from checkpoints_zoo.loading import load
+from checkpoints_zoo.modules import Build
 from checkpoints_zoo.source import Source
 
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
