@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,6 @@ def timed(
 
 
 def _gather(ready: Path, count: int) -> None:
-    import os
-
     (ready / f"{os.getpid()}").touch()
     end = time.monotonic() + GATHERING_S
     while len(list(ready.iterdir())) < count:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from checkpoints_zoo.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.markup import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -248,11 +249,6 @@ def notes(report: Drawable) -> str:
     members = report.citation.rpartition("@")[2]
     shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shown}' if shown else ''}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Write how many of something there are; return the text."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def stated(interval: Interval, scale: float = 1) -> str:

@@ -6,13 +6,12 @@ has chosen is neither used nor changed, and the same figure gives the same bytes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,21 +51,15 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
     """
     import matplotlib as mpl
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file, mpl.rc_context():
+        with replacing(path) as temporary, temporary.open("wb") as file, mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(STYLE)
             facts = {"Title": title, "Software": "checkpoints_zoo"}
             make().savefig(file, format="png", backend="agg", metadata=facts)
-        temporary.replace(path)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
             f"picture {path}", expected=expected, found=found, do="Give another path", path=path
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
     return path

@@ -29,6 +29,7 @@ from checkpoints_zoo.sides import Held, Logits, Part
 
 __all__ = ["Report", "evaluate"]
 SMALL_LOGITS = 2**22  # values that one thread is quicker with
+SUBSETS = 100  # random ensembles of a size where nothing else is said
 SHARE = 0.2  # of the inputs that are held out for the temperature where nothing else is said
 
 
@@ -44,7 +45,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
-    subsets: int = 100,
+    subsets: int = SUBSETS,
     seed: int = 0,
 ) -> Report:
     """Measure members as an ensemble: accuracy, calibration, OOD detection, diversity; return the Report.
@@ -81,13 +82,8 @@ def evaluate(
     >>> report["auroc"].value > 0.95
     True
     """
-    measuring.check_measurable(members)
-    measuring.check_draws(seed, subsets)
-    sizes = _sizes(sizes, len(members))
-    for figure, distance in (within or {}).items():
-        growth.check(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
+    sizes, wanted = checked(members, ood, sizes, temperature, held_out, within, subsets, seed)
     run = (device, dtype, batch)
-    wanted = _wanted(members, temperature, held_out)
     inside, held = _parts(members, _inside(members, data, run), wanted, run)
     outside = None if ood is None else _outside(members, ood, run)
     everyone = len(members)
@@ -126,6 +122,28 @@ def evaluate(
     )
     tuple(report.answers())  # what can't be answered is said now
     return report
+
+
+def checked(
+    members: Collection | Predictions,
+    ood: object,
+    sizes: Iterable[int] | None,
+    temperature: object,
+    held_out: float | Given | Predictions | None,
+    within: Mapping[str, float | str] | None,
+    subsets: int,
+    seed: int,
+) -> tuple[list[int], float | ImageData | Predictions | None]:
+    """Check what `evaluate` is asked before anything is run; return the sizes, and what is held out, None for none.
+
+    Args, Raises: as of `evaluate`.
+    """
+    measuring.check_measurable(members)
+    measuring.check_draws(seed, subsets)
+    found = _sizes(sizes, len(members))
+    for figure, distance in (within or {}).items():
+        growth.check(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
+    return found, _wanted(members, temperature, held_out)
 
 
 def _measured(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:

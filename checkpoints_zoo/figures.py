@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.metrics import Interval
+from checkpoints_zoo.metrics.scaling import HIGHEST, LOWEST
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,13 @@ class Figure:
         return float(self.unit.partition("..")[2]) if ".." in self.unit else math.inf
 
     def within(self, interval: Interval) -> Interval:
-        """Cut an interval at the figure's range; return it."""
-        if interval.low is None or interval.high is None:
-            return interval
-        return replace(interval, low=max(interval.low, self.least), high=min(interval.high, self.largest))
+        """Cut an interval and its value at the figure's range; return it."""
+
+        def cut(x: float) -> float:
+            return min(max(x, self.least), self.largest)  # in this order NaN stays NaN
+
+        low, high = (None if bound is None else cut(bound) for bound in (interval.low, interval.high))
+        return replace(interval, value=cut(interval.value), low=low, high=high)
 
 
 def figure_of(figures: Mapping[str, Interval], name: str) -> Interval:
@@ -59,11 +63,13 @@ FIGURES: dict[str, Figure] = {
     "aupr": Figure("0..1", "higher", "area under the precision-recall curve, the same"),
     "fpr95": Figure("0..1", "lower", "false positives where 95 % of the out-of-distribution inputs are found"),
 }
-OOD_FIGURES = ("mi_ood", "auroc", "aupr", "fpr95")
+OOD_FIGURES = ("auroc", "aupr", "fpr95", "mi_ood")
 TEMPERATURE = "temperature"
 SCALED: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        "0.05..20", "", "of the least NLL on the inputs held out; above 1 the ensemble was too confident"
+        f"{LOWEST:g}..{HIGHEST:g}",
+        "",
+        "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
     ),
     **{n: FIGURES[n] for n in ("nll", "brier", "ece", "adaptive_ece", "ace", "aurc", "auroc", "aupr", "fpr95")},
 }

@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkpoints_zoo.curve_plots import FAINTEST, PLAIN, Drawable, Scaled, about, counted, curve, notes, own_key, title
+from checkpoints_zoo.curve_plots import FAINTEST, PLAIN, Drawable, Scaled, about, curve, notes, own_key, title
 from checkpoints_zoo.curve_plots import stated as stated
 from checkpoints_zoo.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
+from checkpoints_zoo.markup import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -135,6 +135,15 @@ def check_room(root: Path, needed: int) -> None:
         )  # fmt: skip
 
 
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def writing_into(root: Path) -> Iterator[None]:
     """Make a folder, and turn errors of its disk into a StorageError."""

@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_collections(name: str) -> None:
     told = json.loads(MEASURED.read_text(encoding="utf-8"))[name]
     members = zoo.load(name, n=4)
     found = alignment(members, to=0)
-    for row, other in zip(found.rows()[1:], told["members"], strict=False):
+    for row, other in zip(found.rows()[1:], told["members"][:3], strict=True):
         assert row["transpositions"] == other["transpositions"]
         assert row["before"] == pytest.approx(other["before"], rel=1e-9)
         assert row["after"] == pytest.approx(other["after"], rel=1e-9)

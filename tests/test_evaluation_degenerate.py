@@ -6,6 +6,7 @@ One member, one input, one class present, ties, probabilities of 0 and 1, logits
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -135,10 +136,11 @@ def test_every_figure_of_the_ensemble_and_of_each_member(name: str, stored: Stor
     for figure, x in report.member.items():
         if figure != "ece":
             assert x.value == pytest.approx(np.mean([y[figure][0] for y in each]), abs=1e-5), figure
-    for figures in (report.ensemble, report.member, *report.curve.values()):
+    for figures in (report.ensemble, report.member, report.limits, *report.curve.values()):
         for figure, x in figures.items():
+            assert math.isnan(x.value) or 0 <= x.value <= FIGURES[figure].largest, figure
             if x.low is not None and x.high is not None:
-                assert 0 <= x.low <= x.high <= FIGURES[figure].largest, figure
+                assert 0 <= x.low <= x.value <= x.high <= FIGURES[figure].largest, figure
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from checkpoints_zoo.errors import MemberNotFound, NetworkError, UsageError, WorkerError
-from checkpoints_zoo.executor import Engine, Here, Job, Processes, RayCluster, cluster, engine
+from checkpoints_zoo.executor import Engine, Here, Job, Processes, RayCluster, cluster, engine, processes
 from tests import works
 
 ROOT = Path(__file__).parent.parent
@@ -58,13 +60,13 @@ def test_here_is_this_process_and_in_order() -> None:
 def test_processes_have_devices_in_turn_and_end_with_the_run(tmp_path: Path) -> None:
     on = Processes(2, ("cuda:0", "cuda:1"))
     results = [value for _, value in on.run(works.squared, jobs(range(6)))]
-    assert {device for _, _, device in results} <= {"cuda:0", "cuda:1"}
     workers = {process for _, process, _ in results}
     assert os.getpid() not in workers
     for worker in workers:
         gone(worker)
     together = {value for _, value in on.run(works.Together(tmp_path, 2), jobs(range(2)))}
-    assert len(together) == 2
+    assert len({process for process, _ in together}) == 2
+    assert {device for _, device in together} == {"cuda:0", "cuda:1"}
 
 
 def test_jobs_are_taken_as_workers_become_free() -> None:
@@ -103,6 +105,25 @@ def test_a_job_that_kills_its_worker_again_and_again_is_an_error(tmp_path: Path)
     assert (tmp_path / "1").read_text().count("started") == 3
     assert 0 in results  # what finished was handed over
     assert len(set(results)) == len(results)
+
+
+def test_a_worker_that_goes_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.1)
+    before = multiprocessing.active_children()
+    with pytest.raises(WorkerError, match=r"its worker died 1 times, the last time by signal 9\."):
+        list(Processes(2, tries=1).run(works.silent, jobs([1])))
+    assert multiprocessing.active_children() == before
+
+
+@pytest.mark.parametrize("what", ["work", "argument"])
+def test_what_can_not_be_read_in_a_worker_is_its_own_error(what: str, tmp_path: Path) -> None:
+    unreadable = works.Unreadable(tmp_path)
+    work, argument = (unreadable, 1) if what == "work" else (works.squared, unreadable)
+    with pytest.raises(UsageError) as error:
+        list(Processes(2).run(work, [Job("one", argument)]))
+    assert str(error.value) == "a file: expected the same one; found another."
+    assert error.value.__notes__[0].startswith("in job one, worker 0 (process ")
+    assert len(list(tmp_path.iterdir())) == 1  # started once
 
 
 @pytest.mark.parametrize("on", ENGINES)
@@ -178,9 +199,11 @@ def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> N
         gone(worker)
 
 
-def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert [value for _, value in Processes(2).run(works.threads, jobs([1]))] == [1]
+@pytest.mark.parametrize(("wanted", "threads"), [("", 3), ("1", 1)])
+def test_cores_are_divided(wanted: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    monkeypatch.setattr(processes, "cores", lambda: 6)
+    assert [value for _, value in Processes(2).run(works.Threads(torch.float32), jobs([1]))] == [threads]
 
 
 def test_workers_import_what_the_work_needs_alone() -> None:

@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 LIGHT, HEAVY = True, False
 ROOMS = {
     "errors": LIGHT,
+    "replacing": LIGHT,
+    "markup": LIGHT,
     "drawing": LIGHT,
     "limits": LIGHT,
     "layout": LIGHT,
@@ -89,7 +91,6 @@ ROOMS = {
     "evaluation": HEAVY,
     "verification": HEAVY,
     "ingest": LIGHT,
-    "markup": LIGHT,
     "sections": LIGHT,
     "pictures": LIGHT,
     "mass_plots": HEAVY,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +16,7 @@ from torchvision.transforms.v2 import functional as tv
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
+from tests.few_digits import some
 from training.augment import AUGMENTATIONS
 from training.population import train_stack
 from training.recipe import Recipe
@@ -27,19 +27,9 @@ CONVNET = dataclasses.replace(convnet_digits(), name="small", epochs=2, stack_wi
 RESNET = dataclasses.replace(resnet8_digits(), name="small", epochs=2, stack_width=1, storage="float32")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def part(inputs: int = 3 * 32 + 3) -> ImageData:
     """The first inputs of the training split, three steps of them."""
-    data = images.load("digits", "train")
-    assert data.labels is not None
-    return dataclasses.replace(data, images=data.images[:inputs], labels=data.labels[:inputs])
+    return some("train", inputs)
 
 
 def scheduler_of(recipe: Recipe, optimizer: torch.optim.SGD, each: int) -> Any:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from checkpoints_zoo import images
-from checkpoints_zoo.images import ImageData, Preprocess
+from checkpoints_zoo.images import Preprocess
+from tests.test_loop import part
 from training import gradients
 from training.gradients import stack_gradient
 from training.loop import start, train_epochs
@@ -31,13 +31,6 @@ WAITS = {
     "unique",
 }
 SMALL = dataclasses.replace(resnet8_digits(), name="small", epochs=1, batch_size=8, arguments={"widths": (2, 2, 2)})
-
-
-def part(inputs: int) -> ImageData:
-    """The first inputs of the training split."""
-    data = images.load("digits", "train")
-    assert data.labels is not None
-    return dataclasses.replace(data, images=data.images[:inputs], labels=data.labels[:inputs])
 
 
 class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]

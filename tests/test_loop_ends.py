@@ -13,7 +13,7 @@ from torch import nn
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
-from tests.test_loop import CONVNET, DROPPING, RESNET, dropping, one_thread, part  # noqa: F401 (a fixture)
+from tests.test_loop import CONVNET, DROPPING, RESNET, dropping, part
 from training.loop import accuracies, start, train_epochs
 from training.population import Progress, train_stack
 
@@ -116,7 +116,7 @@ def test_an_architecture_that_is_not_all_trained_is_refused() -> None:
 
 CUT = {
     "ema": dataclasses.replace(RESNET, averaging="ema", averaging_decay=0.5, stack_width=2),
-    "swa": dataclasses.replace(RESNET, averaging="swa", averaging_start=1),
+    "swa": dataclasses.replace(RESNET, averaging="swa", averaging_start=1, channels_last=True),
     "float16": dataclasses.replace(CONVNET, precision="float16", stack_width=2),
     "snapshots": dataclasses.replace(RESNET, snapshots=(0, 1), channels_last=True),
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import itertools
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from errno import EACCES
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,10 @@ from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import catalog, writing
-from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError
+from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError, ZooError
 from tests import tiny
 from tests.tiny import MEMBERS, TINY, contents, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
+from training import merging
 from training.export import run
 from training.merging import TOLD, merge
 
@@ -215,6 +219,34 @@ def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
         )
         other.kill()
     assert merge([a], tmp_path / "out") == {"tiny": 1}
+
+
+def test_pieces_are_locked_before_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, out, looked = stored([0], tmp_path / "a"), tmp_path / "out", list[Path]()
+    collections = merging._collections
+
+    def looking(folder: Path) -> set[str]:
+        looked.append(folder)
+        with (folder / ".training" / "lock").open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return collections(folder)
+
+    monkeypatch.setattr(merging, "_collections", looking)
+    merge([a], out)
+    assert looked == [a, out]
+
+
+def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*arguments: object) -> None:
+        raise PermissionError(EACCES, os.strerror(EACCES))
+
+    a = stored([0], tmp_path / "a")
+    monkeypatch.setattr(merging, "rows_of", unreadable)
+    with pytest.raises(PermissionError) as error:
+        merge([a], tmp_path / "out")
+    assert not isinstance(error.value, ZooError)
 
 
 def test_the_command(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

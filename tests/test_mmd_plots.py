@@ -46,8 +46,11 @@ def axes_of(before: MMD, after: MMD | None) -> dict[Any, Any]:
 def test_marks_are_the_groups(layers: int) -> None:
     both = found(layers)
     axes = axes_of(both.mmd, both.ns)
-    for panel, figure in (("mmd", "value"), ("p", "p_value")):
-        for line, of, colour in zip(axes[panel].lines, (both.mmd, both.ns), (RED, BLUE), strict=False):
+    # Beside the marks a line at 0 and one above "all", or one at the level.
+    for panel, figure, count in (("mmd", "value", 4), ("p", "p_value", 3)):
+        lines = axes[panel].lines
+        assert len(lines) == count
+        for line, of, colour in zip(lines[:2], (both.mmd, both.ns), (RED, BLUE), strict=True):
             assert list(line.get_xdata()) == [getattr(group, figure) for group in of.groups.values()]
             assert list(line.get_ydata()) == list(range(layers + 1))
             assert to_hex(line.get_color()).upper() == colour

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,6 @@ from training.recipes import RECIPES, convnet_digits
 
 CLASSES = ["red", "green", "blue"]
 Pair = tuple[ImageData, ImageData]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def some(count: int, seed: int, size: int = 4, classes: list[str] | None = CLASSES) -> ImageData:

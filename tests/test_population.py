@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from checkpoints_zoo import architectures
 from checkpoints_zoo.errors import LockedError, UsageError
@@ -23,14 +21,6 @@ from training.recipes import Recipe, resnet8_digits
 SMALL_RESNET = dataclasses.replace(
     resnet8_digits(), name="small", batch_size=200, stack_width=2, epochs=2, save_every=1
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclasses.dataclass

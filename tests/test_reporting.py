@@ -22,7 +22,8 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.plots import stated
 from checkpoints_zoo.posterior.mmd import mmd, ns
 from checkpoints_zoo.predictions import predict, predictions_of
-from checkpoints_zoo.reporting import Page, tags, weighing
+from checkpoints_zoo.reporting import Page, origin, tags, weighing
+from checkpoints_zoo.reporting.gathering import Scaling
 from tests.commands import run, values
 from tests.report_pages import Tree, digits_page, few, left_out, plain, rows
 from tests.scenarios import build, load
@@ -119,16 +120,16 @@ def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.
     for file in (tmp_path / "out" / "shards" / "tiny").iterdir():
         file.unlink()
     inside, ood = (predictions_of(load(built), name, source=tmp_path / "said") for name in ("few-test", "far-test"))
-    page = zoo.report(load(built), inside, ood, subsets=2)
+    page = zoo.report(load(built), inside, ood)
     weights = "Weights were not read, as stored predictions were given; without --stored this part is here."
     assert left_out(page) == {"symmetry": [weights], "mass": [weights]}
     assert page.origin["command"] == (
         "zoo-cli report tiny --members 0-3 --source out --stored said --data few-test --ood far-test --out report.html"
     )
-    report = zoo.evaluate(inside, None, ood, subsets=2)
+    report = zoo.evaluate(inside, None, ood)
     assert plain(rows(page, "all-figures").rows[1][-1]) == stated(report["accuracy"], 100)
 
-    alone = zoo.report(inside, ood=ood, subsets=2)
+    alone = zoo.report(inside, ood=ood)
     assert alone.panels == page.panels
     assert "How the members were trained is in their manifest, not in their predictions." in alone.html
     assert "command" not in alone.origin
@@ -168,7 +169,7 @@ def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
     assert found["symmetry"][0].startswith("The symmetries of this network can't be derived. ")
     assert "sort" in found["symmetry"][0]
     assert len(found["mass"]) == 1
-    before = mmd(load(built)[:2], load(built)[2:])
+    before = mmd(load(built))
     assert rows(page, "halves").header == ("layer", "weights", "MMD² (10⁻³)", "p")
     assert rows(page, "halves").rows[-1][3] == f"{before.p_value:.3f}"
     with pytest.raises(UsageError):
@@ -233,6 +234,32 @@ def test_what_can_not_be_made(tmp_path: Path) -> None:
         zoo.report(load(built), few(labels=False))
 
 
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"within": {"nonsense": 0.1}}, "limit of figure 'nonsense': expected one of accuracy, nll, "),
+        ({"within": {"auroc": 0.1}}, "limit of figure 'auroc': expected one of accuracy, nll, "),
+        ({"within": {"nll": -1}}, "distance of nll from its limit: expected a number above 0, or "),
+        ({"held_out": 0.2}, "held_out: expected temperature=True with it; found temperature=False."),
+        ({"temperature": True, "held_out": 1.5}, "share of the inputs held out: expected above 0 and below 1; found"),
+        ({"temperature": True, "held_out": "digits/train"}, "images digits/train held out for the temperature: exp"),
+        ({"sizes": [0]}, "size of an ensemble: expected a whole number from 1 to 2; found 0."),
+        ({"sizes": 5}, "sizes of ensembles: expected several, such as [1, 8]; found 5."),
+        ({"subsets": 1}, "subsets: expected a whole number from 2; found 1."),
+        ({"seed": 0.5}, "seed: expected a whole number of at most 64 bits; found 0.5."),
+        ({"device": "nonsense"}, "device 'nonsense': expected a device of this machine; found "),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_before_anything_is_run(
+    tmp_path: Path, asked: dict[str, Any], text: str
+) -> None:
+    said: list[str] = []
+    with pytest.raises(UsageError) as error:
+        zoo.report(load(build(tmp_path, members=range(2))), few(), None, **asked, say=said.append)
+    assert str(error.value).startswith(text)
+    assert said == []
+
+
 def test_the_command_makes_the_same_page(tmp_path: Path) -> None:
     options = ("-n", "2", "--ood", "none", "--sizes", "1", "--seed", "5")
     result = run("report", "convnet-digits", *options, "-o", tmp_path / "a.html")
@@ -242,6 +269,19 @@ def test_the_command_makes_the_same_page(tmp_path: Path) -> None:
     command = zoo.report(zoo.load("convnet-digits", n=2), ood=None, sizes=[1], seed=5).origin["command"]
     assert command.startswith("zoo-cli report 'embedded@")
     assert command.endswith("' --ood none --sizes 1 --seed 5 --out report.html")
+    assert "command" not in zoo.report(zoo.load("convnet-digits", n=2), ood=None, sizes=[1], seed=5, subsets=2).origin
     words = [w.strip("'") for w in command.split()[2:]]
     assert run("report", *words[:-1], tmp_path / "b.html").exit_code == 0
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_the_command_names_the_device_and_not_what_it_has_no_option_for() -> None:
+    members, asked = zoo.load("convnet-digits", n=2), Scaling(False, None, None)
+
+    def written(subsets: int, device: torch.device) -> str:
+        return origin.command(members, None, "photos", None, asked, subsets, device, 0)
+
+    plain = written(100, torch.device("cpu"))
+    assert plain.endswith("' --ood photos --out report.html")
+    assert written(100, torch.device("cuda", 1)) == plain.replace(" --out", " --device cuda:1 --out")
+    assert written(99, torch.device("cpu")) == ""

@@ -6,18 +6,21 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import SelectionError, UsageError
+from checkpoints_zoo.metrics import Interval
 from checkpoints_zoo.plots import stated
 from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.reporting import charts, detection, running
 from checkpoints_zoo.reporting.definitions import WORDS
+from checkpoints_zoo.reporting.gathering import Measured
 from tests.few_digits import some
 from tests.report_pages import digits_page, few, photos, plain, rows
 from tests.scenarios import Built, build, load
@@ -57,7 +60,7 @@ def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
     report = zoo.evaluate(members, few(), few(1, labels=False), subsets=3, **asked)  # type: ignore[arg-type]
     assert values["evaluation"] == json.loads(report.to_json())
     assert values["pairwise"] == json.loads(zoo.pairwise(members, few(), few(1, labels=False)).to_json())
-    halves = zoo.ns(members[:2], members[2:])
+    halves = zoo.ns(members)
     assert (values["mmd"], values["ns"]) == tuple(json.loads(x.to_json()) for x in (halves.mmd, halves.ns))
     json.dumps(values, allow_nan=False)
     alone = zoo.report(members[:1], few(), None, subsets=3).values()
@@ -67,7 +70,8 @@ def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
 
 def test_weights_are_those_of_mmd_alignment_and_mass() -> None:
     page, members = digits_page(), zoo.load("convnet-digits", n=6)
-    both = zoo.ns(members[:3], members[3:])
+    both = zoo.ns(members)
+    assert "3 and 3 members (all 6 members, those at even positions and those at odd ones)" in plain(page.html)
     for row, name in zip(rows(page, "halves").rows, ("conv1", "conv2", "fc1", "fc2", "all"), strict=True):
         found = [both.mmd[name], both.ns[name]]
         numbers = [(float(v.replace("−", "-")), float(p)) for v, p in (row[2:4], row[4:6])]
@@ -116,13 +120,25 @@ def test_roc_and_precision_recall_curves(oracle: Oracle) -> None:
     draw = np.random.default_rng(0)
     inside, outside = draw.normal(0, 1, 300).round(2), draw.normal(1, 1, 200).round(2)
     truth, scores = np.repeat([0, 1], [300, 200]), np.concatenate([inside, outside])
-    alarms, hits, _ = metrics.roc_curve(truth, scores, drop_intermediate=False)
-    np.testing.assert_allclose(detection._reached(inside, inside, outside), alarms, atol=1e-12)
-    np.testing.assert_allclose(detection._reached(outside, inside, outside), hits, atol=1e-12)
-    kept = detection._thin(alarms, hits)
-    assert len(kept) <= detection.POINTS
-    assert (kept[0], kept[-1]) == (0, len(alarms) - 1)
-    assert np.trapezoid(hits[kept], alarms[kept]) == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
+    ensemble = dict.fromkeys(("auroc", "aupr"), Interval(0.5, None, None))
+    report = cast(Measured, SimpleNamespace(report=SimpleNamespace(ensemble=ensemble)))
+    roc, pr = (panel.traces[1] for panel in detection._tradeoffs(report, inside, outside))
+    # Every point by counting: flagged are all scores at or above a threshold, none at first.
+    flagged = scores >= np.array([np.inf, *sorted(set(scores), reverse=True)])[:, None]
+    right, wrong = flagged[:, truth == 1].sum(1), flagged[:, truth == 0].sum(1)
+    points = set(zip((wrong / 300).round(12), (right / 200).round(12), strict=True))
+    drawn = list(zip(np.round(roc["x"], 12), np.round(roc["y"], 12), strict=True))
+    assert set(drawn) <= points
+    assert (drawn[0], drawn[-1]) == ((0, 0), (1, 1))
+    assert 100 < len(drawn) <= detection.POINTS
+    assert np.trapezoid(roc["y"], roc["x"]) == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
+    some = right > 0
+    points = set(zip((right / 200)[some].round(12), (right / (right + wrong).clip(1))[some].round(12), strict=True))
+    drawn = list(zip(np.round(pr["x"], 12), np.round(pr["y"], 12), strict=True))
+    assert set(drawn) <= points
+    assert drawn[-1] == (1, 0.4)
+    assert 100 < len(drawn) <= detection.POINTS
+    assert np.trapezoid(pr["y"], pr["x"]) == pytest.approx(metrics.average_precision_score(truth, scores), abs=2e-2)
 
 
 def test_temperature_scaling_limits_and_members_needed(tmp_path: Path) -> None:
@@ -194,3 +210,12 @@ def test_held_predictions_are_the_members_own(tmp_path: Path) -> None:
     torch.testing.assert_close(held[1:3].logits(), held.logits()[1:3], rtol=0, atol=0)
     torch.testing.assert_close(held.logits([3]), held.logits()[3:4], rtol=0, atol=0)
     assert held[1:3].ids == [1, 2]
+    for part, at in ((slice(None, None, 2), [0, 2, 4]), (slice(None, None, -1), [4, 3, 2, 1, 0]), (slice(3, 4), [3])):
+        torch.testing.assert_close(held[part].logits(), held.logits()[at], rtol=0, atol=0)
+        assert held[part].ids == at
+        assert held[part].keys == [held.keys[i] for i in at]
+        assert torch.equal(held[part].one(0), held.one(at[0]))
+        assert held[part].citation == members[part].citation
+    torch.testing.assert_close(held.logits([4, 0, 2]), held.logits()[[4, 0, 2]], rtol=0, atol=0)
+    with pytest.raises(SelectionError):
+        held[5:]

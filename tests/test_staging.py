@@ -24,6 +24,7 @@ from tests.tiny import (  # noqa: F401 (fixtures)
     TINY,
     contents,
     finished,
+    keep_and_seal,
     no_waiting_for_the_disk,
     stored,
     two_a_shard,
@@ -143,7 +144,7 @@ def test_a_shard_is_written_once_when_its_ids_are_there(tmp_path: Path, monkeypa
     with locked(tmp_path):
         exporting = Export(TINY, tmp_path)
         for member in (0, 3, 1, 7, 2, 6, 4, 8, 5):
-            exporting.take(finished([member]))
+            keep_and_seal(exporting, finished([member]))
         assert written == [(0, 2), (1, 2), (3, 2), (2, 1)]  # 5 failed: its shard has one
         assert exporting.staging.members == {8}
         exporting.finish()
@@ -156,7 +157,7 @@ def test_what_was_loaded_can_be_read_while_a_run_goes_on(tmp_path: Path) -> None
     before = zoo.load("tiny", source=tmp_path)
     with locked(tmp_path):
         exporting = Export(TINY, tmp_path)
-        exporting.take(finished([1]))  # replaces the shard that member 0 is in
+        keep_and_seal(exporting, finished([1]))  # replaces the shard that member 0 is in
         assert zoo.load("tiny", source=tmp_path).ids == [0, 1, 2, 3]
         assert zoo.verify(before) == []
         exporting.finish()

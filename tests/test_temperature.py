@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,20 +248,30 @@ def test_an_ensemble_that_is_right_says_that_the_temperature_is_at_its_bound(mem
 
 
 # ---- stored predictions ----
+def half() -> ImageData:
+    digits = zoo.images.load("digits", "train")
+    return ImageData("half", "test", digits.images[:60], digits.labels[:60], digits.classes)  # type: ignore[index]
+
+
+def renamed() -> ImageData:
+    """The training images under another name."""
+    digits = zoo.images.load("digits", "train")
+    return ImageData("mine", "test", digits.images, digits.labels, digits.classes)
+
+
 @pytest.fixture(scope="module")
 def folder(members: zoo.Collection, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stored")
     for name in ("digits", "photos", "digits/train"):
         predict(members, name, root)
-    digits = zoo.images.load("digits", "train")
-    half = ImageData("half", "test", digits.images[:60], digits.labels[:60], digits.classes)  # type: ignore[index]
-    predict(members, half, root)
+    predict(members, half(), root)
+    predict(members, renamed(), root)
     return root
 
 
 @pytest.fixture(scope="module")
 def stored(members: zoo.Collection, folder: Path) -> dict[str, Predictions]:
-    names = ("digits-test", "photos-test", "digits-train", "half-test")
+    names = ("digits-test", "photos-test", "digits-train", "half-test", "mine-test")
     return {name: predictions_of(members, name, source=folder) for name in names}
 
 
@@ -309,14 +320,25 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
     )
     yield scaled(members, "digits/train"), trained
     yield scaled(inside, stored["digits-train"]), trained
-    digits = zoo.images.load("digits", "train")
-    renamed = ImageData("mine", "test", digits.images, digits.labels, digits.classes)
-    yield scaled(members, renamed), "images mine/test held out for the temperature: expected"
+    yield scaled(members, renamed()), "images mine/test held out for the temperature: expected"
+    mine: dict[str, Any] = {"temperature": True, "held_out": stored["mine-test"], "subsets": 2}
+    for data in (None, inside):
+        yield lambda data=data: zoo.evaluate(members, data, **mine), "the images that the members were trained on"
+        yield lambda data=data: zoo.report(members, data, None, **mine), "the images that the members were trained on"
+    yield (
+        lambda: zoo.report(members, inside, None, temperature=True, held_out=renamed()),
+        "images mine/test held out for the temperature: expected",
+    )
+    yield (
+        lambda: zoo.report(members, inside, None, temperature=True, held_out=half()),
+        "images for predictions convnet-digits/digits-test: expected stored predictions on them, since no members are "
+        "run; found images. Give predictions for all, or images for all.",
+    )
     yield scaled(members, "digits"), "nor are measured on; found the images that are measured. Give others"
     yield scaled(inside, inside), "found the images that are measured"
     yield scaled(inside, "digits/train"), "were trained on"
     yield (
-        scaled(inside, renamed),
+        scaled(inside, renamed()),
         "images 'mine' for predictions convnet-digits/digits-test: expected stored predictions",
     )
     yield scaled(inside, stored["half-test"][1:3]), "expected those of the same members"
@@ -359,9 +381,17 @@ def test_the_command_line_has_scaled_rows(members: zoo.Collection, folder: Path,
     found = values(run(*options, "--held-out", "0.5", "--format", "json"))
     assert (found["inputs"], found["temperature"]["inputs"]) == (270, 270)
     assert [(x["of"], x["figure"]) for x in found["needed"]] == [("ensemble", "brier"), ("ensemble, scaled", "brier")]
-    refused = run("evaluate", "convnet-digits", "-n", "2", "--temperature", "--held-out", "digits/train")
-    assert refused.exit_code == 2
-    assert "the members were trained on" in refused.stderr
+    few = ("convnet-digits", "-n", "2", "--temperature", "--held-out")
+    page = ("-o", tmp_path / "r.html")
+    for words in (
+        ("evaluate", *few, "digits/train"),
+        ("evaluate", *few, "mine-test", "--stored", folder),
+        ("report", *few, "mine-test", "--stored", folder, *page),
+    ):
+        refused = run(*words)
+        assert refused.exit_code == 2
+        assert "the members were trained on" in refused.stderr
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_a_label_level_with_another_class_stays_level() -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import architectures, images
-from checkpoints_zoo.images import ImageData
+from checkpoints_zoo import architectures
+from tests.test_loop import part
 from training.loop import StackState, start, train_epochs
 from training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
-from training.schedules import learning_rate
 from training.seeds import derive, epoch_choices, epoch_order
 from training.sgd import sgd_step
 
@@ -28,13 +27,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def part(inputs: int) -> ImageData:
-    """The first inputs of the training split."""
-    data = images.load("digits", "train")
-    assert data.labels is not None
-    return dataclasses.replace(data, images=data.images[:inputs], labels=data.labels[:inputs])
 
 
 def trained_stack(recipe: Recipe, members: list[int], inputs: int = 160) -> StackState:
@@ -56,7 +48,7 @@ def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert differing == []
 
 
-# A step, the schedule, a whole run: against torch's own
+# A step, a whole run: against torch's own
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
@@ -75,17 +67,6 @@ def test_sgd_step_equals_torchs(momentum: float, nesterov: bool) -> None:
         sgd_step(recipe, 0.1, params, velocity, gradients)
         for name, p in module.named_parameters():
             torch.testing.assert_close(params[name], p.detach(), rtol=1e-6, atol=1e-6)
-
-
-def test_schedule_equals_torchs() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
-    recipe = dataclasses.replace(SMALL, lr=0.3)
-    for step in range(50):
-        assert learning_rate(recipe, step, 50) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-7)
-        optimizer.step()
-        scheduler.step()
-    assert learning_rate(dataclasses.replace(recipe, schedule="constant"), 49, 50) == 0.3
 
 
 @pytest.mark.parametrize(

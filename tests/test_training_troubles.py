@@ -19,7 +19,15 @@ from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
-from tests.tiny import TINY, contents, finished, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
+from tests.tiny import (  # noqa: F401 (fixtures)
+    TINY,
+    contents,
+    finished,
+    keep_and_seal,
+    no_waiting_for_the_disk,
+    stored,
+    two_a_shard,
+)
 from training import __main__ as commands
 from training import population
 from training.commands import merge_command, verify_command
@@ -195,7 +203,7 @@ def test_a_changed_shard_is_not_copied(tmp_path: Path) -> None:
     content[-9] ^= 1
     path.write_bytes(content)
     with locked(out), pytest.raises(DamagedError, match=r"What was trained now is kept\. Delete that file, and train"):
-        Export(TINY, out).take(finished([1]))
+        keep_and_seal(Export(TINY, out), finished([1]))
     path.unlink()
     assert run(TINY, [0, 1], out) == 1
     assert contents(out) == whole

@@ -69,10 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place.mkdir()
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield place
-    torch.set_num_threads(before)
     for name in ("my_recipe", "colours"):
         sys.modules.pop(name, None)
 

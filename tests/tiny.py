@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from checkpoints_zoo import images, manifest, writing
 from training.export import Export
@@ -30,14 +29,11 @@ TWO_A_SHARD = 2 * len(layout_of(TINY).tensors)  # for writing.MOST_TENSORS
 @cache
 def made() -> dict[int, Finished]:
     """Train the members once; return them, the fifth as one that failed."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     data, found = images.load("digits", "train"), {}
     for first in MEMBERS[:: TINY.stack_width]:
         stack = MEMBERS[first : first + TINY.stack_width]
         for one in prepare(TINY, train_stack(TINY, stack, data), "cpu"):
             found[one.row["member"]] = one
-    torch.set_num_threads(before)
     measured = ("test_", "train_", "sha256", "eval_data")
     failed = {name: None if name.startswith(measured) else value for name, value in found[5].row.items()}
     return found | {5: Finished(failed | {"status": "failed", "reason": "the loss"}, None)}
@@ -48,13 +44,19 @@ def finished(ids: Iterable[int], **changes: Any) -> list[Finished]:
     return [Finished(made()[i].row | changes, made()[i].raw) for i in ids]
 
 
+def keep_and_seal(exporting: Export, members: list[Finished]) -> None:
+    """Do what a run does with members that finished."""
+    exporting.keep(members)
+    exporting.seal_whole(members)
+
+
 def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) -> Path:
     """Put members into a source; with `seal=False` they are left as a killed run leaves them. Return its folder."""
     ids = list(ids)
     with locked(out):
         exporting = Export(TINY, out)
         exporting.begin(ids)
-        exporting.take(finished(ids, **changes))
+        keep_and_seal(exporting, finished(ids, **changes))
         if seal:
             exporting.finish()
     return out

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from checkpoints_zoo.errors import MemberNotFound
+from checkpoints_zoo.errors import MemberNotFound, UsageError
 
 
 def squared(x: int, device: str) -> tuple[int, int, str]:
@@ -49,11 +51,11 @@ class Together:
     folder: Path
     count: int
 
-    def __call__(self, x: int, device: str) -> int:
+    def __call__(self, x: int, device: str) -> tuple[int, str]:
         (self.folder / f"{os.getpid()}").touch()
         while len(list(self.folder.iterdir())) < self.count:
             time.sleep(0.005)
-        return os.getpid()
+        return os.getpid(), device
 
 
 def refused(x: int, device: str) -> int:
@@ -75,6 +77,32 @@ class Refused:
         while x > 1 and not (self.folder / "begun").exists():
             time.sleep(0.01)
         return refused(x, device)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Work or an argument that can be sent, but not be read where it comes; each that tries leaves a note."""
+
+    folder: Path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unreadable, (self.folder,)
+
+    def __call__(self, x: int, device: str) -> int:
+        return x
+
+
+def _unreadable(folder: Path) -> None:
+    (folder / f"{os.getpid()}").touch()
+    raise UsageError("a file", expected="the same one", found="another")
+
+
+def silent(x: int, device: str) -> None:
+    """Close the connection to the caller, and stay."""
+    for each in gc.get_objects():
+        if isinstance(each, Connection):
+            each.close()
+    time.sleep(600)
 
 
 class Odd(Exception):
@@ -129,11 +157,14 @@ class Doomed:
         return bytes([x]) * 300_000 if self.work is None else self.work(x, device)
 
 
-def threads(x: int, device: str) -> int:
-    """Give torch's threads."""
-    import torch
+@dataclass(frozen=True)
+class Threads:
+    """Gives torch's threads, where torch comes with the work."""
 
-    return torch.get_num_threads()
+    needed: Any
+
+    def __call__(self, x: int, device: str) -> int:
+        return int(sys.modules["torch"].get_num_threads())
 
 
 def modules(x: int, device: str) -> list[str]:

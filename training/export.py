@@ -75,10 +75,13 @@ class Export:
             describe(folder, self.description)
         return folder
 
-    def take(self, finished: Sequence[Finished]) -> None:
-        """Lay finished snapshots aside, and write the shards whose ids are all there now."""
+    def keep(self, finished: Sequence[Finished]) -> None:
+        """Lay finished snapshots aside: whoever ends now loses nothing."""
         with writing.writing_into(self.source.root):
             self.staging.keep(finished)
+
+    def seal_whole(self, finished: Sequence[Finished]) -> None:
+        """Write the shards whose ids are all there now, of those that some finished snapshots belong to."""
         there = self.members
         for number in {f.row["member"] // self.size for f in finished}:
             if all(member in there for member in range(number * self.size, (number + 1) * self.size)):
@@ -132,7 +135,9 @@ def export(
     with locked(out):
         exporting = Export(recipe, out)
         exporting.begin([t.member for t in trained])
-        exporting.take(prepare(recipe, trained, str(device)))
+        finished = prepare(recipe, trained, str(device))
+        exporting.keep(finished)
+        exporting.seal_whole(finished)
         exporting.finish()
 
 
@@ -202,10 +207,11 @@ def run(
         def finish(finished: list[Finished]) -> None:
             nonlocal done
             new = [f for f in finished if f.row["member"] not in there]  # a stack goes on whole
-            exporting.take(new)
+            exporting.keep(new)
             there.update(f.row["member"] for f in new)
             for line in logged.add(f.row for f in new):
                 log(line)
+            exporting.seal_whole(new)  # what is in a shard is in no later run's log
             finals = [f.row for f in new if f.row["final"]]
             done += len(finals)
             accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)

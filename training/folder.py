@@ -23,7 +23,7 @@ import torch
 
 from checkpoints_zoo import catalog, writing
 from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
+from checkpoints_zoo.errors import LockedError, UsageError
 from training import state as states
 from training.recipe import Recipe
 
@@ -152,11 +152,8 @@ def clean(folder: Path, wanted: set[int], epochs: int) -> None:
     for partial in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
         partial.unlink()
     for path in folder.glob("*.safetensors"):
-        try:
-            state, key, _ = states.read(path)
-        except DamagedError:
-            continue  # its own stack drops it, and says so
-        if state.epoch == epochs and wanted.isdisjoint(key.members):
+        found = states.read_key(path)  # one that can't be read is dropped by its own stack, which says so
+        if found is not None and found[1] == epochs and wanted.isdisjoint(found[0].members):
             path.unlink()
 
 

@@ -26,7 +26,6 @@ from training.staging import Staging
 
 # What a row tells of the run that made it, and two runs of one member may tell otherwise.
 TOLD = ("code_version", "torch_version", "device", "wall_time_s", "created")
-_WHERE = ("path", "offset", "nbytes", "layout", "dtype")
 
 
 @dataclass(frozen=True)
@@ -66,25 +65,23 @@ def merge(
     """
     if out.resolve() in {folder.resolve() for folder in folders}:
         raise UsageError(f"folder {out}", expected="another one than the pieces", found="one of them", path=out)
-    known = {folder: _collections(folder) for folder in folders}
-    wanted = sorted({name for found in known.values() for name in found}) if names is None else list(names)
-    for name in wanted:
-        if not any(name in found for found in known.values()):
-            raise CollectionNotFound(
-                f"collection {name!r}", expected=f"one in {', '.join(map(str, folders))}", found="none"
-            )
-    if not wanted:
-        raise CollectionNotFound(
-            f"folders {', '.join(map(str, folders))}", expected="members that were trained", found="none"
-        )
-    counts = {}
-    with ExitStack() as stack, writing.writing_into(out):
-        stack.enter_context(locked(out))
+    with ExitStack() as stack:
         for folder in folders:
             stack.enter_context(untouched(folder))
+        known = {folder: _collections(folder) for folder in folders}
+        wanted = sorted({name for found in known.values() for name in found}) if names is None else list(names)
         for name in wanted:
-            counts[name] = _merged(name, [f for f in folders if name in known[f]], out, say)
-    return counts
+            if not any(name in found for found in known.values()):
+                raise CollectionNotFound(
+                    f"collection {name!r}", expected=f"one in {', '.join(map(str, folders))}", found="none"
+                )
+        if not wanted:
+            raise CollectionNotFound(
+                f"folders {', '.join(map(str, folders))}", expected="members that were trained", found="none"
+            )
+        with writing.writing_into(out):
+            stack.enter_context(locked(out))
+        return {name: _merged(name, [f for f in folders if name in known[f]], out, say) for name in wanted}
 
 
 def _merged(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], object]) -> int:
@@ -98,12 +95,13 @@ def _merged(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], 
     there = rows_of(target, name)
     new = {key: one for key, one in chosen.items() if there.get(key) != {**one.row, **_place(there.get(key))}}
     snapshots = max(Counter(member for member, _ in chosen).values())
-    for keys in seal(target, description, new, snapshots):
-        say(f"{name}: {len(keys):,} snapshots in {out}")
-    for part in parts:
-        if part.folder == out and part.staging is not None:
-            part.staging.drop(part.staging.rows)
-    tidy(target, name)
+    with writing.writing_into(out):
+        for keys in seal(target, description, new, snapshots):
+            say(f"{name}: {len(keys):,} snapshots in {out}")
+        for part in parts:
+            if part.folder == out and part.staging is not None:
+                part.staging.drop(part.staging.rows)
+        tidy(target, name)
     return len({member for member, _ in chosen})
 
 
@@ -219,8 +217,8 @@ def _chosen(name: str, parts: Sequence[Part]) -> dict[Key, Fresh]:
 
 def _first(row: Row) -> tuple[Any, str]:
     """Order rows of one snapshot: by time, then by all that doesn't say where its bytes lie."""
-    return row["created"], json.dumps({k: row.get(k) for k in SCHEMA.names if k not in _WHERE}, default=str)
+    return row["created"], json.dumps({k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION}, default=str)
 
 
 def _place(row: Row | None) -> Row:
-    return {} if row is None else {column: row[column] for column in _WHERE}
+    return {} if row is None else {column: row[column] for column in manifest.LOCATION}

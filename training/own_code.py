@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import checkpoints_zoo
 from checkpoints_zoo.errors import UsageError, ZooError
@@ -29,6 +32,27 @@ def running(what: str, expected: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UsageError(what, expected=expected, found=said(error)) from error
+
+
+def module_of(path: Path, name: str) -> ModuleType:
+    """Run a Python file as a module of a name; return the module, which is imported under that name then.
+
+    Raises:
+        UsageError: another file.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
+    module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and pickles of the file's classes look it up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
 
 
 def said(error: Exception) -> str:

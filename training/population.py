@@ -18,7 +18,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.executor import Engine, Here, Job
 from checkpoints_zoo.layout import is_statistic
-from checkpoints_zoo.writing import writing_into
+from checkpoints_zoo.writing import sync_folder, writing_into
 from training import state as states
 from training.averaging import stored
 from training.folder import claim, clean, divided, locked, recorded_hash, state_name
@@ -102,12 +102,12 @@ def train(
         clean(folder, set(ids), recipe.epochs)
         stacks = divided(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        work = Stacks(recipe, folder, prepare, progress if isinstance(engine, Here) else None)
+        work = Stacks(recipe, folder, prepare, progress)
         with closing(engine.run(work, jobs)) as results:
             for job, finished in results:
                 finish(finished)
                 (folder / state_name(job.argument)).unlink(missing_ok=True)
-                states.sync_folder(folder)
+                sync_folder(folder)
 
 
 @dataclass(frozen=True, eq=False)

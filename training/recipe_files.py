@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
-from training.own_code import running
+from training.own_code import module_of, running
 from training.recipe import Recipe
 
 _EXPECTED = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
@@ -56,13 +54,8 @@ def read_all(path: Path) -> dict[str, Recipe]:
     if not path.is_file():
         raise UsageError(f"recipe file {path}", expected="a Python file", found="no such file")
     module_name = f"recipe_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickles of the file's classes look it up
     with running(f"recipe file {path}", "Python that runs"):
-        spec.loader.exec_module(module)
+        module = module_of(path.resolve(), module_name)
     found: Any = getattr(module, "RECIPES", None)
     if found is None and hasattr(module, "RECIPE"):
         found = {"": module.RECIPE}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Preprocess
 from training.recipe import Recipe as Recipe
-from training.recipe import initial_seed as initial_seed
 
 # Epochs, learning rate, decay and augmentation of the two on digits were chosen on the last 250 images of the training
 # split (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked at.
@@ -112,41 +112,25 @@ def resnet18_cifar10() -> Recipe:
 
 def resnet18_cifar100() -> Recipe:
     """Give the recipe of 9,216 ResNet-18s with a CIFAR stem, on CIFAR-100."""
-    return Recipe(
+    return replace(
+        resnet18_cifar10(),
         name="resnet18-cifar100",
-        title="ResNet-18 with a CIFAR stem",
-        architecture="resnet18",
         arguments={"channels": 3, "classes": 100},
         dataset="cifar100",
-        split_rule="official",
         preprocess=_CIFAR100,
-        epochs=75,
-        batch_size=128,
         lr=0.1,
-        momentum=0.9,
         nesterov=True,
-        weight_decay=5e-4,
-        schedule="multistep",
-        schedule_unit="epoch",
-        milestones=(25, 50),
         gamma=0.1,  # 0.2 in March 2024, with half the rate and a fifth of the decay
-        augmentation="crop4-flip",
-        precision="bfloat16",
-        storage="float16",
-        channels_last=True,
-        stack_width=1,
-        save_every=25,
-        eval_every=25,
         members=9216,
     )
 
 
 def resnet18_tiny_imagenet() -> Recipe:
     """Give the recipe of 2,048 ResNet-18s with a CIFAR stem, on Tiny-ImageNet; its validation set is the test set."""
-    return Recipe(
+    return replace(
+        resnet18_cifar10(),
         name="resnet18-tiny-imagenet",
         title="ResNet-18 with a CIFAR stem, at 64 pixels",
-        architecture="resnet18",
         arguments={"channels": 3, "classes": 200},
         dataset="tiny-imagenet",
         split_rule="official, validation as test",
@@ -154,18 +138,10 @@ def resnet18_tiny_imagenet() -> Recipe:
         epochs=200,
         batch_size=256,
         lr=0.2,
-        momentum=0.9,
         weight_decay=1e-4,
         schedule="cosine",
-        schedule_unit="epoch",
-        augmentation="crop4-flip",
-        precision="bfloat16",
-        storage="float16",
-        channels_last=True,
-        stack_width=1,
-        save_every=25,
+        milestones=(),
         eval_every=50,
-        members=2048,
     )
 
 

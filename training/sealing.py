@@ -96,6 +96,8 @@ def seal(
         manifest.validate(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write(table, source.manifest_path(name))
+        for folder in (source.manifest_path(name).parent, source.root):  # who is told removes the other copy
+            writing.sync_folder(folder)
         yield [k for k in group if k in fresh]
 
 
@@ -116,6 +118,8 @@ def _write(
             row = group[k]
             locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
     path = written(source.root / "shards" / name, shard, locations, name)
+    for folder in (path.parent, path.parent.parent):  # before the manifest names it
+        writing.sync_folder(folder)
     place(shard, path.relative_to(source.root).as_posix())
 
 

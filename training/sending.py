@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
+from training.own_code import module_of
 from training.recipe import Recipe
 
 FUNCTIONS = ("build", "images")
@@ -90,12 +90,10 @@ def _found(path: str, module: str, name: str) -> Any:
 
 def _module(path: Path, name: str) -> object:
     """Import a file under a module's name, unless that is imported; return the module."""
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    # A script is known by either name; imported anew, what only the script itself should run stays unrun.
+    names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
+    for each in names:
+        known = getattr(sys.modules.get(each), "__file__", None)
+        if known is not None and Path(known).resolve() == path.resolve():
+            return sys.modules[each]
+    return module_of(path, names[-1])

@@ -23,7 +23,6 @@ from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location, read
 from checkpoints_zoo.placement import check_against_files
 from training.preparing import Finished, Key, Row, key_of
-from training.state import sync_folder
 
 
 class Staging:
@@ -102,7 +101,7 @@ class Staging:
             row = each.row | {"created": each.row["created"].isoformat()}
             catalog.write_json({"row": row, "bytes": digest}, self._json(key))
             self.rows[key], self._digests[key] = dict(each.row), digest
-        sync_folder(self.folder)
+        writing.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Delete snapshots that are in a shard now, rows first."""

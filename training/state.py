@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.writing import sync_folder
 from training.gradients import Tensors
 from training.loop import StackState
 
@@ -125,17 +126,9 @@ def adopt(fresh: StackState, saved: StackState) -> bool:
     for name, tensor in ours.items():
         tensor.copy_(theirs[name])
     fresh.epoch, fresh.snapshots = saved.epoch, saved.snapshots
-    fresh.averages = {name: tensor.to(fresh.loss.device) for name, tensor in saved.averages.items()}
+    like = fresh.params | fresh.buffers
+    fresh.averages = {name: torch.empty_like(like[name]).copy_(tensor) for name, tensor in saved.averages.items()}
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _key(facts: dict[str, Any]) -> RunKey:

@@ -16,8 +16,11 @@ from checkpoints_zoo.curve_plots import NAMES, stated
 
 if TYPE_CHECKING:
     from checkpoints_zoo.cli.output import Output
+    from checkpoints_zoo.collection import Collection
     from checkpoints_zoo.evaluation import Report
     from checkpoints_zoo.predictions import Predictions
+
+    Shown = str | Predictions | None
 
 MOST_SIZES = 3
 PLACES = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
@@ -77,30 +80,42 @@ class Measurement:
     def report(self, out: Output) -> Report:
         """Evaluate the members, saying so; return the report."""
         members = self.selection.load()
-        on = f"{self.data or members.description.dataset}{f' against {self.ood}' if self.ood else ''}"
+        if self.stored is None:
+            on = f"{self.data or members.description.dataset}{f' against {self.ood}' if self.ood else ''}"
+            out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
+        else:
+            out.say(f"{members.name}: stored predictions of {len(members)} members, {self._set_of(members)} …")
         from checkpoints_zoo.evaluation import evaluate
 
-        if self.stored is not None:
-            from checkpoints_zoo.predictions import predictions_of
-
-            name = self.data or f"{members.description.dataset}-test"
-            out.say(f"{members.name}: stored predictions of {len(members)} members, {name} …")
-            inside = predictions_of(members, name, source=self.stored)
-            outside = None if self.ood is None else predictions_of(members, self.ood, source=self.stored)
-            held: float | Predictions | None = None
-            if isinstance(self.held_out, str):
-                held = predictions_of(members, self.held_out, source=self.stored)
-            else:
-                held = self.held_out
-            return evaluate(
-                inside, None, outside, sizes=self.sizes, temperature=self.temperature, held_out=held,
-                within=self.within, seed=self.seed,
-            )  # fmt: skip
-        out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
+        data, ood, held_out = self.shown(members, self.ood)
         return evaluate(
-            members, self.data, self.ood, sizes=self.sizes, temperature=self.temperature, held_out=self.held_out,
+            members, data, ood, sizes=self.sizes, temperature=self.temperature, held_out=held_out,
             within=self.within, device=self.device, seed=self.seed,
         )  # fmt: skip
+
+    def shown(self, members: Collection, ood: str | None) -> tuple[Shown, Shown, float | Shown]:
+        """Return what members are measured on, OOD and held out: names of images, or with --stored predictions.
+
+        Args:
+            members: whose.
+            ood: name of the images out of distribution, None for none.
+
+        Raises:
+            UsageError, SourceNotFound: no such predictions.
+        """
+        if self.stored is None:
+            return self.data, ood, self.held_out
+        from checkpoints_zoo.predictions import predictions_of
+
+        def read(name: str) -> Predictions:
+            return predictions_of(members, name, source=self.stored)
+
+        held_out = read(self.held_out) if isinstance(self.held_out, str) else self.held_out
+        return read(self._set_of(members)), None if ood is None else read(ood), held_out
+
+    def _set_of(self, members: Collection) -> str:
+        """Return the name of the set of stored predictions that is measured."""
+        return self.data or f"{members.description.dataset}-test"
 
 
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:

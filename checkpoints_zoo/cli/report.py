@@ -29,23 +29,15 @@ def command(measurement: Measurement, path: str, out: Output) -> None:
     digits are shown photos; --ood none leaves these figures out. With --stored no weights are read: the parts that need
     them say so.
     """
-    from checkpoints_zoo.predictions import Predictions, predictions_of
     from checkpoints_zoo.reporting import report
     from checkpoints_zoo.reporting.making import DEFAULT
 
     asked = measurement
     members = asked.selection.load()
-    ood: str | Predictions | None = {None: DEFAULT, NONE: None}.get(asked.ood, asked.ood)
-    data: str | Predictions | None = asked.data
-    held: float | str | Predictions | None = asked.held_out
-    if asked.stored is not None:
-        data = predictions_of(members, asked.data or f"{members.description.dataset}-test", source=asked.stored)
-        named = None if asked.ood in (None, NONE) else asked.ood
-        ood = None if named is None else predictions_of(members, named, source=asked.stored)
-        if isinstance(held, str):
-            held = predictions_of(members, held, source=asked.stored)
+    default = DEFAULT if asked.stored is None else None
+    data, ood, held_out = asked.shown(members, {None: default, NONE: None}.get(asked.ood, asked.ood))
     page = report(
-        members, data, ood, path=path, sizes=asked.sizes, temperature=asked.temperature, held_out=held,
+        members, data, ood, path=path, sizes=asked.sizes, temperature=asked.temperature, held_out=held_out,
         within=asked.within, device=asked.device, seed=asked.seed, say=out.say,
     )  # fmt: skip
     values = page.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import platform
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -63,7 +63,8 @@ class RayCluster:
                         job, earlier = again.popleft() if again else (next(coming, None), 0)
                         if job is None:
                             break
-                        running[remote.remote(shared, job.argument, self.device, self.cpus)] = (job, earlier + 1)
+                        argument = check_picklable(job.argument)
+                        running[remote.remote(shared, argument, self.device, self.cpus)] = (job, earlier + 1)
                     if not running:
                         break
                     ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
@@ -157,12 +158,6 @@ def _import() -> Any:
     return ray
 
 
-def _answer(work: bytes, argument: object, device: str, threads: int) -> tuple[bytes, str]:
+def _answer(work: bytes, argument: bytes, device: str, threads: int) -> tuple[bytes, str]:
     """Do the work on a node; return the answer, and where it was."""
-    import pickle
-    import platform
-
-    unpickled = pickle.loads(work)  # noqa: S301 (from the process that asked for it)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
-    return answer(unpickled, argument, device), f"on node {platform.node()}"
+    return answer(work, argument, device, threads), f"on node {platform.node()}"

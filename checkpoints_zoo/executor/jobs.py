@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import traceback
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from checkpoints_zoo.errors import UsageError, WorkerError
@@ -100,13 +102,30 @@ def check_picklable(work: object) -> bytes:
         ) from error
 
 
-def answer(work: Work[Any, Any], argument: object, device: str) -> bytes:
-    """Do the work in a worker; return its result or its error, pickled by value."""
+def answer(work: bytes, argument: bytes, device: str, threads: int) -> bytes:
+    """Do the work in a worker; return its result or its error, pickled by value.
+
+    Args:
+        work, argument: as `check_picklable` gave them; reading them may raise, as the work itself.
+        device: to compute on.
+        threads: torch's.
+    """
     try:
+        do = _loaded(work)
+        if "torch" in sys.modules:  # the work may have brought it
+            sys.modules["torch"].set_num_threads(threads)
+        given = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
         # Plain pickle: torch's own way for processes shares memory, which goes with the worker that made it.
-        return pickle.dumps((True, work(argument, device)))
+        return pickle.dumps((True, do(given, device)))
     except Exception as error:  # noqa: BLE001 (it is raised again in the caller)
         return _failure(error)
+
+
+@lru_cache(1)
+def _loaded(work: bytes) -> Work[Any, Any]:
+    """Read pickled work, once for all jobs of a worker; return it."""
+    loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from the process that asked for it)
+    return loaded
 
 
 def _failure(error: Exception) -> bytes:

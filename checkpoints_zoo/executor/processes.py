@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -30,7 +28,8 @@ class Processes:
         workers: processes at a time.
         devices: what they compute on: process i on device i, in turn.
         tries: how often a job is started whose workers die.
-        start: "spawn", "forkserver" or "fork", as in multiprocessing; after torch has run, "fork" is unsafe.
+        start: "spawn", "forkserver" or "fork", as in multiprocessing; after torch has run, "fork" is unsafe, and what
+            is forked holds this process's locks on files until it ends itself.
         say: told of each worker that died.
     """
 
@@ -114,9 +113,10 @@ class _Worker:
         return f"worker {self.slot} (process {self.process.pid})"
 
     def give(self, job: Job[Any], tries: int) -> None:
+        raw = check_picklable(job.argument)
         self.job, self.tries = job, tries
         with suppress(OSError):  # it has died meanwhile, which `receive` finds
-            self.connection.send(job.argument)
+            self.connection.send_bytes(raw)
 
     def receive(self) -> tuple[Job[Any], int, bytes | None]:
         """Read the answer; return the job, which start of it this was, and the answer, None where the worker died."""
@@ -162,6 +162,9 @@ class _Crew:
     def bury(self, worker: _Worker) -> str:
         """Let go of a worker that died; return how it did."""
         worker.process.join(GRACE_S)
+        if worker.process.is_alive():  # its connection alone has ended
+            worker.process.kill()
+            worker.process.join()
         code = worker.process.exitcode
         self.workers.remove(worker)
         worker.connection.close()
@@ -201,13 +204,9 @@ def _serve(connection: Connection[Any, Any], work: bytes, device: str, threads: 
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     threads = min(threads, int(wanted)) if wanted.isdigit() and int(wanted) else threads
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    unpickled: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from the process that started this one)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
     while True:
         try:
-            argument = connection.recv()
-            connection.send_bytes(answer(unpickled, argument, device))
+            connection.send_bytes(answer(work, connection.recv_bytes(), device, threads))
         except (EOFError, OSError):
             return
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from checkpoints_zoo import measuring
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.member import Member
 from checkpoints_zoo.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator, named
+from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,7 +246,7 @@ def _measured(
         losses=torch.stack(losses),
         accuracies=torch.stack(accuracies),
         stored=torch.stack(stored),
-        data=named(judge.test.data),
+        data=measuring.named(judge.test.data),
         inputs=len(judge.test.data),
         statistics=judge.statistics,
         statistics_images=judge.statistics_images,

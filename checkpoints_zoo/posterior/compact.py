@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import modules, predictions
+from checkpoints_zoo import measuring, modules, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.metrics import Interval
-from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator, named
+from checkpoints_zoo.posterior.evaluator import PIECE, Evaluator, evaluator
 from checkpoints_zoo.posterior.gaussian import RULES, Gaussian, fit_subsets
 from checkpoints_zoo.posterior.splits import ROWS, halves, held_out, intervals, measure, pruned
 
@@ -179,7 +179,7 @@ def compact(
         collection=members.name,
         citation=members.citation,
         to="the mean" if target == "mean" else f"member {target}",
-        data=named(judge.test.data),
+        data=measuring.named(judge.test.data),
         inputs=len(judge.test.data),
         members=len(members),
         samples=drawn,

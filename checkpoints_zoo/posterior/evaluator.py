@@ -63,7 +63,7 @@ class Evaluator:
     @property
     def statistics(self) -> str:
         """Name and fingerprint of the images that running statistics are estimated on, "" without any."""
-        return "" if self.training is None else named(self.training.data)
+        return "" if self.training is None else measuring.named(self.training.data)
 
     @property
     def statistics_images(self) -> int:
@@ -137,8 +137,3 @@ def _training(statistics: Given) -> ImageData:
     """Return the training images that were given: of a name alone, that split."""
     by_name = isinstance(statistics, str) and statistics in images.DATASETS
     return images.of(statistics, split="train" if by_name else None)
-
-
-def named(data: ImageData) -> str:
-    """Return name, split and fingerprint of images."""
-    return f"{data.name}/{data.split} {data.fingerprint}"

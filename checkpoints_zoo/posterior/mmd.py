@@ -17,6 +17,7 @@ from checkpoints_zoo import measuring
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import check_device
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.modules import tied
 from checkpoints_zoo.posterior.discrepancies import MMD, NS, Discrepancy
 from checkpoints_zoo.posterior.distances import Blocks, Stacked, distances, grouped
 from checkpoints_zoo.posterior.kernels import Grid, bandwidths, choices, kernels_of, permutation_test, unbiased
@@ -183,10 +184,8 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 def _weights(skeleton: nn.Module) -> list[str]:
     """Return the names of the parameters; of names tied to one tensor the last, as in an ensemble."""
-    parameters = {id(parameter) for parameter in skeleton.parameters()}
-    states = skeleton.state_dict(keep_vars=True)
-    last = {id(tensor): name for name, tensor in states.items() if id(tensor) in parameters}
-    return list(last.values())
+    states, dropped = skeleton.state_dict(keep_vars=True), tied(skeleton)
+    return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
 
 
 def _compared(

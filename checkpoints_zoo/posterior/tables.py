@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoints_zoo import writing
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.replacing import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,12 +33,6 @@ def write(frame: pd.DataFrame, path: str | Path) -> Path:
     if path.suffix.lower() not in writers:
         expected = "a name that ends in .parquet or .csv"
         raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing.writing_into(path.parent):
-        try:
-            with temporary.open("wb") as file:
-                writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with writing.writing_into(path.parent), replacing(path) as temporary, temporary.open("wb") as file:
+        writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path

@@ -24,7 +24,6 @@ DOTS = 3000  # that are drawn one by one; more are counted in cells
 CELLS = 48  # on each side of such a count
 BARS = 40  # of a histogram, at most
 SIDE = 128  # of a matrix; larger ones are averaged in blocks
-FAINTEST = 1e-7  # what is below it is float32's rounding
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GRID = "#E4E4E4"
 

@@ -6,13 +6,15 @@ import math
 
 import numpy as np
 
+from checkpoints_zoo.curve_plots import FAINTEST
 from checkpoints_zoo.drawing import BLUE, GREY, RED
+from checkpoints_zoo.figures import OOD_FIGURES
 from checkpoints_zoo.plots import stated
-from checkpoints_zoo.reporting.charts import FAINTEST, Trace, axis, counts, diagonal, layout, line, stairs
+from checkpoints_zoo.reporting.charts import Trace, axis, counts, diagonal, layout, line, stairs
 from checkpoints_zoo.reporting.content import Chart, Note, Panel, Part
 from checkpoints_zoo.reporting.definitions import word
 from checkpoints_zoo.reporting.gathering import Measured
-from checkpoints_zoo.reporting.glance import OOD_CURVES, curves
+from checkpoints_zoo.reporting.glance import curves
 from checkpoints_zoo.reporting.tags import tag
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -40,7 +42,7 @@ def part(found: Measured) -> Part:
     panels = [_scores(inside, outside), _information(found), *_tradeoffs(found, inside, outside)]
     blocks = [Chart("detection", panels, caption)]
     if found.report.members > 1:
-        blocks.append(curves(found, "ood-curves", OOD_CURVES, 2))
+        blocks.append(curves(found, "ood-curves", OOD_FIGURES, 2))
     return Part("ood", title, blocks)
 
 
@@ -80,7 +82,10 @@ def _information(found: Measured) -> Panel:
 
 def _tradeoffs(found: Measured, inside: Array, outside: Array) -> list[Panel]:
     """Draw the ROC and the precision-recall curve."""
-    alarms, hits = (_reached(scores, inside, outside) for scores in (inside, outside))
+    from sklearn.metrics import roc_curve
+
+    truth = np.repeat([0, 1], [len(inside), len(outside)])
+    alarms, hits, _ = roc_curve(truth, np.concatenate([inside, outside]), drop_intermediate=False)
     figures = found.report.ensemble
     kept = _thin(alarms, hits)
     roc = line(alarms[kept].tolist(), hits[kept].tolist(), f"AUROC {stated(figures['auroc'])}", BLUE, "solid",
@@ -101,14 +106,6 @@ def _tradeoffs(found: Measured, inside: Array, outside: Array) -> list[Panel]:
               [line([0, 1], [share, share], "chance", GREY, "dash", hoverinfo="skip"), pr],
               layout(axis("recall: found", **percent), axis("precision", tickformat=".0%", range=[low, 1.01]))),
     ]  # fmt: skip
-
-
-def _reached(scores: Array, inside: Array, outside: Array) -> Array:
-    """Return the share of scores at or above each threshold, from none to all; thresholds are all scores, falling."""
-    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
-    ordered = np.sort(scores)
-    found = (len(scores) - np.searchsorted(ordered, thresholds, side="left")) / len(scores)
-    return np.concatenate([[0.0], found])
 
 
 def _thin(x: Array, y: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -1,4 +1,4 @@
-"""Everything that a page shows, measured: the members are run once, and their weights read once more at most."""
+"""Everything that a page shows, measured: the members are run once; weights are read again for what needs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.markup import counted, in_bytes
 from checkpoints_zoo.posterior.pairwise import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
-from checkpoints_zoo.reporting.running import Held, Said, run, walk
+from checkpoints_zoo.reporting.running import Said, run, walk
 from checkpoints_zoo.reporting.weighing import Weighed, weigh
 
 MOST_PAIRED = 2000  # members whose pairs are compared
@@ -99,48 +99,26 @@ def measure(
 
     Args, Raises: as of `reporting.report`.
     """
-    inside, outside = _predicted(members, data, ood, device, say)
+    inside, outside = _predicted(members, data, ood, scaling.held_out, device, say)
     say(f"{inside.facts.collection}: random ensembles of every size …")
     report = evaluate(
-        inside, None, outside, sizes=sizes, temperature=scaling.temperature,
-        held_out=_held_out(members, inside, scaling.held_out, device), within=scaling.within, subsets=subsets,
-        seed=seed,
+        members, inside, outside, sizes=sizes, temperature=scaling.temperature, held_out=scaling.held_out,
+        within=scaling.within, device=device, subsets=subsets, seed=seed,
     )  # fmt: skip
     pairs = None
     if len(inside) > 1:
         say(f"{report.collection}: pairs of members …")
-        few = [None if x is None else x[:MOST_PAIRED] if len(x) > MOST_PAIRED else x for x in (inside, outside)]
-        pairs = pairwise(few[0] or inside, None, few[1], device=device, seed=seed)
+        some = slice(MOST_PAIRED)
+        pairs = pairwise(inside[some], None, None if outside is None else outside[some], device=device, seed=seed)
     weighed = None
     if isinstance(members, Collection) and not isinstance(data, Predictions):
         weighed = weigh(members, device, seed, say)
     said_outside = None if outside is None else walk(outside, None)
-    some = None
+    left = None
     if report.calibrated is not None and report.calibrated.share is not None:
-        some, _ = aside.drawn(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
-    said = walk(inside, inside.labels, some)
+        left, _ = aside.drawn(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+    said = walk(inside, inside.labels, left)
     return Measured(members, inside, outside, report, said, said_outside, pairs, weighed, command)
-
-
-def _held_out(
-    members: Collection | Predictions,
-    inside: Predictions,
-    held_out: float | Given | Predictions | None,
-    device: str | torch.device,
-) -> float | Predictions | None:
-    """Return what members say of the inputs that a temperature is fitted to, or a share of those that are measured.
-
-    Raises:
-        UsageError: the images that the members were trained on, or images for predictions.
-    """
-    if held_out is None or isinstance(held_out, float | int | Predictions):
-        return held_out
-    if not isinstance(members, Collection) or not isinstance(inside, Held):
-        raise _no_members(inside)
-    given = images.of(held_out)
-    trained_on = set(members.rows.column("data_fingerprint").to_pylist())
-    aside.check_trained(measuring.named(given), f"{members.description.dataset}/train", trained_on)
-    return run(members, given, device, labelled=True)
 
 
 def _no_members(inside: Predictions) -> UsageError:
@@ -156,6 +134,7 @@ def _predicted(
     members: Collection | Predictions,
     data: Given | Predictions | None,
     ood: Given | Predictions | None,
+    held_out: float | Given | Predictions | None,
     device: str | torch.device,
     say: Say,
 ) -> tuple[Predictions, Predictions | None]:
@@ -166,14 +145,15 @@ def _predicted(
     """
     inside = data if isinstance(data, Predictions) else members
     if isinstance(inside, Predictions):
-        if any(x is not None and not isinstance(x, Predictions) for x in (data, ood)):
+        shown = (data, ood, None if isinstance(held_out, float | int) else held_out)
+        if any(x is not None and not isinstance(x, Predictions) for x in shown):
             raise _no_members(inside)
         check_same(inside, members)
         say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
         return inside, ood if isinstance(ood, Predictions) else None
-    shown = measuring.own(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
+    given = measuring.own(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
     others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if others is None else f" against {others.name}"
-    say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {shown.name}{against} …")
-    said = run(inside, shown, device, labelled=True)
+    say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {given.name}{against} …")
+    said = run(inside, given, device, labelled=True)
     return said, run(inside, others, device, labelled=False) if isinstance(others, ImageData) else others

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from checkpoints_zoo.figures import KNOWN
+from checkpoints_zoo.curve_plots import FAINTEST
+from checkpoints_zoo.figures import FIGURES, KNOWN, OOD_FIGURES
 from checkpoints_zoo.growth import Needed
 from checkpoints_zoo.metrics import Interval
 from checkpoints_zoo.plots import stated
-from checkpoints_zoo.reporting.charts import FAINTEST, axis, layout, size_axis, sizes
+from checkpoints_zoo.reporting.charts import axis, layout, size_axis, sizes
 from checkpoints_zoo.reporting.content import Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.reporting.definitions import WORDS, better, word
 from checkpoints_zoo.reporting.gathering import Measured
@@ -21,10 +22,9 @@ GROUPS = {
     "Diversity": ("mi_id", "disagreement"),
     "Out-of-distribution detection": ("auroc", "aupr", "fpr95", "mi_ood"),
 }
-CURVES = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "ace", "aurc", "mi_id", "disagreement")
+CURVES = tuple(n for n in FIGURES if n not in OOD_FIGURES)
 MOST_SPREAD = 100  # of distances from a limit, as a share of them
 NEAR = "5%"  # of a limit
-OOD_CURVES = ("auroc", "aupr", "fpr95", "mi_ood")
 
 
 def scale_of(figure: str) -> float:
@@ -131,7 +131,7 @@ def curves(found: Measured, name: str, figures: Sequence[str], across: int) -> C
     """Draw figures over the sizes of ensembles; return the chart."""
     report = found.report
     panels = [_curve(found, figure) for figure in figures]
-    on = found.on_ood if figures == OOD_CURVES else found.on
+    on = found.on_ood if figures == OOD_FIGURES else found.on
     caption = (
         tag("b", "Figures against ensemble size. "), f"On {on}. Line: mean over random ensembles of that size, of "
         f"{report.members:,} members; ", word("band", "band"), ": where 95 % of fresh ensembles of that size fall; "

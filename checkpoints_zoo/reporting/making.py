@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import measuring
 from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.device import check_device
+from checkpoints_zoo.evaluation import SUBSETS, checked
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.markup import counted
 from checkpoints_zoo.predictions import Predictions
@@ -33,7 +34,7 @@ def report(
     temperature: bool = False,
     held_out: float | Given | Predictions | None = None,
     within: Mapping[str, float | str] | None = None,
-    subsets: int = 100,
+    subsets: int = SUBSETS,
     device: str | torch.device = "cpu",
     seed: int = 0,
     say: Callable[[str], object] = lambda text: None,
@@ -67,15 +68,15 @@ def report(
     >>> page.title, list(page.panels)[0]
     ('convnet-digits: a population of 4 networks', 'member-accuracy')
     """
-    measuring.check_measurable(members)
     place = None if path is None else path_of(path)
     if isinstance(ood, str) and ood == DEFAULT:
         own = isinstance(members, Collection) and not isinstance(data, Predictions)
         ood = OOD.get(members.description.dataset) if own and isinstance(members, Collection) else None
-    wanted = None if sizes is None else list(sizes)
-    scaling = Scaling(temperature, held_out, within)
-    text = origin.command(members, data, ood, wanted, scaling, seed)
-    found = measure(members, data, ood, wanted, scaling, subsets, device, seed, text, say)
+    sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
+    known, kept = checked(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    on = check_device(device)
+    text = origin.command(members, data, ood, sizes, Scaling(temperature, held_out, within), subsets, on, seed)
+    found = measure(members, data, ood, known, Scaling(temperature, kept, within), subsets, on, seed, text, say)
     page = page_of(found)
     return page if place is None else replace(page, path=page.save(place))
 

@@ -10,8 +10,11 @@ from importlib.metadata import version
 from pathlib import PurePath, PurePosixPath
 from urllib.parse import unquote, urlparse
 
+import torch
+
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import SUBSETS
 from checkpoints_zoo.images import DATASETS, Given
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.reporting.gathering import Measured, Scaling
@@ -23,7 +26,14 @@ Shown = Given | Predictions | None
 
 
 def command(
-    members: Collection | Predictions, data: Shown, ood: Shown, sizes: Iterable[int] | None, scaling: Scaling, seed: int
+    members: Collection | Predictions,
+    data: Shown,
+    ood: Shown,
+    sizes: Iterable[int] | None,
+    scaling: Scaling,
+    subsets: int,
+    device: torch.device,
+    seed: int,
 ) -> str:
     """Write the command that makes a page again; return it, "" where the command line can't say it.
 
@@ -33,7 +43,7 @@ def command(
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
     shown = {"--data": data, "--ood": ood, "--held-out": held_out}
     words = {option: _word(given, stored) for option, given in shown.items() if given is not None}
-    if isinstance(members, Predictions) or members.view or "" in words.values():
+    if isinstance(members, Predictions) or members.view or "" in words.values() or subsets != SUBSETS:
         return ""
     written = ["zoo-cli", "report", *_named(members)]
     if isinstance(data, Predictions):
@@ -43,6 +53,7 @@ def command(
     written += ["--temperature"] if scaling.temperature else []
     written += ["--held-out", str(scaling.held_out)] if isinstance(scaling.held_out, float | int) else []
     written += [word for figure, x in (scaling.within or {}).items() for word in ("--within", f"{figure}={x}")]
+    written += ["--device", str(device)] if device.type != "cpu" else []
     written += ["--seed", str(seed)] if seed else []
     return shlex.join([*written, "--out", "report.html"])
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.replacing import replacing
 from checkpoints_zoo.reporting import definitions
 from checkpoints_zoo.reporting.content import Block, Chart, Facts, Note, Panel, Part, Rows
 from checkpoints_zoo.reporting.tags import Html, embedded, escape, join, tag
@@ -86,11 +85,9 @@ class Page:
             UsageError: a name that is no page's, or a place that can't be written to.
         """
         path = path_of(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(self.html, encoding="utf-8", newline="\n")
-            temporary.replace(path)
+            with replacing(path) as temporary:
+                temporary.write_text(self.html, encoding="utf-8", newline="\n")
         except OSError as error:
             found = error.strerror or str(error)
             raise UsageError(
@@ -100,9 +97,6 @@ class Page:
                 do="Give another path",
                 path=path,
             ) from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
         return path
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from checkpoints_zoo.drawing import BLUE, GREY, RED
 from checkpoints_zoo.plots import stated
-from checkpoints_zoo.posterior.pairwise import Pairwise
+from checkpoints_zoo.posterior.pairwise import Pairwise, upper
 from checkpoints_zoo.reporting.charts import (
     DOTS,
     axis,
@@ -71,15 +71,10 @@ def part(found: Measured) -> Part:
     return Part("pairs", "Pairs of members", [table, Chart("diversity", panels, shown)])
 
 
-def _upper(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[float]:
-    found: list[float] = values[np.triu_indices(len(values), 1)].tolist()
-    return found
-
-
 def _spread(name: str, title: str, pairs: Pairwise, figure: str) -> Panel:
     """Draw how the mutual information of pairs spreads."""
     matrices = pairs.inside if figure == "mi_id" or pairs.outside is None else pairs.outside
-    values = _upper(matrices.information.numpy())
+    values: list[float] = matrices.information[upper(len(pairs.ids))].tolist()
     edges = edges_of(values)
     heights = counts(values, edges)
     mean = pairs.figures[figure]
@@ -98,11 +93,10 @@ def _spread(name: str, title: str, pairs: Pairwise, figure: str) -> Panel:
 def _scatter(pairs: Pairwise) -> Panel:
     """Draw the two informations of each pair."""
     outside = pairs.inside if pairs.outside is None else pairs.outside
-    first, second = (m.information.numpy() for m in (pairs.inside, outside))
-    x, y = _upper(first), _upper(second)
+    at = upper(len(pairs.ids))
+    x, y = (m.information[at].tolist() for m in (pairs.inside, outside))
     names = []
     if len(x) <= DOTS:
-        at = np.triu_indices(len(first), 1)
         names = [f"members {pairs.ids[a]} and {pairs.ids[b]}" for a, b in zip(*at, strict=True)]
     correlation = pairs.figures["correlation"]
     traces = dots(x, y, names, f"correlation {stated(correlation)}", BLUE, "ID %{x:.4g}, OOD %{y:.4g} nats")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from checkpoints_zoo import measuring, metrics, predictions
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.evaluation import SMALL_LOGITS
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.metrics import Reliability
 from checkpoints_zoo.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
@@ -60,10 +62,11 @@ class Held(Predictions):
         return self.values[at]
 
     def _of(self, positions: list[int]) -> Predictions:
-        if positions != list(range(positions[0], positions[-1] + 1)):
+        if not positions:
             return super()._of(positions)
-        some = slice(positions[0], positions[-1] + 1)
-        return Held(self.members[some], self.inside, self.values[some], self.truth)
+        near = slice(positions[0], positions[-1] + 1)  # the values of neighbours are not copied
+        some = near if positions == list(range(near.start, near.stop)) else positions
+        return Held(self.members._of(positions), self.inside, self.values[some], self.truth)
 
 
 def run(members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool) -> Predictions:
@@ -115,7 +118,7 @@ def walk(found: Predictions, labels: Tensor | None, some: Tensor | None = None) 
     largest: list[Tensor] = []
     bars: list[Reliability] = []
     at = count = 0
-    with one_thread(found.shape[0] * found.shape[1] * found.shape[2] < SMALL_MEMBER):
+    with one_thread(math.prod(found.shape) < SMALL_LOGITS):
         for block in found.blocks():
             here = torch.arange(at, at + block.shape[1])
             at += block.shape[1]

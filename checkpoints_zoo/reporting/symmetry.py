@@ -16,7 +16,7 @@ from checkpoints_zoo.reporting.gathering import Measured
 from checkpoints_zoo.reporting.tags import in_plot, tag
 from checkpoints_zoo.reporting.weighing import Weighed
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.counting import log10_permutations
+from checkpoints_zoo.symmetry.counting import log10_order, log10_permutations
 
 MOST_ROWS = 64  # of a table of groups or scales
 NO_WEIGHTS = "Weights were not read, as stored predictions were given; without --stored this part is here."
@@ -68,7 +68,7 @@ def _counted(table: Table) -> list[Block]:
          f"; {loose:,} more could if norms had no ε." if loose else "."),
     )  # fmt: skip
     groups = [
-        (g.name, f"{g.size:,}", _kind(g.stream, g.blocks), f"{_log10(g.size, g.blocks):.1f}",
+        (g.name, f"{g.size:,}", _kind(g.stream, g.blocks), f"{log10_order(g):.1f}",
          ", ".join(name for name, _ in g.writers))
         for g in list(table.groups.values())[:MOST_ROWS]
     ]  # fmt: skip
@@ -92,10 +92,6 @@ def _kind(stream: bool, blocks: int) -> str:
     return f"{blocks:,} blocks" if blocks > 1 else "stream" if stream else "free"
 
 
-def _log10(size: int, blocks: int) -> float:
-    return blocks * math.lgamma(size // blocks + 1) / math.log(10)
-
-
 def _discrepancies(weighed: Weighed, before: MMD) -> Rows:
     header: Sequence[str] = ("layer", "weights", "MMD² (10⁻³)", "p")
     after = weighed.after
@@ -110,7 +106,7 @@ def _discrepancies(weighed: Weighed, before: MMD) -> Rows:
     without = (", and ", word("ns"), ": without their symmetries") if after is not None else ()
     caption = (
         tag("b", "Two halves of the members. "), word("mmd"), f" between the weights of {first:,} and {second:,} "
-        f"members ({first_of(weighed)}, cut in the middle), as they are", *without,
+        f"members ({first_of(weighed)}, those at even positions and those at odd ones), as they are", *without,
         f". p: test with {before.permutations:,} permutations; halves of one population differ by chance alone.",
     )  # fmt: skip
     return Rows("halves", header, rows, caption)
@@ -196,7 +192,7 @@ def _transpositions(found: Alignment) -> Panel:
          "hovertemplate": "random, %{y}: %{x:.1%}<extra></extra>"},
     ]  # fmt: skip
     told = f"Mean transpositions of {len(groups)} groups: " + "; ".join(
-        f"{n} {s:.0%}, random {r:.0%}" for n, s, r in zip(groups[:12], shares, random, strict=False)
+        f"{n} {s:.0%}, random {r:.0%}" for n, s, r in list(zip(groups, shares, random, strict=True))[:12]
     )
     x = axis("transpositions, share of the most there can be", range=[0, 1.04], tickformat=".0%")
     y = axis("", autorange="reversed", type="category")

@@ -27,8 +27,8 @@ class Weighed:
         of: how many there are.
         table: of the symmetries; None where none can be derived.
         why: there is no table.
-        before, after: the two halves of the members, as they are and without symmetries; None for less than 4 members,
-            and `after` without a table.
+        before, after: members at even positions against those at odd ones, as they are and without symmetries; None for
+            less than 4 members, and `after` without a table.
         aligned: to the first member; None for one member, and without a table.
         masses: None without a table.
     """
@@ -62,12 +62,11 @@ def weigh(members: Collection, device: str | torch.device, seed: int, say: Calla
         table = some.symmetry_table
     except SymmetryError as error:
         why = str(error)
-    half = len(some) // 2
     before = after = None
-    if half >= 2 and table is None:
-        before = mmd(some[:half], some[half:], device=device, seed=seed)
-    elif half >= 2:
-        both = ns(some[:half], some[half:], device=device, seed=seed)
+    if len(some) >= 4 and table is None:
+        before = mmd(some, device=device, seed=seed)
+    elif len(some) >= 4:
+        both = ns(some, device=device, seed=seed)
         before, after = both.mmd, both.ns
     aligned = alignment(some, to=some.ids[0]) if table is not None and len(some) > 1 else None
     masses = None if table is None else minimal_mass(some, device=device)

@@ -6,20 +6,25 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.symmetry.table import Table
+    from checkpoints_zoo.symmetry.table import Group, Table
 
 
 def log10_permutations(table: Table, streams: bool) -> float:
     """Add up log10 of the groups' orders; return the sum.
 
-    A group of n units in b blocks has ((n / b)!)^b permutations inside the blocks; those of the blocks are another
-    group's. (A wreath product.)
-
     Args:
         streams: whether groups of residual streams count.
     """
-    counted = [g for g in table.groups.values() if streams or not g.stream]
-    return sum(g.blocks * math.lgamma(g.size // g.blocks + 1) for g in counted) / math.log(10)
+    return sum(log10_order(g) for g in table.groups.values() if streams or not g.stream)
+
+
+def log10_order(group: Group) -> float:
+    """Return log10 of how many permutations a group has.
+
+    A group of n units in b blocks has ((n / b)!)^b permutations inside the blocks; those of the blocks are another
+    group's. (A wreath product.)
+    """
+    return group.blocks * math.lgamma(group.size // group.blocks + 1) / math.log(10)
 
 
 def scaling_freedom(table: Table, exact: bool) -> int:
