@@ -9,7 +9,7 @@ grid     a row a cell: recipe, what was set of it, processes, images a second of
 hours    for each whole collection: as its recipe says, and by the best cell of its network; members' overhead included
 gain     the best of the network's cells over one member alone, as its recipe says but for the width
 exact    images a second of cuDNN kept deterministic, over those of cuDNN left free
-member   one ResNet-18 trained by `training.export.run` and measured by its stored bytes: `accuracy`, `wanted`, the
+member   one ResNet-18 trained by `checkpoints_zoo.training.export.run` and measured by its stored bytes: `accuracy`, `wanted`, the
          seconds, and `overhead_s` of them that are not training; `same` when it is trained again to the same bytes
 Cells come with the most telling first; those that no time is left for are missing.
 `--device cpu --tiny` runs the same steps on small numbers, to see that they run.
@@ -34,10 +34,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.executor import Engine, Here, Job, Processes
-from training import loop
-from training.export import run
-from training.recipe import Recipe
-from training.recipes import named
+from checkpoints_zoo.training import loop
+from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import named
 
 # Dense bfloat16 with tensor cores, FLOP/s, from NVIDIA's data sheets; a name's words, the longer ones first.
 PEAKS = {

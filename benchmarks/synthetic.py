@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from checkpoints_zoo.images import ImageData, of
-from training.loop import start, train_epochs
-from training.recipe import Recipe
-from training.recipes import named
-from training.variants import varied
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.training.variants import varied
 
 GATHERING_S = 180  # for workers to be ready
 

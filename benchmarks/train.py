@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from checkpoints_zoo import images
 from checkpoints_zoo.images import ImageData
-from training.loop import start, train_epochs
-from training.recipe import Recipe, initial_seed
-from training.recipes import convnet_digits
-from training.seeds import epoch_order
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe, initial_seed
+from checkpoints_zoo.training.recipes import convnet_digits
+from checkpoints_zoo.training.seeds import epoch_order
 
 MEMBERS = 64
 State = dict[str, Tensor]

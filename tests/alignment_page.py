@@ -17,7 +17,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.canonical.distances import along
 from checkpoints_zoo.posterior.aligning import alignment
 from checkpoints_zoo.posterior.barrier import barriers
-from training.transpositions import Pair, read
+from checkpoints_zoo.training.transpositions import Pair, read
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "docs" / "studies" / "transpositions.json"
@@ -91,8 +91,8 @@ and matching takes both back to about what they are without any: training did no
 The paper draws the same three figures for its networks and gives no numbers to compare with.
 
 `python -m training convnet-digits --init-seed 0 --init-permutation 16 --members 0-4 --out out/` trains such members
-as a collection; `python -m training.transpositions --out study.json --plot study.png` makes this table's figures anew
-([its file](studies/transpositions.json)).
+as a collection; `python -m checkpoints_zoo.training.transpositions --out study.json --plot study.png` makes this
+table's figures anew ([its file](studies/transpositions.json)).
 
 ![Transpositions, distance and barrier after training against the transpositions before](studies/transpositions.png)
 """

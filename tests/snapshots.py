@@ -12,9 +12,9 @@ from typing import Any
 
 from checkpoints_zoo import catalog, images, manifest, shard, writing
 from checkpoints_zoo.source import Source
-from training.loop import start, train_epochs
-from training.preparing import description_of, layout_of
-from training.recipes import RECIPES, Recipe
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.preparing import description_of, layout_of
+from checkpoints_zoo.training.recipes import RECIPES, Recipe
 
 EPOCHS = (0, 1, 2, 5, 10, 20)  # and the last one
 

@@ -13,11 +13,11 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.posterior.aligning import alignment
 from checkpoints_zoo.posterior.barrier import barrier
+from checkpoints_zoo.training import transpositions
+from checkpoints_zoo.training.loop import start
+from checkpoints_zoo.training.recipes import convnet_digits
+from checkpoints_zoo.training.transpositions import COUNTS, RUNS, draw, joined, read, study
 from tests.alignment_page import MEASURED, NAMES, ROOT, STUDY, along_lines, page
-from training import transpositions
-from training.loop import start
-from training.recipes import convnet_digits
-from training.transpositions import COUNTS, RUNS, draw, joined, read, study
 
 PAGE = (ROOT / "docs" / "alignment.md").read_text(encoding="utf-8")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torchvision.transforms.v2 import functional as tv
 
-from training.augment import AUGMENTATIONS, Augmentation
-from training.seeds import epoch_choices
+from checkpoints_zoo.training.augment import AUGMENTATIONS, Augmentation
+from checkpoints_zoo.training.seeds import epoch_choices
 
 
 @given(

@@ -13,12 +13,12 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.canonical.mass import MinimalMass
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.posterior.mass import along_training, ends, take
+from checkpoints_zoo.training.recipes import RECIPES
 from tests.commands import run, values
 from tests.hub import Hub
 from tests.remote import ADDRESS, SHARDS, published
 from tests.scenarios import build
 from tests.snapshots import make
-from training.recipes import RECIPES
 
 
 @pytest.fixture(scope="module")

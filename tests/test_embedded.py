@@ -10,8 +10,8 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import catalog
-from training.preparing import layout_of
-from training.recipes import RECIPES
+from checkpoints_zoo.training.preparing import layout_of
+from checkpoints_zoo.training.recipes import RECIPES
 
 ROOT = Path(zoo.__file__).parent / "embedded"
 COLLECTIONS = {"convnet-digits": (64, 0.965, torch.float32), "resnet8-digits": (16, 0.975, torch.float16)}

@@ -18,10 +18,10 @@ import pytest
 
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.executor import Job, RayCluster, cluster, engine
+from checkpoints_zoo.training.export import run
 from tests import works
 from tests.conftest import CI, import_oracle
 from tests.tiny import MEMBERS, TINY, contents
-from training.export import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Ray leaves files to its end
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo import architectures
 from checkpoints_zoo.errors import SelectionError, UsageError
-from training.export import export
-from training.population import Trained
-from training.preparing import split_of
-from training.recipes import RECIPES
+from checkpoints_zoo.training.export import export
+from checkpoints_zoo.training.population import Trained
+from checkpoints_zoo.training.preparing import split_of
+from checkpoints_zoo.training.recipes import RECIPES
 
 TIMES = ["created", "wall_time_s"]
 

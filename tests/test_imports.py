@@ -101,6 +101,9 @@ ROOMS = {
     "publishing": LIGHT,
     "auditing": LIGHT,
     "interop": HEAVY,
+    "training": HEAVY,
+    "methods": HEAVY,
+    "comparing": HEAVY,
     "cli": LIGHT,
     "__init__": LIGHT,
 }

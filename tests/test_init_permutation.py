@@ -14,9 +14,9 @@ from torch.func import functional_call
 from checkpoints_zoo import architectures, images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry import random_transpositions, symmetries
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 from tests.matching_oracles import swaps
-from training.loop import start, train_epochs
-from training.recipes import convnet_digits, resnet8_digits
 
 SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
 

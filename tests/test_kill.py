@@ -21,11 +21,11 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo import writing
 from checkpoints_zoo.executor import Here, Processes
+from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.merging import merge
+from checkpoints_zoo.training.preparing import device_name
+from checkpoints_zoo.training.recipes import RECIPES, Recipe
 from tests.tiny import PRELOADED
-from training.export import run
-from training.merging import merge
-from training.preparing import device_name
-from training.recipes import RECIPES, Recipe
 
 ROOT = Path(__file__).parent.parent
 MEMBERS = [3, 2, 7]  # two stacks, of which one fills a shard, and the other is filled up

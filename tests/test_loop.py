@@ -16,12 +16,12 @@ from torchvision.transforms.v2 import functional as tv
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.training.augment import AUGMENTATIONS
+from checkpoints_zoo.training.population import train_stack
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
+from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order
 from tests.few_digits import some
-from training.augment import AUGMENTATIONS
-from training.population import train_stack
-from training.recipe import Recipe
-from training.recipes import convnet_digits, resnet8_digits
-from training.seeds import derive, epoch_choices, epoch_order
 
 CONVNET = dataclasses.replace(convnet_digits(), name="small", epochs=2, stack_width=1)
 RESNET = dataclasses.replace(resnet8_digits(), name="small", epochs=2, stack_width=1, storage="float32")

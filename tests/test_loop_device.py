@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkpoints_zoo.images import Preprocess
+from checkpoints_zoo.training import gradients
+from checkpoints_zoo.training.gradients import stack_gradient
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import convnet_digits, named, resnet8_digits
+from checkpoints_zoo.training.reproducible import seeded
 from tests.test_loop import part
-from training import gradients
-from training.gradients import stack_gradient
-from training.loop import start, train_epochs
-from training.recipe import Recipe
-from training.recipes import convnet_digits, named, resnet8_digits
-from training.reproducible import seeded
 
 # They wait until a GPU has computed what they read, or until it has read what the CPU holds.
 WAITS = {

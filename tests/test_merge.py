@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 import checkpoints_zoo as zoo
 from checkpoints_zoo import catalog, writing
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError, ZooError
+from checkpoints_zoo.training import merging
+from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.merging import TOLD, merge
 from tests import tiny
 from tests.tiny import MEMBERS, TINY, contents, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
-from training import merging
-from training.export import run
-from training.merging import TOLD, merge
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 pieces = st.lists(st.sets(st.sampled_from(MEMBERS), min_size=1), min_size=1, max_size=4)
@@ -205,7 +205,7 @@ def test_folders_without_members_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     code = (
-        "import sys; from pathlib import Path; from training.folder import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.folder import locked\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -250,7 +250,7 @@ def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
 
 
 def test_the_command(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from training.commands import merge_command
+    from checkpoints_zoo.training.commands import merge_command
 
     pieces = [stored(MEMBERS[:5], tmp_path / "a"), stored(MEMBERS[5:], tmp_path / "b")]
     merge_command([*map(str, pieces), "--out", str(tmp_path / "out")], standalone_mode=False)

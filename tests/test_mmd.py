@@ -130,6 +130,9 @@ def test_bandwidths_from_pairs_across_leave_out_those_within() -> None:
     across = cdist(x, y)
     assert found[0][1] == pytest.approx(across.min() / 2, rel=1e-6)
     assert found[9][1] == pytest.approx(across.max() * 2, rel=1e-6)
+    second_alone = discrepancy(first, second, grid="second", permutations=9)["all"].kernels
+    within = cdist(y, y)[np.triu_indices(4, 1)]
+    assert (second_alone[0][1], second_alone[9][1]) == pytest.approx((within.min() / 2, within.max() * 2), rel=1e-6)
     together = cdist(np.r_[x, y], np.r_[x, y], "cityblock")[np.triu_indices(9, 1)]
     pooled = discrepancy(first, second, permutations=9)["all"].kernels
     assert (pooled[10][1], pooled[19][1]) == pytest.approx((together.min() / 2, together.max() * 2), rel=1e-6)
@@ -230,7 +233,7 @@ TWO = {"w": torch.zeros(2, 3)}
             "group 'all' of tensors: expected names among w, and another name of the group than 'all';"
             " found the name 'all'.",
         ),
-        (TWO, {"grid": "all"}, "grid of bandwidths: expected 'pooled' or 'cross'; found 'all'."),
+        (TWO, {"grid": "all"}, "grid of bandwidths: expected 'pooled', 'cross' or 'second'; found 'all'."),
         (
             TWO, {"widths": {"gaussian": [0.0]}},
             "widths of kernels: expected positive bandwidths of 'gaussian' or 'laplace'; found {'gaussian': [0.0]}.",

@@ -15,11 +15,11 @@ from torch import nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
-from training import sending
-from training.export import run
-from training.population import Stacks
-from training.recipe import Recipe
-from training.recipes import RECIPES, convnet_digits
+from checkpoints_zoo.training import sending
+from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.population import Stacks
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import RECIPES, convnet_digits
 
 CLASSES = ["red", "green", "blue"]
 Pair = tuple[ImageData, ImageData]

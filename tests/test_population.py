@@ -11,12 +11,12 @@ import pytest
 
 from checkpoints_zoo import architectures
 from checkpoints_zoo.errors import LockedError, UsageError
+from checkpoints_zoo.training import population
+from checkpoints_zoo.training.folder import locked
+from checkpoints_zoo.training.loop import StackState, start
+from checkpoints_zoo.training.population import Progress, Trained, train
+from checkpoints_zoo.training.recipes import Recipe, resnet8_digits
 from tests.test_training import SMALL, assert_identical
-from training import population
-from training.folder import locked
-from training.loop import StackState, start
-from training.population import Progress, Trained, train
-from training.recipes import Recipe, resnet8_digits
 
 SMALL_RESNET = dataclasses.replace(
     resnet8_digits(), name="small", batch_size=200, stack_width=2, epochs=2, save_every=1
@@ -195,7 +195,7 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from training.folder import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.folder import locked\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -14,9 +14,9 @@ from checkpoints_zoo.architectures import build
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.hub_sets import HUB_SETS
-from training.preparing import layout_of
-from training.recipes import RECIPES, convnet_digits, named, resnet8_digits
-from training.schedules import learning_rate
+from checkpoints_zoo.training.preparing import layout_of
+from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, named, resnet8_digits
+from checkpoints_zoo.training.schedules import learning_rate
 
 SMALL = dataclasses.replace(convnet_digits(), name="small")
 DIGITS = [name for name in RECIPES if name.endswith("-digits")]
@@ -110,6 +110,7 @@ def test_hash_covers_what_decides_the_result() -> None:
         {"schedule": "multistep", "milestones": (3,)},
         {"schedule": "multistep", "milestones": (3,), "gamma": 0.2},
         {"schedule": "multistep", "milestones": (3, 4)},
+        {"schedule": "cosine-restarts", "milestones": (3,)},
         {"schedule_unit": "epoch"},
         {"warmup_epochs": 1},
         {"label_smoothing": 0.1},
@@ -158,11 +159,11 @@ def test_hash_covers_what_decides_the_result() -> None:
         ({"nesterov": 1}, "nesterov of recipe 'small': expected one of False, True; found 1."),
         (
             {"milestones": (3,)},
-            "milestones of recipe 'small': expected epochs with the schedule multistep, and with no other; found (3,).",
+            "milestones of recipe 'small': expected epochs with cosine-restarts and multistep alone; found (3,).",
         ),
         (
             {"schedule": "multistep"},
-            "milestones of recipe 'small': expected epochs with the schedule multistep, and with no other; found ().",
+            "milestones of recipe 'small': expected epochs with cosine-restarts and multistep alone; found ().",
         ),
         (
             {"schedule": "multistep", "milestones": (5, 5)},

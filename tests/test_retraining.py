@@ -13,14 +13,14 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import manifest
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
+from checkpoints_zoo.training.commands import verify_command
+from checkpoints_zoo.training.retraining import interval, retrain
 from tests.tiny import TINY, no_waiting_for_the_disk, stored  # noqa: F401 (a fixture)
-from training.commands import verify_command
-from training.retraining import interval, retrain
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 FILE = """
 from dataclasses import replace
-from training.recipes import convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits
 RECIPE = replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
 """
 

@@ -11,9 +11,9 @@ import torch
 from torch.optim import lr_scheduler as torchs
 from torch.optim.lr_scheduler import LRScheduler
 
-from training.recipe import Recipe
-from training.recipes import RECIPES, convnet_digits
-from training.schedules import learning_rate
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import RECIPES, convnet_digits
+from checkpoints_zoo.training.schedules import learning_rate
 
 EPOCHS, EACH = 12, 5
 STEPS = EPOCHS * EACH
@@ -61,11 +61,25 @@ def multistep(*units: int, gamma: float = 0.1) -> Make:
     return lambda optimizer: torchs.MultiStepLR(optimizer, list(units), gamma)
 
 
+def restarts(units: int, times: int = 1) -> Make:
+    return lambda optimizer: torchs.CosineAnnealingWarmRestarts(optimizer, T_0=units, T_mult=times)
+
+
+def first_longer(first: int, units: int) -> Make:
+    """A first cycle of its own length, as of a snapshot ensemble."""
+
+    def make(optimizer: torch.optim.SGD) -> LRScheduler:
+        return torchs.SequentialLR(optimizer, [cosine(first)(optimizer), restarts(units)(optimizer)], [first])
+
+    return make
+
+
 def one_cycle(units: int) -> Make:
     return lambda optimizer: torchs.OneCycleLR(optimizer, max_lr=0.3, total_steps=units, cycle_momentum=False)
 
 
 MULTI: dict[str, Any] = {"schedule": "multistep", "milestones": (4, 9), "gamma": 0.2}
+CYCLES: dict[str, Any] = {"schedule": "cosine-restarts"}
 CASES: dict[str, tuple[dict[str, Any], Make, int]] = {  # fields, torch's, steps a unit
     "cosine-step": ({}, cosine(STEPS), 1),
     "cosine-epoch": ({"schedule_unit": "epoch"}, cosine(EPOCHS), EACH),
@@ -76,6 +90,15 @@ CASES: dict[str, tuple[dict[str, Any], Make, int]] = {  # fields, torch's, steps
     "multistep-step": (MULTI, multistep(4 * EACH, 9 * EACH, gamma=0.2), 1),
     "multistep-epoch": ({**MULTI, "schedule_unit": "epoch"}, multistep(4, 9, gamma=0.2), EACH),
     "multistep-warm": ({**MULTI, "warmup_epochs": 3}, chained(3 * EACH, multistep(4 * EACH, 9 * EACH, gamma=0.2)), 1),
+    "restarts-step": ({**CYCLES, "milestones": (3, 6, 9)}, restarts(3 * EACH), 1),
+    "restarts-epoch": ({**CYCLES, "milestones": (3, 6, 9), "schedule_unit": "epoch"}, restarts(3), EACH),
+    "restarts-longer": ({**CYCLES, "milestones": (4,)}, restarts(4 * EACH, times=2), 1),
+    "restarts-each-epoch": ({**CYCLES, "milestones": tuple(range(1, EPOCHS))}, restarts(EACH), 1),
+    "restarts-long-first": ({**CYCLES, "milestones": (6, 8, 10)}, first_longer(6 * EACH, 2 * EACH), 1),
+    "restarts-warm": (
+        {**CYCLES, "milestones": (2, 7), "warmup_epochs": 2}, warmed(2 * EACH, restarts(5 * EACH)), 1,
+    ),
+    "restarts-cut": ({**CYCLES, "milestones": (8, 16)}, restarts(8 * EACH), 1),
     "constant": ({"schedule": "constant"}, lambda optimizer: torchs.ConstantLR(optimizer, factor=1.0), 1),
     "one-cycle-step": ({"schedule": "one-cycle"}, one_cycle(STEPS), 1),
     "one-cycle-epoch": ({"schedule": "one-cycle", "schedule_unit": "epoch"}, one_cycle(EPOCHS), EACH),

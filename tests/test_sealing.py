@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.training.export import Export, run
+from checkpoints_zoo.training.folder import locked
+from checkpoints_zoo.training.staging import Staging
 from tests.tiny import TINY, finished, keep_and_seal, no_waiting_for_the_disk, two_a_shard  # noqa: F401 (fixtures)
-from training.export import Export, run
-from training.folder import locked
-from training.staging import Staging
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 

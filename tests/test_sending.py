@@ -9,15 +9,15 @@ from types import ModuleType
 import pytest
 
 from checkpoints_zoo.errors import UsageError
-from training import recipe_files
-from training.own_code import module_of
-from training.sending import Sent, received, sent
+from checkpoints_zoo.training import recipe_files
+from checkpoints_zoo.training.own_code import module_of
+from checkpoints_zoo.training.sending import Sent, received, sent
 
 FILE = """
 from dataclasses import replace
 from pathlib import Path
 from torch import nn
-from training.recipes import convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits
 
 with Path(__file__).with_name("runs").open("a") as file:
     file.write(f"{__name__}\\n")

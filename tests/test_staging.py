@@ -17,6 +17,11 @@ from checkpoints_zoo import pieces, writing
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.executor import Here, Processes
 from checkpoints_zoo.layout import content_hash
+from checkpoints_zoo.training import population, recipe_files
+from checkpoints_zoo.training.export import Export, run
+from checkpoints_zoo.training.folder import divided, locked, state_name
+from checkpoints_zoo.training.preparing import Finished, layout_of
+from checkpoints_zoo.training.staging import Log, Staging
 from tests import tiny
 from tests.tiny import (  # noqa: F401 (fixtures)
     MEMBERS,
@@ -29,11 +34,6 @@ from tests.tiny import (  # noqa: F401 (fixtures)
     stored,
     two_a_shard,
 )
-from training import population, recipe_files
-from training.export import Export, run
-from training.folder import divided, locked, state_name
-from training.preparing import Finished, layout_of
-from training.staging import Log, Staging
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 
@@ -194,7 +194,7 @@ import multiprocessing, os, signal
 from dataclasses import replace
 from pathlib import Path
 from torch import nn
-from training.recipes import convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits
 
 DIED = Path(__file__).with_name("died")
 
@@ -239,7 +239,7 @@ def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
 
 
 def test_another_file_on_a_node_is_refused(tmp_path: Path) -> None:
-    from training.sending import received, sent
+    from checkpoints_zoo.training.sending import received, sent
 
     (tmp_path / "mine.py").write_text(FILE)
     there = sent(recipe_files.read(str(tmp_path / "mine.py")))

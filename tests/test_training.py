@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo import architectures
+from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
+from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order
+from checkpoints_zoo.training.sgd import sgd_step
 from tests.test_loop import part
-from training.loop import StackState, start, train_epochs
-from training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
-from training.seeds import derive, epoch_choices, epoch_order
-from training.sgd import sgd_step
 
 # Six steps an epoch.
 SMALL = dataclasses.replace(convnet_digits(), name="small", batch_size=200, stack_width=4, epochs=3, save_every=1)

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.layout import is_statistic
+from checkpoints_zoo.training import population
+from checkpoints_zoo.training.__main__ import main
+from checkpoints_zoo.training.population import Trained, train_stack
+from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.training.variants import varied
 from tests.hub import Hub
 from tests.image_sets import forgotten, published_images  # noqa: F401 (a fixture)
-from training import population
-from training.__main__ import main
-from training.population import Trained, train_stack
-from training.recipes import named
-from training.variants import varied
 
 # An epoch of two steps: the sets have 12 images a split instead of tens of thousands.
 FEW = ["epochs=1", "batch_size=6", "stack_width=2"]

@@ -19,6 +19,13 @@ from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
+from checkpoints_zoo.training import __main__ as commands
+from checkpoints_zoo.training import population
+from checkpoints_zoo.training.commands import merge_command, verify_command
+from checkpoints_zoo.training.export import Export, export, run
+from checkpoints_zoo.training.folder import locked
+from checkpoints_zoo.training.merging import merge
+from checkpoints_zoo.training.recipe_files import read
 from tests.tiny import (  # noqa: F401 (fixtures)
     TINY,
     contents,
@@ -28,13 +35,6 @@ from tests.tiny import (  # noqa: F401 (fixtures)
     stored,
     two_a_shard,
 )
-from training import __main__ as commands
-from training import population
-from training.commands import merge_command, verify_command
-from training.export import Export, export, run
-from training.folder import locked
-from training.merging import merge
-from training.recipe_files import read
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ FILE = """
 from dataclasses import replace
 import torch
 from torch import nn
-from training.recipes import convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits
 
 def RECIPE():
     return replace(convnet_digits(), name="mine", architecture="mine", arguments={}, build=build, epochs=1,
@@ -223,7 +223,7 @@ def test_help_starts_without_torch() -> None:
     for arguments in ("--help", "merge --help", "verify --help"):
         code = (
             f"import sys; sys.argv = ['training', *{arguments.split()!r}]\n"
-            "from training.__main__ import command\n"
+            "from checkpoints_zoo.training.__main__ import command\n"
             "try: command()\n"
             "except SystemExit: sys.exit(bool({'torch', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
         )
@@ -275,7 +275,7 @@ def test_a_bug_of_ours_has_an_exit_code_of_its_own(tmp_path: Path, monkeypatch: 
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("impossible")
 
-    monkeypatch.setattr("training.export.run", broken)
+    monkeypatch.setattr("checkpoints_zoo.training.export.run", broken)
     done = command("convnet-digits", "--members", "0", "--out", tmp_path)
     assert done.exit_code == 70
     assert "RuntimeError: impossible\na bug of ours: please report it" in done.stderr

@@ -15,11 +15,11 @@ from torch import nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from training.__main__ import main
-from training.choosing import chosen, table_of
-from training.recipe_files import is_file, read, read_all
-from training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
-from training.variants import varied
+from checkpoints_zoo.training.__main__ import main
+from checkpoints_zoo.training.choosing import chosen, table_of
+from checkpoints_zoo.training.recipe_files import is_file, read, read_all
+from checkpoints_zoo.training.recipes import RECIPES, Recipe, convnet_digits, resnet8_digits
+from checkpoints_zoo.training.variants import varied
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_unknown_field_names_the_nearest(wrong: str, nearest: str) -> None:
 FILE = """
 from dataclasses import dataclass, replace
 from torch import nn
-from training.recipes import convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits
 
 @dataclass
 class Widths:

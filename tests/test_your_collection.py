@@ -17,11 +17,11 @@ import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.training.__main__ import main
+from checkpoints_zoo.training.commands import merge_command, verify_command
+from checkpoints_zoo.training.preparing import device_name
 from tests.hub import Hub
 from tests.publications import quick
-from training.__main__ import main
-from training.commands import merge_command, verify_command
-from training.preparing import device_name
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your-collection.md").read_text(encoding="utf-8")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

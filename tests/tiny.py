@@ -12,17 +12,24 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo import images, manifest, writing
-from training.export import Export
-from training.folder import locked
-from training.merging import TOLD
-from training.population import train_stack
-from training.preparing import Finished, layout_of, prepare
-from training.recipes import convnet_digits
+from checkpoints_zoo.training.export import Export
+from checkpoints_zoo.training.folder import locked
+from checkpoints_zoo.training.merging import TOLD
+from checkpoints_zoo.training.population import train_stack
+from checkpoints_zoo.training.preparing import Finished, layout_of, prepare
+from checkpoints_zoo.training.recipes import convnet_digits
 
 TINY = dataclasses.replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
 MEMBERS = tuple(range(9))
 # What children import before they are forked: torch's vmap and the figures import the second and the last on first use.
-PRELOADED = ["torch", "torch._dynamo", "sklearn.datasets", "timm.models.resnet", "training.merging", "torchmetrics"]
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "sklearn.datasets",
+    "timm.models.resnet",
+    "checkpoints_zoo.training.merging",
+    "torchmetrics",
+]
 TWO_A_SHARD = 2 * len(layout_of(TINY).tensors)  # for writing.MOST_TENSORS
 
 

@@ -11,10 +11,10 @@ import torch
 
 from checkpoints_zoo import images
 from checkpoints_zoo.images import ImageData
-from training.gradients import stack_gradient
-from training.loop import StackState, start, train_epochs
-from training.recipe import Recipe
-from training.recipes import convnet_digits, resnet8_digits
+from checkpoints_zoo.training.gradients import stack_gradient
+from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -76,7 +76,7 @@ def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return called
 
-    monkeypatch.setattr("training.loop.stack_gradient", watched)
+    monkeypatch.setattr("checkpoints_zoo.training.loop.stack_gradient", watched)
     state = start(recipe, list(range(recipe.stack_width))).to(GPU)
     try:
         epochs = train_epochs(recipe, list(range(recipe.stack_width)), state, part())

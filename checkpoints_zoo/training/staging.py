@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location, read
 from checkpoints_zoo.placement import check_against_files
-from training.preparing import Finished, Key, Row, key_of
+from checkpoints_zoo.training.preparing import Finished, Key, Row, key_of
 
 
 class Staging:

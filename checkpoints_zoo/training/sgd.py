@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.gradients import Tensors
-from training.recipe import Recipe
+from checkpoints_zoo.training.gradients import Tensors
+from checkpoints_zoo.training.recipe import Recipe
 
 # As torch.amp.GradScaler's.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000

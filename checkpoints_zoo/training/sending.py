@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
-from training.own_code import module_of
-from training.recipe import Recipe
+from checkpoints_zoo.training.own_code import module_of
+from checkpoints_zoo.training.recipe import Recipe
 
 FUNCTIONS = ("build", "images")
 

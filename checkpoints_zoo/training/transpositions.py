@@ -4,7 +4,7 @@ The study of Xiao, Liu, Bamler 2023 (arXiv 2401.00611), on handwritten digits. T
 initialisation, the second one's permuted by some transpositions of units, and are trained on the same images in other
 orders: in the same order both would end as the same network, permuted. Then the second is matched to the first.
 
-`python -m training.transpositions --out study.json` trains and measures; `--plot study.png` draws.
+`python -m checkpoints_zoo.training.transpositions --out study.json` trains and measures; `--plot study.png` draws.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.posterior.barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
-from training.gradients import Tensors
-from training.loop import StackState, start, train_epochs
-from training.recipes import Recipe, convnet_digits
+from checkpoints_zoo.training.gradients import Tensors
+from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.recipes import Recipe, convnet_digits
 
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 53)
 RUNS = 5

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
-from training.recipe import NOT_HASHED, Recipe
+from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe
 
 _KINDS = {
     "int": "a whole number",
@@ -32,7 +32,7 @@ def varied(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     Raises:
         UsageError: a field that isn't there (the nearest is named), a value of another type or out of its range.
 
-    >>> from training.recipes import convnet_digits
+    >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> variant = varied(convnet_digits(), ["lr=0.1", "epochs=5"])
     >>> variant.lr, variant.epochs, variant.made_from
     (0.1, 5, 'convnet-digits epochs=5 lr=0.1')

@@ -4,7 +4,7 @@ OUT/.training/lock                        held by the one process that trains in
 OUT/.training/NAME/recipe.json            the recipe whose members of this name lie in OUT
 OUT/.training/NAME/description.json       what the source will say of the collection
 OUT/.training/NAME/000000-000063-CHECK.safetensors   the state of a stack that is being trained
-OUT/.training/NAME/finished/              members that wait for their shard; see `training.staging`
+OUT/.training/NAME/finished/              members that wait for their shard; see `checkpoints_zoo.training.staging`
 OUT/.training/NAME/log.jsonl              a line a member that finished
 """
 
@@ -24,8 +24,8 @@ import torch
 from checkpoints_zoo import catalog, writing
 from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import LockedError, UsageError
-from training import state as states
-from training.recipe import Recipe
+from checkpoints_zoo.training import state as states
+from checkpoints_zoo.training.recipe import Recipe
 
 _held = threading.local()
 

@@ -16,7 +16,7 @@ from checkpoints_zoo.errors import SourceNotFound
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.pieces import Location
 from checkpoints_zoo.source import Source
-from training.preparing import Key, Row, key_of
+from checkpoints_zoo.training.preparing import Key, Row, key_of
 
 
 @dataclass(frozen=True)

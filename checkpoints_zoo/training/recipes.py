@@ -1,6 +1,6 @@
 """Recipes by name. A variant is `dataclasses.replace(convnet_digits(), epochs=5)`, or `--set epochs=5`.
 
-`Recipe` itself is in `training.recipe`.
+`Recipe` itself is in `checkpoints_zoo.training.recipe`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Preprocess
-from training.recipe import Recipe as Recipe
+from checkpoints_zoo.training.recipe import Recipe as Recipe
 
 # Epochs, learning rate, decay and augmentation of the two on digits were chosen on the last 250 images of the training
 # split (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked at.

@@ -19,10 +19,10 @@ from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, UsageError
 from checkpoints_zoo.selection import format_ids
-from training.folder import folder_of, locked, read_description, recorded_hash, untouched
-from training.preparing import Key, Row
-from training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
-from training.staging import Staging
+from checkpoints_zoo.training.folder import folder_of, locked, read_description, recorded_hash, untouched
+from checkpoints_zoo.training.preparing import Key, Row
+from checkpoints_zoo.training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
+from checkpoints_zoo.training.staging import Staging
 
 # What a row tells of the run that made it, and two runs of one member may tell otherwise.
 TOLD = ("code_version", "torch_version", "device", "wall_time_s", "created")

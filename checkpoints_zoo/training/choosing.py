@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from checkpoints_zoo.cli.output import table
-from training import recipe_files
-from training.recipe import Recipe
-from training.recipes import RECIPES, named
-from training.variants import varied
+from checkpoints_zoo.training import recipe_files
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import RECIPES, named
+from checkpoints_zoo.training.variants import varied
 
 
 def chosen(

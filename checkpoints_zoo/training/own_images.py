@@ -9,7 +9,7 @@ from typing import Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData, Prepared, Preprocess
 from checkpoints_zoo.images.naming import name_of
-from training.own_code import running
+from checkpoints_zoo.training.own_code import running
 
 SPLITS = ("train", "test")
 

@@ -6,8 +6,8 @@ import torch
 
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
-from training.gradients import Tensors
-from training.recipe import Recipe
+from checkpoints_zoo.training.gradients import Tensors
+from checkpoints_zoo.training.recipe import Recipe
 
 
 def average(recipe: Recipe, step: int, each: int, params: Tensors, buffers: Tensors, averages: Tensors) -> None:

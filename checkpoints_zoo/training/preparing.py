@@ -20,10 +20,10 @@ from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.layout import Layout
 from checkpoints_zoo.source import Source
-from training.population import Trained
-from training.recipe import STORAGE, Recipe, initial_seed
-from training.reproducible import exact
-from training.seeds import derive
+from checkpoints_zoo.training.population import Trained
+from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
+from checkpoints_zoo.training.reproducible import exact
+from checkpoints_zoo.training.seeds import derive
 
 Key = tuple[int, int]  # member, epoch
 Row = dict[str, Any]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
-from training.own_code import module_of, running
-from training.recipe import Recipe
+from checkpoints_zoo.training.own_code import module_of, running
+from checkpoints_zoo.training.recipe import Recipe
 
 _EXPECTED = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
 

@@ -20,10 +20,10 @@ from torch import nn
 from checkpoints_zoo import architectures, catalog
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import DATASETS, ImageData, Preprocess, load
-from training import own_images
-from training.augment import AUGMENTATIONS
-from training.own_code import running
-from training.seeds import derive
+from checkpoints_zoo.training import own_images
+from checkpoints_zoo.training.augment import AUGMENTATIONS
+from checkpoints_zoo.training.own_code import running
+from checkpoints_zoo.training.seeds import derive
 
 # None of them changes a byte of a member.
 NOT_HASHED = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
@@ -38,7 +38,7 @@ STORAGE = {"float16": torch.float16, "float32": torch.float32}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
     "optimizer": ("sgd",),
-    "schedule": ("cosine", "constant", "multistep", "one-cycle"),
+    "schedule": ("cosine", "cosine-restarts", "constant", "multistep", "one-cycle"),
     "schedule_unit": ("step", "epoch"),
     "precision": ("float32", "bfloat16", "float16"),
     "storage": tuple(STORAGE),
@@ -66,8 +66,9 @@ class Recipe:
         preprocess: from pixels to inputs; its statistics come from the training split.
         epochs: passes over the training split; the images left over after whole batches are dropped.
         batch_size: images a step, each member its own.
-        lr: highest learning rate; `schedule` "cosine" brings it to 0, "multistep" multiplies it by `gamma` at each of
-            the `milestones`, "one-cycle" raises it first, "constant" keeps it. See `training.schedules`.
+        lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
+            `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
+            "constant" keeps it. See `checkpoints_zoo.training.schedules`.
         optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
         augmentation: a key of `training.augment.AUGMENTATIONS`.
         precision: of the computation: "bfloat16" and "float16" as torch.autocast, the latter with gradient scaling.
@@ -81,7 +82,7 @@ class Recipe:
             in the hash: a change of it, even of a comment, makes another recipe.
         images: gives images of one's own, for training and for testing, as `zoo.images.of` makes them. What they are
             counts in the hash, and not how they are made.
-        milestones, gamma: epochs, in order, and the factor at each.
+        milestones, gamma: epochs, in order, and the factor at each of "multistep".
         schedule_unit: whether the rate moves from "step" to step or from "epoch" to epoch.
         warmup_epochs: in which the rate rises to `lr` first.
         label_smoothing: share of the target that goes to all classes alike.
@@ -171,8 +172,8 @@ class Recipe:
             self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
         self._check("milestones", _epochs(self.milestones, 1, math.inf), "epochs from 1, in order")
-        steps = bool(self.milestones) == (self.schedule == "multistep")
-        self._check("milestones", steps, "epochs with the schedule multistep, and with no other")
+        steps = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
+        self._check("milestones", steps, "epochs with cosine-restarts and multistep alone")
         both = self.schedule == "one-cycle" and self.warmup_epochs > 0
         self._check("warmup_epochs", not both, "0: the schedule one-cycle has a warm-up")
         last = f"epochs from 0, in order and below the last, {self.epochs}"

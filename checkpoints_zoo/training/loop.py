@@ -21,14 +21,14 @@ from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
-from training.augment import AUGMENTATIONS
-from training.averaging import average, stored
-from training.gradients import Tensors, stack_gradient
-from training.recipe import Recipe, initial_seed
-from training.reproducible import exact
-from training.schedules import learning_rate
-from training.seeds import derive, epoch_choices, epoch_order, generator
-from training.sgd import first_scaling, scaled_step, sgd_step
+from checkpoints_zoo.training.augment import AUGMENTATIONS
+from checkpoints_zoo.training.averaging import average, stored
+from checkpoints_zoo.training.gradients import Tensors, stack_gradient
+from checkpoints_zoo.training.recipe import Recipe, initial_seed
+from checkpoints_zoo.training.reproducible import exact
+from checkpoints_zoo.training.schedules import learning_rate
+from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order, generator
+from checkpoints_zoo.training.sgd import first_scaling, scaled_step, sgd_step
 
 
 @dataclass

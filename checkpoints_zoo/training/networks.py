@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from training.own_code import running
-from training.recipe import Recipe
+from checkpoints_zoo.training.own_code import running
+from checkpoints_zoo.training.recipe import Recipe
 
 
 def check_network(recipe: Recipe) -> None:

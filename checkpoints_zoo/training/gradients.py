@@ -18,10 +18,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
-from training.own_code import said
-from training.recipe import Recipe
-from training.reproducible import seeded
-from training.seeds import derive
+from checkpoints_zoo.training.own_code import said
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.reproducible import seeded
+from checkpoints_zoo.training.seeds import derive
 
 Tensors = dict[str, Tensor]
 Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensor, Tensors]]

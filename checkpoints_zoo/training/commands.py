@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from training.terminal import engine_of, failing, say
+from checkpoints_zoo.training.terminal import engine_of, failing, say
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -23,7 +23,7 @@ def merge_command(folders: tuple[Path, ...], out: Path, names: tuple[str, ...]) 
     the rows. Members of different recipes, and a member with different weights in two folders, are refused.
     """
     with failing():
-        from training.merging import merge
+        from checkpoints_zoo.training.merging import merge
 
         for name, members in merge(folders, out, names or None, say).items():
             say(f"{name}: {members:,} members in {out}")
@@ -52,8 +52,8 @@ def verify_command(
     """
     with failing():
         from checkpoints_zoo.loading import load
-        from training.choosing import chosen
-        from training.retraining import retrain
+        from checkpoints_zoo.training.choosing import chosen
+        from checkpoints_zoo.training.retraining import retrain
 
         made = None if recipe is None else chosen(recipe, changes)
         found = retrain(load(name, source=source), count, made, engine_of(devices, workers, ray), say)

@@ -1,0 +1,219 @@
+"""A method's draws become a source: fitted, drawn, stored, with the settings they come from beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import checkpoints_zoo
+from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.ingest.origin import Say
+from checkpoints_zoo.interop.checkpoints import Facts
+from checkpoints_zoo.interop.samples import from_samples
+from checkpoints_zoo.loading import load
+from checkpoints_zoo.methods import chosen
+from checkpoints_zoo.methods.deep_ensemble import train_members
+from checkpoints_zoo.methods.method import Method, Run, Tensors
+from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.replacing import replacing
+from checkpoints_zoo.source import Source
+from checkpoints_zoo.training.recipe import Recipe
+
+RUNS, DRAWS = 10, 100
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is known of a method's draws in a folder.
+
+    Args:
+        collection: its name.
+        method: its name.
+        settings: of the method.
+        recipe, recipe_hash, data_fingerprint: what it was fitted to.
+        runs, draws, seed: how many of each, and of what.
+        seconds: that fitting and drawing took.
+        facts: one mapping a run: what the fit says of itself.
+        versions: of this package, torch, and what the method needs.
+    """
+
+    collection: str
+    method: str
+    settings: Mapping[str, Any]
+    recipe: str
+    recipe_hash: str
+    data_fingerprint: str
+    runs: int
+    draws: int
+    seed: int
+    seconds: float
+    facts: Sequence[Mapping[str, float]]
+    versions: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """Hash of what decides the draws."""
+        return key_of(self.method, self.settings, self.recipe_hash, self.data_fingerprint, self.runs, self.draws,
+                      self.seed)  # fmt: skip
+
+
+def key_of(
+    method: str, settings: Mapping[str, Any], recipe_hash: str, fingerprint: str, runs: int, draws: int, seed: int
+) -> str:
+    """Return the first 16 hex digits of the sha256 over what decides a method's draws."""
+    facts = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def name_of(recipe: Recipe, method: str, runs: int) -> str:
+    """Name a method's collection: COLLECTION-METHOD, COLLECTION-METHOD-multi with several runs.
+
+    >>> from checkpoints_zoo.training.recipes import convnet_digits
+    >>> name_of(convnet_digits(), "swag", 10), name_of(convnet_digits(), "swag", 1)
+    ('convnet-digits-swag-multi', 'convnet-digits-swag')
+    """
+    return f"{recipe.name}-{method}{'-multi' if runs > 1 else ''}"
+
+
+def fit(
+    method: str | Method,
+    recipe: Recipe,
+    *,
+    out: str | Path,
+    runs: int = RUNS,
+    draws: int = DRAWS,
+    seed: int = 0,
+    device: str = "cpu",
+    say: Say = lambda text: None,
+) -> Collection:
+    """Fit a method to a recipe's training images, and store its draws; return the collection of them.
+
+    One that is in the folder already, with the same settings, is given as it is. Members are numbered run by run. A
+    method of independent members trains `draws` of them, whatever the runs.
+
+    Args:
+        method: its name, with the settings chosen for the recipe, or the method itself.
+        recipe: of the network: a prior needs its weight decay.
+        out: folder of the source.
+        runs: posteriors, from different modes.
+        draws: of each.
+        seed: of everything random.
+        device: to compute on.
+        say: told of the progress.
+
+    Raises:
+        UsageError: no such method, a network that it can't be used for, a package that is missing, or other draws under
+            the same name in the folder.
+        StorageError: no room.
+    """
+    wanted = chosen.method_of(method, recipe.name) if isinstance(method, str) else method
+    for what, number, least in (("runs", runs, 1), ("draws", draws, 2)):
+        if number < least:
+            raise UsageError(what, expected=f"{least} or more", found=str(number))
+    root, problem = Path(out).expanduser().absolute(), None
+    name = name_of(recipe, wanted.name, 1 if wanted.independent else runs)
+    settings = asdict(wanted)  # type: ignore[call-overload]
+    fingerprint = recipe.split("train").fingerprint
+    key = key_of(wanted.name, settings, recipe.hash, fingerprint, runs, draws, seed)
+    build = recipe.skeleton if recipe.build is not None else None
+    there = known(root, name)
+    if Source(root, root.as_uri()).manifest_path(name).is_file():
+        if there is not None and there.key == key:
+            return load(name, source=root, architecture=build)
+        if not wanted.independent:
+            raise UsageError(
+                f"collection {name} in folder {root}",
+                expected=f"none, or draws of {wanted.name} with settings {json.dumps(settings)}",
+                found="draws of others" if there is None else f"settings {json.dumps(dict(there.settings))}",
+                do=f"Give another folder, or delete manifests/{name}.parquet there",
+                collection=name,
+            )
+    began = time.monotonic()
+    say(f"{name}: {wanted.title} …")
+    facts: Sequence[Mapping[str, float]] = ()
+    if wanted.independent:
+        train_members(wanted, recipe, root, name, draws, device, say)
+    else:
+        problem = Problem.of(recipe, folder=root / "modes", device=device)
+        fitted = wanted.fit(problem, runs, draws, seed)
+        _store(fitted, wanted, recipe, root, name, settings, device)
+        facts = [dict(run.facts) for run in fitted]
+    seconds = time.monotonic() - began
+    done = Fit(name, wanted.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds, facts,
+               _versions(wanted))  # fmt: skip
+    with replacing(_path(root, name)) as temporary:
+        temporary.write_text(json.dumps(asdict(done), indent=1))
+    say(f"{name}: done in {seconds:.0f} s")
+    return load(name, source=root, architecture=build)
+
+
+def known(root: Path, name: str) -> Fit | None:
+    """Return what a folder says of a method's draws, None where it says nothing, or nothing that can be read."""
+    try:
+        return Fit(**json.loads(_path(root, name).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _path(root: Path, name: str) -> Path:
+    return root / "fits" / f"{name}.json"
+
+
+def _store(
+    fitted: Sequence[Run],
+    method: Method,
+    recipe: Recipe,
+    root: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    device: str,
+) -> None:
+    def states() -> Iterator[Tensors]:
+        for run in fitted:
+            for at in range(len(next(iter(run.states.values())))):
+                yield {n: t[at] for n, t in run.states.items()}
+
+    counts = [len(next(iter(run.states.values()))) for run in fitted]
+    train, test = recipe.split("train"), recipe.split("test")
+    facts: Facts = {
+        "title": f"{method.title} around members of {recipe.name}",
+        "dataset": recipe.dataset,
+        "classes": train.classes,
+        "preprocessing": recipe.preprocess,
+        "licence": recipe.licence,
+        "citation": method.source,
+    }
+    from_samples(
+        states(),
+        recipe.build or recipe.architecture,
+        method=method.name,
+        out=root,
+        name=name,
+        arguments=None if recipe.build is not None else recipe.arguments,
+        run=[run for run, count in enumerate(counts) for _ in range(count)],
+        columns={
+            "recipe": f"{recipe.name} {method.name} {json.dumps(settings, sort_keys=True)}",
+            "data_fingerprint": train.fingerprint,
+            "weight_decay": recipe.weight_decay,
+            "torch_version": torch.__version__,
+            "code_version": checkpoints_zoo.__version__,
+        },
+        evaluate=test,
+        device=device,
+        **facts,
+    )
+
+
+def _versions(method: Method) -> dict[str, str]:
+    from importlib.metadata import version
+
+    packages = [need.split(">")[0].split("<")[0].split("=")[0] for need in method.needs]
+    return {name: version(name) for name in ("checkpoints-zoo", "torch", *packages)}

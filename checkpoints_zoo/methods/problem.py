@@ -1,0 +1,277 @@
+"""The posterior that all methods approximate: a recipe's network, its training images, a Gaussian prior.
+
+Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
+log of likelihood and an iid Gaussian prior of precision N · weight_decay, which is how the paper reads weight decay
+(Laurent, Aldea & Franchi 2024).
+
+Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
+from checkpoints_zoo.replacing import replacing
+from checkpoints_zoo.training.augment import AUGMENTATIONS
+from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.seeds import derive, generator
+
+Tensors = dict[str, Tensor]
+FIRST_SEED = 1_000_000  # of the modes: no published member has it
+PIECE = 500  # inputs a forward pass
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A recipe's network given its training images.
+
+    Args:
+        recipe: of the network; its SGD finds the modes.
+        images: the training images, labelled.
+        held_out: images for a search of settings, which `images` lacks; None for none.
+        folder: where trained modes are kept for other methods; None for nowhere.
+        device: to compute on.
+    """
+
+    recipe: Recipe
+    images: ImageData
+    held_out: ImageData | None = None
+    folder: Path | None = None
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (it can't be changed)
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, *, held_out: int = 0, folder: Path | None = None, device: str | torch.device = "cpu"
+    ) -> Problem:
+        """Make the problem of a recipe on its own training images, the last of which may be held out; return it.
+
+        Args:
+            recipe: of the network.
+            held_out: how many images.
+            folder: where trained modes are kept.
+            device: to compute on.
+
+        Raises:
+            UsageError: a recipe without weight decay, so without a prior, or too many images held out.
+        """
+        if not recipe.weight_decay > 0:
+            raise UsageError(
+                f"weight_decay of recipe {recipe.name!r}",
+                expected="more than 0: it is the prior of the posterior",
+                found=f"{recipe.weight_decay:g}",
+            )
+        images = recipe.split("train")
+        kept = len(images) - held_out
+        if held_out < 0 or kept < recipe.batch_size:
+            raise UsageError(
+                f"images held out of {images.name!r}",
+                expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
+                found=f"{held_out:,}",
+            )
+        aside = _part(images, slice(kept, None)) if held_out else None
+        return cls(recipe, _part(images, slice(0, kept)), aside, folder, torch.device(device))
+
+    @property
+    def count(self) -> int:
+        """N, the number of training images."""
+        return len(self.images)
+
+    @property
+    def prior_precision(self) -> float:
+        """Of the iid Gaussian prior over all parameters: N · weight_decay."""
+        return self.count * self.recipe.weight_decay
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """The training images as the network takes them, without augmentation, float32."""
+        return self.recipe.preprocess(self.images.images).to(self.device)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Of the training images, (input,)."""
+        if self.images.labels is None:
+            raise UsageError(f"data set {self.images.name!r}", expected="labels", found="none")
+        return self.images.labels.to(self.device)
+
+    def network(self) -> nn.Module:
+        """Build the network in training mode; return it, torch's generator left as it is."""
+        return self.recipe.skeleton()
+
+    @cached_property
+    def has_norms(self) -> bool:
+        """Whether the network normalises by statistics of the batch, so that its logits depend on their company."""
+        return has_statistics(self.network())
+
+    @cached_property
+    def _functional(self) -> nn.Module:
+        module = self.network().to(self.device)
+        for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+            norm.track_running_stats = False  # it normalises by the batch, and keeps nothing
+        return module.requires_grad_(False)
+
+    def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Run one network; return logits (batch, class). Norms normalise by the batch; composes with torch.func.
+
+        Args:
+            params: name -> parameter.
+            inputs: (batch, channel, height, width).
+        """
+        logits: Tensor = functional_call(self._functional, dict(params), (inputs,))
+        return logits
+
+    def log_likelihood(self, params: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return log p(labels | inputs, params) of one network, nats, summed over the inputs."""
+        return -F.cross_entropy(self.forward(params, inputs), labels, reduction="sum")
+
+    def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return log p(params), nats, with its constant."""
+        count = sum(p.numel() for p in params.values())
+        square = torch.stack([p.square().sum() for p in params.values()]).sum()
+        return -self.prior_precision / 2 * square + count / 2 * math.log(self.prior_precision / (2 * math.pi))
+
+    def log_posterior(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Estimate log p(params, all labels | all inputs) by a batch; return it, nats, and the batch's logits.
+
+        The likelihood of the batch counts N / batch times: without bias where batches are drawn evenly.
+
+        Args:
+            params: of one network.
+            batch: inputs and labels.
+        """
+        inputs, labels = batch
+        logits = self.forward(params, inputs)
+        likelihood = -F.cross_entropy(logits, labels, reduction="sum")
+        return self.count / len(labels) * likelihood + self.log_prior(params), logits
+
+    def batches(self, size: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for ever, batches of each run's own order: inputs (run, batch, …) and labels (run, batch).
+
+        Every run sees all images once an epoch, augmented as the recipe says; what is left over after whole batches
+        is dropped.
+
+        Args:
+            size: of a batch.
+            seeds: of each run.
+        """
+        augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
+        pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
+        size = min(size, self.count)
+        while True:
+            drawn = [generator(derive(seed, f"batches {epoch}")) for seed in seeds]
+            order = torch.stack([torch.randperm(self.count, generator=g) for g in drawn]).to(self.device)
+            views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in drawn])
+            for first in range(0, self.count - size + 1, size):
+                seen = order[:, first : first + size]
+                images = augmentation(
+                    pixels[seen].flatten(0, 1), views[:, first : first + size].flatten().to(self.device)
+                )
+                yield normalise(images).view(*seen.shape, *images.shape[1:]), labels[seen]
+            epoch += 1
+
+    def modes(self, runs: int) -> tuple[Tensors, Tensors]:
+        """Train members of the recipe, one for each run; return their parameters and buffers, (run, *shape).
+
+        Their seeds are 1,000,000 and up. They are trained once, and kept in the folder.
+
+        Args:
+            runs: how many.
+
+        Raises:
+            UsageError: a loss that was not finite.
+        """
+        kept = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
+        if kept is not None and kept.is_file():
+            return self._split(load_file(kept))
+        state = self._trained(runs)
+        states = {n: t.detach().cpu().contiguous() for n, t in {**state.params, **state.buffers}.items()}
+        if kept is not None:
+            with replacing(kept) as temporary:
+                save_file(states, temporary)
+        return self._split(states)
+
+    def trained_state(self, runs: int) -> StackState:
+        """Return the modes as a state that training can go on from: no momentum, no epochs done."""
+        params, buffers = self.modes(runs)
+        return StackState(
+            params=params,
+            momentum={name: torch.zeros_like(p) for name, p in params.items()},
+            buffers=buffers,
+            loss=torch.zeros(runs, device=self.device),
+            failed_step=torch.full((runs,), -1, device=self.device),
+        )
+
+    def _trained(self, runs: int) -> StackState:
+        width = 1 if self.recipe.stack_width == 1 else runs
+        recipe = replace(self.recipe, stack_width=width, snapshots=(), eval_every=0)
+        stacks = []
+        for first in range(0, runs, width):
+            ids = range(FIRST_SEED + first, FIRST_SEED + first + width)
+            state = start(recipe, ids).to(self.device)
+            for _ in train_epochs(recipe, ids, state, self.images):
+                pass
+            if bool((state.failed_step >= 0).any()):
+                raise UsageError(
+                    f"modes of recipe {recipe.name!r}", expected="finite losses", found="others", do="Lower the rate"
+                )
+            stacks.append(state)
+        if len(stacks) == 1:
+            return stacks[0]
+        joined = stacks[0]
+        joined.params = {n: torch.cat([s.params[n] for s in stacks]) for n in joined.params}
+        joined.buffers = {n: torch.cat([s.buffers[n] for s in stacks]) for n in joined.buffers}
+        return joined
+
+    def _key(self, runs: int) -> str:
+        facts = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+
+    def _split(self, states: Tensors) -> tuple[Tensors, Tensors]:
+        own = {name for name, _ in self.network().named_parameters()}
+        placed = {name: tensor.to(self.device) for name, tensor in states.items()}
+        return {n: t for n, t in placed.items() if n in own}, {n: t for n, t in placed.items() if n not in own}
+
+    def finish(self, params: Mapping[str, Tensor]) -> Tensors:
+        """Make stacked parameters whole state dicts; return name -> (draw, *shape), float32 on the CPU.
+
+        Running statistics are estimated anew on the training images for each draw; other buffers are those of the
+        network as it is built; counters are left out.
+
+        Args:
+            params: name -> (draw, *shape).
+
+        Raises:
+            UsageError: statistics of a layer that is no batch norm.
+        """
+        found = {name: tensor.detach().float().cpu() for name, tensor in params.items()}
+        draws = len(next(iter(found.values())))
+        skeleton = self.network().eval()
+        for name, tensor in skeleton.state_dict().items():
+            if name not in found and not is_counter(name):
+                found[name] = tensor.expand(draws, *tensor.shape).clone()
+        if self.has_norms:
+            found = reestimate(skeleton, found, list(self.inputs.cpu().split(PIECE)))
+        return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def _part(images: ImageData, some: slice) -> ImageData:
+    labels = None if images.labels is None else images.labels[some]
+    return replace(images, images=images.images[some], labels=labels)
