@@ -9,7 +9,7 @@ grid     a row a cell: recipe, what was set of it, processes, images a second of
 hours    for each whole collection: as its recipe says, and by the best cell of its network; members' overhead included
 gain     the best of the network's cells over one member alone, as its recipe says but for the width
 exact    images a second of cuDNN kept deterministic, over those of cuDNN left free
-member   one ResNet-18 trained by `checkpoints_zoo.training.export.run` and measured by its stored bytes: `accuracy`, `wanted`, the
+member   one ResNet-18 trained by `training.export.run` and measured by its stored bytes: `accuracy`, `wanted`, the
          seconds, and `overhead_s` of them that are not training; `same` when it is trained again to the same bytes
 Cells come with the most telling first; those that no time is left for are missing.
 `--device cpu --tiny` runs the same steps on small numbers, to see that they run.

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import reprlib
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -22,6 +21,7 @@ from typing import Any
 from checkpoints_zoo import limits
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.replacing import replacing
 
 FORMAT_VERSION = 1
 CATALOG = Path(__file__).parent / "manifests"
@@ -186,16 +186,10 @@ def read_json(path: Path) -> Any:
 
 def write_json(values: Any, path: Path) -> None:
     """Write JSON values by rename: the same values give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def check_name(name: object) -> str:

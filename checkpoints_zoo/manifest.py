@@ -20,6 +20,7 @@ from checkpoints_zoo import limits
 from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
 from checkpoints_zoo.layout import Layout
+from checkpoints_zoo.replacing import replacing
 
 ROW_GROUP = 4096
 REQUIRED = ("member", "epoch", "final", "status")
@@ -74,19 +75,13 @@ def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
         path: where to; its folder is made.
         schema: of the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:  # opened here: Arrow takes only names that are UTF-8
-            pq.write_table(
-                rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
-                compression="zstd", store_schema=True, write_page_checksum=True,
-            )  # fmt: skip
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:  # opened here: Arrow takes only names in UTF-8
+        pq.write_table(
+            rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
+            compression="zstd", store_schema=True, write_page_checksum=True,
+        )  # fmt: skip
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     ...     Path(folder, "new", "a.txt").read_text()
     'whole'
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # processes and threads may do the same
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary

@@ -18,6 +18,7 @@ from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.ingest.filling import FIGURES
 from checkpoints_zoo.manifest import LOCATION
+from checkpoints_zoo.replacing import replacing
 from checkpoints_zoo.source import Source
 
 Row = dict[str, Any]
@@ -205,11 +206,8 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
     if not files:
         return
     path = files_path(root, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([("member", FILE), *((m, f) for f, m in files.items())])
-    temporary.replace(path)
 
 
 def read_files(root: Path, name: str) -> dict[int, str]:

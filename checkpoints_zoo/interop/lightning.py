@@ -24,6 +24,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop import given
 from checkpoints_zoo.keymaps import UPSTREAM, KeyMap
 from checkpoints_zoo.member import Member
+from checkpoints_zoo.replacing import replacing
 from checkpoints_zoo.writing import check_room, writing_into
 
 VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
@@ -137,15 +138,10 @@ def _raw(checkpoint: dict[str, Any]) -> memoryview:
 
 
 def _write(path: Path, raw: memoryview) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _check_same(path: Path, wanted: dict[str, Any]) -> None:
