@@ -1,1 +1,1 @@
-"""Train populations from named recipes: `python -m checkpoints_zoo.training`, in a clone `python -m training`."""
+"""Train populations from named recipes; `checkpoints_zoo.cli.training` is its command line."""

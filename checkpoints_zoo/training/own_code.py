@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-import checkpoints_zoo
 from checkpoints_zoo.errors import UsageError, ZooError
 
-_OURS = (Path(__file__).parent, Path(checkpoints_zoo.__file__).parent)
-_NOT_THEIRS = ("<", *map(str, _OURS), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
+_OURS = Path(__file__).parents[1]
+_NOT_THEIRS = ("<", str(_OURS), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
 
 
 @contextmanager

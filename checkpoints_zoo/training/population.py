@@ -106,8 +106,9 @@ def train(
         with closing(engine.run(work, jobs)) as results:
             for job, finished in results:
                 finish(finished)
-                (folder / state_name(job.argument)).unlink(missing_ok=True)
-                sync_folder(folder)
+                with writing_into(folder):
+                    (folder / state_name(job.argument)).unlink(missing_ok=True)
+                    sync_folder(folder)
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,8 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as name:
         root = Path(name)
         members = [(prefix_of(f.row), f.raw) for f in finished if f.raw is not None]
-        path = writing.write_shard(root, 0, layout, members)
+        with writing.writing_into(root):
+            path = writing.write_shard(root, 0, layout, members)
         first = writing.first_offset(layout, [prefix for prefix, _ in members])
         rows = [
             f.row | {"path": path.name, "offset": first + at * layout.nbytes, "nbytes": layout.nbytes,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from checkpoints_zoo.training.terminal import engine_of, failing, say
+from checkpoints_zoo.cli.training.terminal import engine_of, failing, say
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

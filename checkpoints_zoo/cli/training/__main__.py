@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkpoints_zoo.cli.training.commands import merge_command, verify_command
+from checkpoints_zoo.cli.training.terminal import engine_of, failing, say
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.commands import merge_command, verify_command
-from checkpoints_zoo.training.terminal import engine_of, failing, say
 
 if TYPE_CHECKING:  # what imports torch is imported where a command runs, so that --help starts without it
     from checkpoints_zoo.training.population import Progress
@@ -75,8 +75,9 @@ def main(
             if value is None:
                 raise click.UsageError(f"Missing {option}.")
     with failing():
+        from checkpoints_zoo.cli.training.listing import table_of
         from checkpoints_zoo.selection import format_ids, parse_ids
-        from checkpoints_zoo.training.choosing import chosen, table_of
+        from checkpoints_zoo.training.choosing import chosen
         from checkpoints_zoo.training.export import run
 
         if recipe is None or members is None or out is None or listing:

@@ -1,0 +1,1 @@
+"""`python -m checkpoints_zoo.cli.training RECIPE`, in a clone `python -m training RECIPE`: train, merge, verify."""
