@@ -11,9 +11,9 @@ from scipy import stats
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import manifest
+from checkpoints_zoo.cli.training.commands import verify_command
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.training.commands import verify_command
 from checkpoints_zoo.training.retraining import interval, retrain
 from tests.tiny import TINY, no_waiting_for_the_disk, stored  # noqa: F401 (a fixture)
 

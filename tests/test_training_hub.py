@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
+from checkpoints_zoo.cli.training.__main__ import main
 from checkpoints_zoo.layout import is_statistic
 from checkpoints_zoo.training import population
-from checkpoints_zoo.training.__main__ import main
 from checkpoints_zoo.training.population import Trained, train_stack
 from checkpoints_zoo.training.recipes import named
 from checkpoints_zoo.training.variants import varied

@@ -17,8 +17,8 @@ import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.training.__main__ import main
-from checkpoints_zoo.training.commands import merge_command, verify_command
+from checkpoints_zoo.cli.training.__main__ import main
+from checkpoints_zoo.cli.training.commands import merge_command, verify_command
 from checkpoints_zoo.training.preparing import device_name
 from tests.hub import Hub
 from tests.publications import quick
