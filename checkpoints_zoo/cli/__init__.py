@@ -36,6 +36,14 @@ COMMANDS = {
     ),
     "align": ("align", "Align members by permuting their units, and say what that does."),
     "compact": ("compact", "Fit a Gaussian to the members before and after alignment; compare both with the ensemble."),
+    "compact-table": (
+        "compact_table",
+        "Fit HMC and VI to a recipe, train an ensemble by it, and compare all with HMC, before and after alignment.",
+    ),
+    "compare": (
+        "compare",
+        "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
+    ),
     "report": ("report", "Write one HTML page with every figure of a population."),
     "download": ("download", "Bring members' bytes to this machine, and no others."),
     "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,6 +35,8 @@ def _reference(context: click.Context, parameter: click.Parameter, value: str | 
 @selecting
 @click.option("--data", metavar="IMAGES", help=f"Labelled images: {PLACES}; its own test set if none.")
 @click.option("--to", callback=_reference, metavar="ID|mean", help="What to align to; the first member if not given.")
+@click.option("--against", metavar="HMC", help="Draws of HMC, a collection of the same source: compare all with it.")
+@click.option("--vi", metavar="VI", help="Draws of a variational posterior, likewise, beside --against.")
 @click.option("--samples", type=int, metavar="N", help="Networks drawn; as many as members, at most 100, if not given.")
 @click.option("--splits", default=20, metavar="N", help="Random halves of the members behind the intervals.")
 @click.option("--statistics", metavar="IMAGES", help="Training images for statistics, likewise; its own if none.")
@@ -45,31 +48,60 @@ def command(
     selection: Selection,
     data: str | None,
     to: int | str | None,
-    samples: int | None,
-    splits: int,
-    statistics: str | None,
-    device: str,
-    seed: int,
+    against: str | None,
+    vi: str | None,
     plot: str | None,
     out: Output,
+    **options: Any,
 ) -> None:
     """Fit a Gaussian to the members before and after alignment; compare both with the ensemble.
 
     q_d is fitted to the members as they are, q_r to the members whose units were permuted to match a reference:
     mean and variance of every weight. Samples of both are compared with the ensemble, as in Xiao, Liu and Bamler 2023.
+    With --against, the ensemble and Gaussians fitted to HMC's draws and to it are compared with HMC, as in their table.
     """
+    if against is not None:
+        return _against(selection, against, vi, data, to, plot, out, options)
+    if vi is not None:
+        raise click.UsageError("--vi needs --against, HMC's draws.")
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
     from checkpoints_zoo.posterior.compact import compact
 
-    found = compact(
-        members, data, to=to, samples=samples, splits=splits, seed=seed, statistics=statistics, device=device
-    )
+    found = compact(members, data, to=to, **options)
     if plot:
         from checkpoints_zoo.compact_plots import compact_figure
 
         out.say(f"picture: {compact_figure(found, plot)}")
     out.data(found.values(), _paper(found), _halves(found), _meaning(found))
+
+
+def _against(
+    selection: Selection,
+    against: str,
+    vi: str | None,
+    data: str | None,
+    to: int | str | None,
+    plot: str | None,
+    out: Output,
+    options: dict[str, Any],
+) -> None:
+    if plot is not None:
+        raise click.UsageError("--plot draws no table of --against.")
+    if isinstance(to, int):
+        raise click.UsageError("--against aligns draws to the first of each, or with --to mean to their mean.")
+    ensemble, hmc = selection.load(), _beside(selection, against).load()
+    drawn = None if vi is None else _beside(selection, vi).load()
+    out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
+    from checkpoints_zoo.comparing.compact_table import compare_compact
+
+    found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
+    out.data(json.loads(found.to_json()), found.to_text())
+
+
+def _beside(selection: Selection, name: str) -> Selection:
+    """Select all of another collection of the same source."""
+    return Selection(name, None, None, None, None, selection.source, selection.architecture)
 
 
 def _paper(found: Compact) -> str:

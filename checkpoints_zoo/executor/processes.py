@@ -171,11 +171,15 @@ class _Crew:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     def stop(self) -> None:
-        """Stop all workers: they are asked to end, and killed where they don't."""
+        """Stop all workers: idle ones end, others are asked to, and killed where they don't."""
         for worker in self.workers:
             worker.connection.close()
-            worker.process.terminate()
+            if worker.job is not None:
+                worker.process.terminate()
         for worker in self.workers:
+            if worker.job is None:  # it sees that, and ends by itself, as what it has imported may want it to
+                worker.process.join(GRACE_S)
+                worker.process.terminate()
             worker.process.join(GRACE_S)
             if worker.process.is_alive():
                 worker.process.kill()

@@ -7,12 +7,12 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import checkpoints_zoo
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.ingest.origin import Say
@@ -91,6 +91,7 @@ def fit(
     runs: int = RUNS,
     draws: int = DRAWS,
     seed: int = 0,
+    modes: str | Path | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,
 ) -> Collection:
@@ -106,6 +107,7 @@ def fit(
         runs: posteriors, from different modes.
         draws: of each.
         seed: of everything random.
+        modes: folder where trained modes are kept; None for `modes` in the source's.
         device: to compute on.
         say: told of the progress.
 
@@ -120,7 +122,7 @@ def fit(
             raise UsageError(what, expected=f"{least} or more", found=str(number))
     root, problem = Path(out).expanduser().absolute(), None
     name = name_of(recipe, wanted.name, 1 if wanted.independent else runs)
-    settings = asdict(wanted)  # type: ignore[call-overload]
+    settings = asdict(wanted)
     fingerprint = recipe.split("train").fingerprint
     key = key_of(wanted.name, settings, recipe.hash, fingerprint, runs, draws, seed)
     build = recipe.skeleton if recipe.build is not None else None
@@ -140,9 +142,9 @@ def fit(
     say(f"{name}: {wanted.title} …")
     facts: Sequence[Mapping[str, float]] = ()
     if wanted.independent:
-        train_members(wanted, recipe, root, name, draws, device, say)
+        train_members(recipe, root, name, draws, device, say)
     else:
-        problem = Problem.of(recipe, folder=root / "modes", device=device)
+        problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
         fitted = wanted.fit(problem, runs, draws, seed)
         _store(fitted, wanted, recipe, root, name, settings, device)
         facts = [dict(run.facts) for run in fitted]
@@ -204,7 +206,7 @@ def _store(
             "data_fingerprint": train.fingerprint,
             "weight_decay": recipe.weight_decay,
             "torch_version": torch.__version__,
-            "code_version": checkpoints_zoo.__version__,
+            "code_version": version("checkpoints-zoo"),
         },
         evaluate=test,
         device=device,
@@ -213,7 +215,5 @@ def _store(
 
 
 def _versions(method: Method) -> dict[str, str]:
-    from importlib.metadata import version
-
     packages = [need.split(">")[0].split("<")[0].split("=")[0] for need in method.needs]
     return {name: version(name) for name in ("checkpoints-zoo", "torch", *packages)}

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -56,6 +56,10 @@ class Problem:
     held_out: ImageData | None = None
     folder: Path | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (it can't be changed)
+    _known: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
+
+    def __post_init__(self) -> None:
+        self._functional  # noqa: B018 (built now: its random initialisation can't be mapped by torch.vmap)
 
     @classmethod
     def of(
@@ -190,7 +194,7 @@ class Problem:
     def modes(self, runs: int) -> tuple[Tensors, Tensors]:
         """Train members of the recipe, one for each run; return their parameters and buffers, (run, *shape).
 
-        Their seeds are 1,000,000 and up. They are trained once, and kept in the folder.
+        Their seeds are 1,000,000 and up. They are trained once, and kept in the folder; what is returned is a copy.
 
         Args:
             runs: how many.
@@ -198,15 +202,21 @@ class Problem:
         Raises:
             UsageError: a loss that was not finite.
         """
+        if runs not in self._known:
+            self._known[runs] = self._found(runs)
+        return self._split({name: tensor.clone() for name, tensor in self._known[runs].items()})
+
+    def _found(self, runs: int) -> Tensors:
+        """Read modes from the folder, or train them, and keep them there; return their states."""
         kept = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
         if kept is not None and kept.is_file():
-            return self._split(load_file(kept))
+            return load_file(kept)
         state = self._trained(runs)
         states = {n: t.detach().cpu().contiguous() for n, t in {**state.params, **state.buffers}.items()}
         if kept is not None:
             with replacing(kept) as temporary:
                 save_file(states, temporary)
-        return self._split(states)
+        return states
 
     def trained_state(self, runs: int) -> StackState:
         """Return the modes as a state that training can go on from: no momentum, no epochs done."""
@@ -245,9 +255,9 @@ class Problem:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
     def _split(self, states: Tensors) -> tuple[Tensors, Tensors]:
-        own = {name for name, _ in self.network().named_parameters()}
+        own = [name for name, _ in self.network().named_parameters()]  # not a file's order: noise is drawn in it
         placed = {name: tensor.to(self.device) for name, tensor in states.items()}
-        return {n: t for n, t in placed.items() if n in own}, {n: t for n, t in placed.items() if n not in own}
+        return {n: placed[n] for n in own}, {n: t for n, t in placed.items() if n not in own}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
         """Make stacked parameters whole state dicts; return name -> (draw, *shape), float32 on the CPU.
@@ -268,7 +278,7 @@ class Problem:
             if name not in found and not is_counter(name):
                 found[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            found = reestimate(skeleton, found, list(self.inputs.cpu().split(PIECE)))
+            found = reestimate(skeleton, found, list(torch.split(self.inputs.cpu(), PIECE)))
         return {name: tensor.contiguous() for name, tensor in found.items()}
 
 

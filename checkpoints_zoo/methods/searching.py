@@ -64,7 +64,7 @@ def search(
         except UsageError as error:
             accuracy = nll = float("nan")
             failed = str(error)
-        settings = asdict(method)  # type: ignore[call-overload]
+        settings = asdict(method)
         tried.append(Tried(method.name, settings, accuracy, nll, time.monotonic() - began, failed))
     finite = [at for at, t in enumerate(tried) if t.nll == t.nll and abs(t.nll) != float("inf")]
     if not finite:

@@ -171,7 +171,7 @@ def compact(
     with one_thread(members.member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
         probs = predictions.logits(members, judge.test.data, judge.device, batch=batch).double().softmax(-1)
-        fitted = {"q_d": _fitted(members, judge, subsets), "q_r": _fitted(aligned, judge, subsets)}
+        fitted = {"q_d": fitted_to(members, judge, subsets), "q_r": fitted_to(aligned, judge, subsets)}
         measured = measure(judge, probs, subsets, fitted, drawn, seed)
         pruning = {rule: {name: pruned(judge, q[0], levels, rule) for name, q in fitted.items()} for rule in RULES}
     figures = intervals(measured, len(members), splits, seed)
@@ -199,7 +199,14 @@ def compact(
     )
 
 
-def _fitted(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
+def fitted_to(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
+    """Fit a Gaussian to each of some subsets of the members, which are read once; return them.
+
+    Args:
+        members: aligned or not.
+        judge: of networks of their architecture.
+        subsets: positions of two members or more each.
+    """
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True

@@ -15,7 +15,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.posterior.distances import Distances
 
-Grid = Literal["pooled", "cross"]
+Grid = Literal["pooled", "cross", "second"]
 
 KERNELS = ("gaussian", "laplace")
 COUNT = 10
@@ -93,14 +93,15 @@ def kernels_of(
             expected = "positive bandwidths of 'gaussian' or 'laplace'"
             raise UsageError("widths of kernels", expected=expected, found=repr(dict(widths))[:80])
         return tuple(chosen)
-    if grid not in ("pooled", "cross"):
-        raise UsageError("grid of bandwidths", expected="'pooled' or 'cross'", found=repr(grid)[:80])
+    if grid not in ("pooled", "cross", "second"):
+        raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
     members = len(apart.l2)
     upper = torch.triu_indices(members, members, 1, device=apart.l2.device)
     found = []
     for kernel, matrix in zip(KERNELS, (apart.l2.sqrt(), apart.l1), strict=True):
         across = matrix[: min(first, FEW), first : first + FEW]
-        pairs = across if grid == "cross" else matrix[upper[0], upper[1]]
+        own = upper if grid != "second" else upper[:, upper[0] >= first]
+        pairs = across if grid == "cross" else matrix[own[0], own[1]]
         found += [(kernel, width) for width in bandwidths(pairs).tolist()]
     return tuple(found)
 

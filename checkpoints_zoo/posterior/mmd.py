@@ -19,10 +19,10 @@ from checkpoints_zoo.device import check_device
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.modules import tied
 from checkpoints_zoo.posterior.discrepancies import MMD, NS, Discrepancy
-from checkpoints_zoo.posterior.distances import Blocks, Stacked, distances, grouped
+from checkpoints_zoo.posterior.distances import Blocks, Distances, Stacked, distances, grouped
 from checkpoints_zoo.posterior.kernels import Grid, bandwidths, choices, kernels_of, permutation_test, unbiased
 
-__all__ = ["MMD", "NS", "Discrepancy", "bandwidths", "discrepancy", "mmd", "ns", "unbiased"]
+__all__ = ["MMD", "NS", "Discrepancy", "apart", "bandwidths", "discrepancy", "mmd", "ns", "unbiased"]
 
 Groups = str | Mapping[str, Sequence[str]]
 
@@ -89,8 +89,9 @@ def mmd(
             are no weights.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
         permutations: B.
-        grid: where bandwidths are taken from: all pairs ("pooled", which permutations do not change), or the pairs
-            across of 500 members each, as the paper's code does ("cross": p-values are not exact then).
+        grid: where bandwidths are taken from: all pairs ("pooled", which permutations do not change); the pairs
+            across of 500 members each, as the paper's code does ("cross"); or those within the second set ("second"),
+            so that several sets are compared with one on the same scale. p-values of the latter two are not exact.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
         device: where to compute; it needs float64.
         memory: bytes of members that are held at once, beside 16 (m + n)² a group. With less than all members in it
@@ -109,8 +110,40 @@ def mmd(
     """
     first, second = _sets(first, second)
     names = _weights(first.skeleton())
-    each = max(c.nbytes // max(1, len(c)) for c in (first, second))
-    size = max(1, memory // (4 * max(1, each)))
+    counts = len(first), len(second)
+    cited = first.citation, second.citation
+    blocks = _blocks(first, second, names, device, memory)
+    return _compared(blocks, counts, grouped(groups, names), cited, permutations, grid, widths, device, seed)
+
+
+def apart(
+    first: Collection,
+    second: Collection,
+    *,
+    groups: Groups = "layer",
+    device: str | torch.device = "cpu",
+    memory: int = 1 << 30,
+) -> dict[str, Distances]:
+    """Measure how far apart all members of two sets are; return the distances of each group of tensors and of all.
+
+    Args:
+        first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
+        groups, device, memory: as in `mmd`.
+
+    Raises:
+        UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
+    """
+    first, second = _sets(first, second)
+    names = _weights(first.skeleton())
+    blocks = _blocks(first, second, names, device, memory)
+    return _finite(distances(blocks, len(first) + len(second), grouped(groups, names), _place(device)))
+
+
+def _blocks(
+    first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
+) -> Blocks:
+    """Return what reads the members of both sets from a position on."""
+    size = max(1, memory // (4 * max(c.member_nbytes for c in (first, second))))
 
     def blocks(start: int) -> Iterator[Stacked]:
         for members in (first, second):
@@ -119,9 +152,7 @@ def mmd(
                     yield {name: params[name] for name in names if name in params}
             start = max(0, start - len(members))
 
-    counts = len(first), len(second)
-    cited = first.citation, second.citation
-    return _compared(blocks, counts, grouped(groups, names), cited, permutations, grid, widths, device, seed)
+    return blocks
 
 
 def ns(
@@ -204,18 +235,28 @@ def _compared(
     measuring.check_draws(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
-    place = check_device(device)
-    if place.type == "mps":
-        raise UsageError("device 'mps'", expected="one that has float64", found="none", do="Use the CPU")
-    apart = distances(blocks, first + second, groups, place)
-    damaged = [name for name, some in apart.items() if not bool((some.l2 + some.l1).isfinite().all())]
-    if damaged:
-        found = f"others in {damaged[0]!r}"
-        raise UsageError("weights of two sets of members", expected="finite ones, with finite squares", found=found)
+    place = _place(device)
     chosen = choices(first, second, permutations, seed).to(place)
     by_group = {}
-    for name, some in apart.items():
+    for name, some in _finite(distances(blocks, first + second, groups, place)).items():
         kernels = kernels_of(some, first, grid, widths)
         values, p_value = permutation_test(some, kernels, chosen)
         by_group[name] = Discrepancy(some.weights, kernels, values, sum(values) / len(values), p_value)
     return MMD(*cited, (first, second), permutations, by_group)
+
+
+def _place(device: str | torch.device) -> torch.device:
+    """Check that a device is there and has float64; return it."""
+    place = check_device(device)
+    if place.type == "mps":
+        raise UsageError("device 'mps'", expected="one that has float64", found="none", do="Use the CPU")
+    return place
+
+
+def _finite(apart: dict[str, Distances]) -> dict[str, Distances]:
+    """Check that distances are finite; return them."""
+    damaged = [name for name, some in apart.items() if not bool((some.l2 + some.l1).isfinite().all())]
+    if damaged:
+        found = f"others in {damaged[0]!r}"
+        raise UsageError("weights of two sets of members", expected="finite ones, with finite squares", found=found)
+    return apart

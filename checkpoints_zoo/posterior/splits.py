@@ -25,7 +25,7 @@ ROWS = {
 
 
 @dataclass(frozen=True)
-class _Networks:
+class Networks:
     """What a Gaussian's networks do on the test images.
 
     Args:
@@ -42,7 +42,7 @@ class _Networks:
 class Measured:
     """The figures of one subset of the members, and of the Gaussians fitted to it."""
 
-    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, _Networks], judge: Evaluator) -> None:
+    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, Networks], judge: Evaluator) -> None:
         rest = torch.ones(len(probs), dtype=torch.bool)
         rest[subset] = False
         own, labels = probs[subset].mean(0), judge.labels
@@ -87,7 +87,7 @@ def measure(
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
     found = []
     for i, subset in enumerate(subsets):
-        networks = {name: _networks(judge, q[i], samples, noise[name]) for name, q in fitted.items()}
+        networks = {name: evaluated(judge, q[i], samples, noise[name]) for name, q in fitted.items()}
         found.append(Measured(subset, probs, networks, judge))
     return found
 
@@ -118,7 +118,15 @@ def halves(members: int, splits: int, seed: int) -> list[Tensor]:
     return asked[1:]
 
 
-def _networks(judge: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> _Networks:
+def evaluated(judge: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> Networks:
+    """Evaluate samples of a Gaussian and the network of its means; return what they do.
+
+    Args:
+        judge: evaluates networks.
+        q: the Gaussian.
+        samples: how many.
+        generator: of the noise.
+    """
     probs: Tensor | float = 0.0
     accuracies = []
     for count in _steps(q, samples):
@@ -126,7 +134,7 @@ def _networks(judge: Evaluator, q: Gaussian, samples: int, generator: torch.Gene
         probs = probs + log_probs.exp().sum(0)
         accuracies.append(judge.accuracies(log_probs))
     center = float(judge.accuracies(judge.log_probs(q.center)))
-    return _Networks(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
+    return Networks(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
 
 
 def pruned(judge: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.posterior.statistics import has_statistics
 from checkpoints_zoo.training.own_code import said
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.reproducible import seeded
@@ -66,7 +67,7 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
 
     mapped = compiled(vmap(grad(pure_loss, has_aux=True)))
     # One backward pass of all is quicker than a mapped one; to the last bit the same, but for batch norm.
-    if not recipe.compile and not list(module.buffers()):
+    if not recipe.compile and not has_statistics(module):
         mapped = _backward_of_all(vmap(pure_loss))
 
     def stacked(

@@ -23,7 +23,7 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.averaging import average, stored
-from checkpoints_zoo.training.gradients import Tensors, stack_gradient
+from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
 from checkpoints_zoo.training.recipe import Recipe, initial_seed
 from checkpoints_zoo.training.reproducible import exact
 from checkpoints_zoo.training.schedules import learning_rate
@@ -97,7 +97,13 @@ def start(recipe: Recipe, members: Sequence[int]) -> StackState:
     )
 
 
-def train_epochs(recipe: Recipe, members: Sequence[int], state: StackState, data: ImageData) -> Iterator[int]:
+def train_epochs(
+    recipe: Recipe,
+    members: Sequence[int],
+    state: StackState,
+    data: ImageData,
+    gradient: Gradient | None = None,
+) -> Iterator[int]:
     """Train a stack to the end of its recipe, its state in place, and yield the epochs done after each.
 
     It ends early once the loss of every member has not been finite.
@@ -107,6 +113,7 @@ def train_epochs(recipe: Recipe, members: Sequence[int], state: StackState, data
         members: ids, in the order of the stack.
         state: of `start`, or one that was saved after an epoch; it stays on its device.
         data: the training split.
+        gradient: what computes a step's gradients; None for that of the recipe.
 
     Raises:
         UsageError: no labels, or fewer inputs than make a batch.
@@ -120,7 +127,7 @@ def train_epochs(recipe: Recipe, members: Sequence[int], state: StackState, data
         )
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
-    gradient = stack_gradient(recipe, members, device)
+    gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:

@@ -13,9 +13,10 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training.recipe import Recipe as Recipe
 
-# Epochs, learning rate, decay and augmentation of the two on digits were chosen on the last 250 images of the training
-# split (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked at.
-# Among settings whose mean accuracy was within 0.2 % of the best, the lowest loss of the ensemble decided.
+# Epochs, learning rate, decay and augmentation of the three on digits were chosen on the last 250 images of the
+# training split (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked
+# at. Among settings whose mean accuracy was within 0.2 % of the best, the lowest loss of the ensemble decided, but for
+# the decay of mlp-digits.
 
 # Mean and standard deviation of the pixels of digits' training split.
 _DIGITS = Preprocess(size=(8, 8), channels=1, mean=(0.3065,), std=(0.3759,))
@@ -66,6 +67,30 @@ def resnet8_digits() -> Recipe:
         stack_width=16,
         save_every=5,
         members=16,
+    )
+
+
+def mlp_digits() -> Recipe:
+    """Give the recipe of 64 small multilayer perceptrons, on handwritten digits: few weights, for full-batch HMC."""
+    # Held out: accuracy 0.988, ensemble 0.992. Twice the decay, or half the rate, loses 0.003 to 0.004; half the decay
+    # lowers the ensemble's loss by a tenth, but decay is the prior's precision, and HMC mixes the worse the less there
+    # is. At twice the rate members die; widths of 24 and 16 lose 0.002 and 0.005; "shift1" costs 0.031.
+    return Recipe(
+        name="mlp-digits",
+        title="Small multilayer perceptrons with ReLU, on handwritten digits",
+        architecture="mlp",
+        arguments={"channels": 1, "size": 8, "widths": (32, 32), "classes": 10},
+        dataset="digits",
+        split_rule="digits-sha256-540",
+        preprocess=_DIGITS,
+        epochs=40,
+        batch_size=32,
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=1e-3,
+        stack_width=64,
+        save_every=5,
+        members=64,
     )
 
 
@@ -210,6 +235,7 @@ def optunet_mnist() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "convnet-digits": convnet_digits,
     "resnet8-digits": resnet8_digits,
+    "mlp-digits": mlp_digits,
     "resnet20-frn-silu-cifar10": resnet20_frn_silu_cifar10,
     "resnet18-cifar10": resnet18_cifar10,
     "resnet18-cifar100": resnet18_cifar100,

@@ -1,0 +1,111 @@
+"""Deep ensembles: independent members of the recipe, none of them in the collection that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.executor import Here
+from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.problem import FIRST_SEED, Problem
+from checkpoints_zoo.selection import format_ids
+from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class DeepEnsemble:
+    """Members of the recipe itself, each from its own seed (Lakshminarayanan et al. 2017): a run is a member."""
+
+    name: ClassVar[str] = "deep-ensemble"
+    title: ClassVar[str] = "Deep ensembles"
+    source: ClassVar[str] = (
+        "Lakshminarayanan et al. 2017, Simple and scalable predictive uncertainty estimation using deep ensembles "
+        "(arXiv 1612.01474)"
+    )
+    needs: ClassVar[tuple[str, ...]] = ()
+    independent: ClassVar[bool] = True
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Train members, the problem's modes; return a run of one draw for each.
+
+        Args:
+            problem: the network and its training images.
+            runs: members.
+            draws: 1.
+            seed: not used: a member's seed is its number.
+
+        Raises:
+            UsageError: more than one draw a run, or losses that were not finite.
+        """
+        if draws != 1:
+            raise UsageError("draws of a deep ensemble", expected="1: a run is a member", found=str(draws))
+        params, buffers = problem.modes(runs)
+        whole = {name: t for name, t in {**params, **buffers}.items() if not is_counter(name)}
+        return [Run({name: t[at : at + 1].detach().cpu() for name, t in whole.items()}) for at in range(runs)]
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return the one that there is: the recipe's own settings."""
+        return [cls()]
+
+
+def train_members(
+    recipe: Recipe,
+    out: Path,
+    name: str,
+    members: int,
+    device: str = "cpu",
+    say: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Train members with seeds from 1,000,000 on into a folder; those that are there already are left alone.
+
+    A killed run goes on where it was. The rows are those of any trained member: seeds, recipe and its hash, figures.
+
+    Args:
+        recipe: of the members, as it is but for its name.
+        out: folder of the source.
+        name: of the collection.
+        members: how many there are to be.
+        device: to train on.
+        say: told of the progress.
+
+    Raises:
+        UsageError: a network that can't be trained, or a folder with members of another recipe under this name.
+        LockedError, StorageError: as `training.export.run`.
+    """
+    named = replace(recipe, name=name, members=members, made_from=recipe.made_from or recipe.name)
+    run(named, range(FIRST_SEED, FIRST_SEED + members), out, Here(device), say)
+
+
+def check_fresh(members: Collection, reference: Collection) -> None:
+    """Check by their content that members are not among a reference's.
+
+    Args:
+        members: of the ensemble.
+        reference: what they are compared with.
+
+    Raises:
+        UsageError: members that both have, or rows without hashes.
+    """
+    hashes = [row["sha256"] for row in reference.rows.select(["sha256"]).to_pylist()]
+    own = members.rows.select(["member", "sha256"]).to_pylist()
+    if None in hashes or any(row["sha256"] is None for row in own):
+        raise UsageError(
+            f"members of {members.name} and {reference.name}",
+            expected="hashes of all",
+            found="rows without",
+            do="`zoo-cli import --hash` fills them in",
+        )
+    if both := [row["member"] for row in own if row["sha256"] in set(hashes)]:
+        raise UsageError(
+            f"members of {members.name}",
+            expected=f"none that are in {reference.name}",
+            found=f"the same weights as {format_ids([(member, None) for member in both])} there",
+            collection=members.name,
+        )

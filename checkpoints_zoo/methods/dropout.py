@@ -1,0 +1,252 @@
+"""Dropout: a network trained with it, and a mask of units for each draw, folded into the weights.
+
+Axes: masks are (draw, unit), or (batch, unit) while a network is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.problem import FIRST_SEED, Problem, Tensors
+from checkpoints_zoo.training.averaging import stored
+from checkpoints_zoo.training.gradients import Gradient, stack_gradient
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.seeds import derive, generator
+
+_MASK = "dropout_mask"
+CLOSE = 1e-4  # of the largest logit: float32 differs by less, a layer that uses its weights otherwise by more
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Networks trained with dropout, and drawn by it (Gal & Ghahramani 2016).
+
+    The input of every linear and convolutional layer but the first is dropped: units before a linear layer, whole
+    channels before a convolution. In training each image has masks of its own, in each step. A draw is one mask for all
+    inputs; running statistics are those of the training. Each run starts where the mode of the same number does.
+
+    Args:
+        rate: share of the units that are dropped.
+    """
+
+    rate: float = 0.05
+
+    name: ClassVar[str] = "dropout"
+    title: ClassVar[str] = "MC dropout"
+    source: ClassVar[str] = "Gal & Ghahramani 2016, Dropout as a Bayesian approximation (arXiv 1506.02142)"
+    needs: ClassVar[tuple[str, ...]] = ()
+    independent: ClassVar[bool] = False
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Train networks with dropout, and draw masks; return the runs.
+
+        Args:
+            problem: the network and its training images.
+            runs: networks.
+            draws: masks of each.
+            seed: of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
+
+        Raises:
+            UsageError: a rate out of (0, 1), losses that were not finite, or a network without two linear or
+                convolutional layers, or whose layers are not called once, or use other weights than their own.
+        """
+        if not 0 < self.rate < 1:
+            raise UsageError("rate of dropout", expected="a share between 0 and 1", found=f"{self.rate:g}")
+        layers = dropped(problem.network(), problem.inputs[:2])
+        states, found = self._trained(problem, layers, runs), []
+        for run in range(runs):
+            own = {name: tensor[run] for name, tensor in states.items()}
+            drawn = draw_masks(layers, self.rate, draws, derive(seed, f"dropout {run}"))
+            folded = fold(own, layers, drawn)
+            _check(problem, layers, own, drawn, folded)
+            found.append(Run(folded))
+        return found
+
+    def _trained(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
+        """Train stacks as wide as the recipe allows; return parameters and buffers on the CPU, (run, *shape)."""
+        size = 1 if problem.recipe.stack_width == 1 else runs
+        recipe = replace(problem.recipe, stack_width=size, snapshots=(), eval_every=0)
+        stacks: list[Tensors] = []
+        for first in range(0, runs, size):
+            ids = range(FIRST_SEED + first, FIRST_SEED + first + size)
+            state = start(recipe, ids).to(problem.device)
+            gradient = _gradient(recipe, ids, layers, self.rate, problem.device)
+            for _ in train_epochs(recipe, ids, state, problem.images, gradient):
+                pass
+            if bool((state.failed_step >= 0).any()):
+                raise UsageError(f"dropout at rate {self.rate:g}", expected="finite losses", found="others")
+            stacks.append(stored(recipe, state.params, state.buffers, state.averages, problem.images))
+        names = [name for name in stacks[0] if not is_counter(name)]
+        return {name: torch.cat([stack[name].detach().cpu() for stack in stacks]) for name in names}
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return rates from 1/200 to 1/5."""
+        return [cls(rate) for rate in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose input is dropped.
+
+    Args:
+        name: of the module.
+        units: features or channels of its input.
+        groups: of a convolution; of a transposed one 1, since its weights have an axis of all channels.
+        first: whether the units are the weight's first axis, not its second.
+    """
+
+    name: str
+    units: int
+    groups: int
+    first: bool
+
+
+def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
+    """List the linear and convolutional layers of a network but the first, in the order that they are called in.
+
+    Args:
+        network: to run once; it is left as it was but for its mode, which is eval.
+        inputs: two or more, (batch, channel, height, width).
+
+    Raises:
+        UsageError: fewer than two, or one that isn't called once with all inputs.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+    >>> dropped(net, torch.zeros(2, 1, 4, 4))
+    [Layer(name='2', units=16, groups=1, first=False)]
+    """
+    weighted: dict[nn.Module, str] = {
+        m: name for name, m in network.named_modules() if isinstance(m, nn.Linear | _ConvNd)
+    }
+    calls: dict[str, list[int]] = {}
+
+    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        calls.setdefault(weighted[layer], []).append(len(given[0]))
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in weighted]
+    with torch.no_grad():
+        network.to(inputs.device).eval()(inputs)
+    for hook in hooks:
+        hook.remove()
+    for name in weighted.values():
+        if calls.get(name) != [len(inputs)]:
+            raise UsageError(
+                f"dropout before layer {name!r}",
+                expected="a layer that is called once, with all inputs",
+                found=f"{len(calls.get(name, []))} calls" if len(calls.get(name, [])) != 1 else "another batch",
+            )
+    if len(weighted) < 2:
+        raise UsageError("dropout", expected="two linear or convolutional layers or more", found=str(len(weighted)))
+    of = {name: layer for layer, name in weighted.items()}
+    return [_layer(name, of[name]) for name in list(calls)[1:]]
+
+
+def _layer(name: str, layer: nn.Module) -> Layer:
+    if isinstance(layer, _ConvNd):
+        transposed = isinstance(layer, _ConvTransposeNd)
+        return Layer(name, layer.in_channels, 1 if transposed else layer.groups, transposed)
+    return Layer(name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
+
+
+def fold(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[str, Tensor]) -> Tensors:
+    """Multiply layers' weights by masks of their inputs; return stacked states, name -> (draw, *shape).
+
+    Args:
+        state: of one network.
+        layers: whose inputs the masks are of.
+        masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
+
+    >>> layer = Layer("fc", units=2, groups=1, first=False)
+    >>> fold({"fc.weight": torch.ones(1, 2)}, [layer], {"fc": torch.tensor([[0.0, 2.0]])})["fc.weight"]
+    tensor([[[0., 2.]]])
+    """
+    draws = len(next(iter(masks.values())))
+    found = {name: tensor.expand(draws, *tensor.shape) for name, tensor in state.items()}
+    for layer in layers:
+        name = f"{layer.name}.weight"
+        weight, mask = found[name], masks[layer.name]
+        if layer.first:
+            mask = mask[:, :, None]
+        else:  # a row of the weight sees its own group of channels
+            mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
+        found[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> Tensors:
+    """Draw masks on the CPU; return them by the layers' names, 0 or 1/(1 - rate), (count, unit)."""
+    units = [layer.units for layer in layers]
+    kept = torch.rand(count, sum(units), generator=generator(seed)) >= rate
+    return dict(zip([layer.name for layer in layers], torch.split(kept / (1 - rate), units, dim=1), strict=True))
+
+
+def _masked(network: nn.Module, layers: Sequence[Layer]) -> nn.Module:
+    """Make layers multiply their input by a buffer, masks (batch, unit) or 1; return the network."""
+
+    def multiply(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        inputs, mask = given[0], layer.get_buffer(_MASK)
+        if mask.ndim:
+            between = [1] * (inputs.ndim - 2)
+            batch, units = mask.shape
+            mask = (
+                mask.view(batch, *between, units) if isinstance(layer, nn.Linear) else mask.view(batch, units, *between)
+            )
+        return (inputs * mask, *given[1:])
+
+    for layer in layers:
+        module = network.get_submodule(layer.name)
+        module.register_buffer(_MASK, torch.ones(()), persistent=False)
+        module.register_forward_pre_hook(multiply)
+    return network
+
+
+def _gradient(
+    recipe: Recipe, members: Sequence[int], layers: Sequence[Layer], rate: float, device: torch.device
+) -> Gradient:
+    """Make the function of a step's gradients with dropout, masks by a member's id and the step; return it."""
+
+    def build(**arguments: Any) -> nn.Module:
+        return _masked(recipe.module(), layers)
+
+    inner = stack_gradient(replace(recipe, build=build), members, device)
+
+    def gradient(
+        step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        drawn = [draw_masks(layers, rate, images.shape[1], derive(member, f"dropout {step}")) for member in members]
+        masks = {f"{n}.{_MASK}": torch.stack([one[n] for one in drawn]).to(device) for n in drawn[0]}
+        found, loss, new = inner(step, params, {**buffers, **masks}, scaling, images, labels)
+        return found, loss, {name: new[name] for name in buffers}
+
+    return gradient
+
+
+def _check(problem: Problem, layers: Sequence[Layer], state: Tensors, masks: Tensors, folded: Tensors) -> None:
+    """Check on some images that the first draw computes what the network does with the mask of its inputs.
+
+    Raises:
+        UsageError: it doesn't.
+    """
+    inputs = problem.inputs[:8].cpu()
+    given = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
+    with torch.no_grad():
+        wanted = functional_call(_masked(problem.network(), layers).eval(), {**state, **given}, (inputs,))
+        found = functional_call(problem.network().eval(), {n: t[0] for n, t in folded.items()}, (inputs,))
+    if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
+        raise UsageError(
+            f"dropout in architecture {problem.recipe.architecture!r}",
+            expected="linear and convolutional layers that multiply their input by their own weights alone",
+            found=f"logits that differ by {(found - wanted).abs().max():.2g} once the mask is in the weights",
+        )

@@ -1,0 +1,192 @@
+"""Laplace approximations around a mode, by laplace-torch: a Gaussian by the curvature there, in Kronecker factors.
+
+A draw is of weights: what laplace-torch calls the predictive of "nn" samples. Its default, the linearised network's,
+is no network's own.
+
+Axes: stacked parameters are (run, *shape), draws (draw, *shape).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.methods.method import Run, Tensors
+from checkpoints_zoo.methods.problem import PIECE, Problem
+from checkpoints_zoo.training.reproducible import seeded
+from checkpoints_zoo.training.seeds import derive
+
+REQUIREMENT = "laplace-torch>=0.2.2,<1"
+FACTORED = (nn.Linear, nn.Conv2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm)
+PRIORS = ("weight-decay", "evidence")
+EVIDENCE_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """A Gaussian over the weights of all linear layers and convolutions.
+
+    Norms stay as they are at the mode, their statistics too.
+
+    Args:
+        prior: whose precision the Gaussian has where the images say nothing: of the "weight-decay", or the one of the
+            highest "evidence", which is each run's own.
+        temperature: T of p(θ | images)^(1/T): the covariance is T times that of the posterior.
+    """
+
+    name: ClassVar[str] = "laplace"
+    title: ClassVar[str] = "Laplace approximation, Kronecker-factored"
+    source: ClassVar[str] = "Ritter, Botev & Barber 2018; Daxberger et al. 2021"
+    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    independent: ClassVar[bool] = False
+    weights: ClassVar[str] = "all"
+
+    prior: str = "weight-decay"
+    temperature: float = 1.0
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Fit a Gaussian to each mode; return its draws. See `Method.fit`.
+
+        A run's facts: `prior_precision`, `log_evidence` (laplace's estimate of the log marginal likelihood, nats).
+        """
+        return _fit(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return the settings that a search tries on a problem."""
+        return [cls(prior, t) for prior in PRIORS for t in (0.003, 0.01, 0.03, 0.1, 1.0)]
+
+
+@dataclass(frozen=True)
+class LaplaceLastLayer:
+    """A Gaussian over the weights of the last layer alone; all else stays as it is at the mode.
+
+    Args:
+        prior, temperature: as `Laplace`.
+    """
+
+    name: ClassVar[str] = "laplace-last-layer"
+    title: ClassVar[str] = "Laplace approximation of the last layer, Kronecker-factored"
+    source: ClassVar[str] = "Kristiadi, Hein & Hennig 2020; Daxberger et al. 2021"
+    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    independent: ClassVar[bool] = False
+    weights: ClassVar[str] = "last_layer"
+
+    prior: str = "weight-decay"
+    temperature: float = 1.0
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Fit a Gaussian to each mode's last layer; return its draws. See `Laplace.fit`."""
+        return _fit(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return the settings that a search tries on a problem."""
+        return [cls(prior, t) for prior in PRIORS for t in (0.01, 0.03, 0.1, 0.3, 1.0)]
+
+
+def _fit(
+    weights: str, prior: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
+) -> Sequence[Run]:
+    if prior not in PRIORS:
+        raise UsageError("prior of a Laplace approximation", expected=" or ".join(PRIORS), found=repr(prior))
+    if not 0 < temperature < math.inf:
+        raise UsageError("temperature of a Laplace approximation", expected="above 0", found=repr(temperature))
+    library = needed("laplace", REQUIREMENT)
+    modes, buffers = problem.modes(runs)
+    # In their order and in pieces of one size: the factors depend on both.
+    loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=PIECE)
+    made = []
+    for run in range(runs):
+        mode = {n: t[run] for n, t in {**modes, **buffers}.items()}
+        network = placed(problem, mode)
+        if weights == "all":
+            freeze_norms(network, problem.recipe.architecture)
+        found = library.Laplace(
+            network,
+            "classification",
+            subset_of_weights=weights,
+            hessian_structure="kron",
+            prior_precision=problem.prior_precision,
+        )
+        with seeded(derive(seed, f"laplace run {run}"), problem.device):
+            _fit_one(found, loader, prior, problem.recipe.architecture)
+        evidence, precision = float(found.log_marginal_likelihood()), float(found.prior_precision)
+        found.temperature, found.prior_precision = temperature, precision / temperature
+        source = torch.Generator(problem.device).manual_seed(derive(seed, f"laplace draws {run}"))
+        drawn = _named(found.sample(draws, generator=source), network, found)
+        fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
+        states = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
+        made.append(Run(states, {"prior_precision": precision, "log_evidence": evidence}))
+    return made
+
+
+def placed(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:
+    """Return a network in eval mode with the tensors of a mode, name -> tensor."""
+    network = problem.network().to(problem.device).eval()
+    network.load_state_dict(dict(mode), strict=False, assign=False)
+    return network
+
+
+def freeze_norms(network: nn.Module, name: str) -> None:
+    """Leave the parameters of norms out of what laplace-torch takes: those that want no gradient.
+
+    Raises:
+        UsageError: parameters of layers that are neither norms nor have Kronecker factors.
+    """
+    for path, layer in network.named_modules():
+        own = list(layer.parameters(recurse=False))
+        if isinstance(layer, NORMS):
+            layer.requires_grad_(False)
+        elif own and not isinstance(layer, FACTORED):
+            raise UsageError(
+                f"layer {path!r} of architecture {name!r}",
+                expected="a linear layer, a convolution or a norm: others have no Kronecker factors",
+                found=type(layer).__name__,
+                do="Take laplace-last-layer",
+            )
+
+
+def _fit_one(found: Any, loader: Any, prior: str, name: str) -> None:
+    """Fit laplace-torch's object in place.
+
+    Raises:
+        UsageError: a network that it can't take.
+    """
+    try:
+        found.fit(loader)
+    except ValueError as error:
+        if "linear last layer" not in str(error):
+            raise
+        raise UsageError(
+            f"architecture {name!r}", expected="a linear layer as the last", found=str(error), do="Take laplace"
+        ) from error
+    if prior == "evidence":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="By default `link_approx`", category=UserWarning)  # not called
+            found.optimize_prior_precision(
+                method="marglik", n_steps=EVIDENCE_STEPS, init_prior_prec=found.prior_precision
+            )
+
+
+def _named(drawn: Tensor, network: nn.Module, found: Any) -> Tensors:
+    """Cut draws (draw, weight) into tensors, name -> (draw, *shape), in the order that laplace-torch took them."""
+    layer = getattr(found.model, "last_layer", None)
+    if layer is None:
+        shapes = {n: p.shape for n, p in network.named_parameters() if p.requires_grad}
+    else:
+        path = next(n for n, m in found.model.model.named_modules() if m is layer)
+        shapes = {f"{path}.{n}": p.shape for n, p in layer.named_parameters()}
+    parts = torch.split(drawn, [shape.numel() for shape in shapes.values()], 1)
+    return {n: part.reshape(len(drawn), *shape) for (n, shape), part in zip(shapes.items(), parts, strict=True)}

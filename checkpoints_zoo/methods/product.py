@@ -1,0 +1,35 @@
+"""The posteriors of all runs as one: their product, which the package posteriors samples as any other.
+
+Runs are independent given the images, so that the log density of the product is the sum of theirs, its gradient holds
+each run's own, and rules that treat each parameter by itself (SGLD, SGHMC, a diagonal Gaussian under Adam) do to the
+product what they do to each run. One backward pass of all is quicker than one mapped over the runs.
+
+Axes: stacked tensors are (run, *shape); a batch's images are (run, batch, channel, height, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, vmap
+
+from checkpoints_zoo.methods.problem import Problem
+
+REQUIREMENT = "posteriors>=0.1,<0.2"
+Tensors = dict[str, Tensor]
+Batch = tuple[Tensor, Tensor]
+
+
+def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
+    """Make the log density of the product of all runs' posteriors, as posteriors takes one; return it.
+
+    It takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the whole data,
+    and beside it each run's own, (run,).
+    """
+    each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
+
+    def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+        own = each(params, batch)
+        return own.sum(), own
+
+    return of_all

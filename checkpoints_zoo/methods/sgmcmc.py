@@ -1,0 +1,222 @@
+"""Stochastic-gradient Markov chains from a mode: SGLD, SGHMC, and SGHMC with a cyclical step size, by posteriors.
+
+Settings are in SGD's terms. `lr` times the gradient of the *mean* loss is a step, so that SGD's rates can be compared,
+and `friction` is 1 − momentum. In posteriors' terms, with the log density of all N images: SGLD's lr is lr / N;
+SGHMC's is h = √(lr / N), and its alpha is friction / h. `temperature` T is of the posterior alone: the chains' law is
+p(θ | images)^(1/T), and 1 is the Bayes posterior of the problem's prior and likelihood.
+
+Axes: stacked parameters are (run, *shape), draws (draw, *shape).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.methods.chains import run_chains
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
+
+
+@dataclass(frozen=True)
+class Sgld:
+    """Stochastic-gradient Langevin dynamics, θ ← θ + ε ∇log p(θ) + N(0, 2 ε T).
+
+    Args:
+        lr: N · ε.
+        temperature: T.
+        burn_in: steps before the first draw's own.
+        thinning: steps from draw to draw.
+        batch_size: images a step, each run its own.
+    """
+
+    name: ClassVar[str] = "sgld"
+    title: ClassVar[str] = "Stochastic-gradient Langevin dynamics"
+    source: ClassVar[str] = "Welling & Teh 2011, Bayesian learning via stochastic gradient Langevin dynamics"
+    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    independent: ClassVar[bool] = False
+
+    lr: float = 0.03
+    temperature: float = 0.03
+    burn_in: int = 500
+    thinning: int = 20
+    batch_size: int = 32
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Run a chain from each mode; return its draws, `thinning` steps apart. See `Method.fit`."""
+        _check(self)
+        sgld: Any = needed("posteriors.sgmcmc.sgld", REQUIREMENT)
+        transform = sgld.build(log_posterior(problem), lr=self.lr / problem.count, temperature=self.temperature)
+        state = transform.init(problem.modes(runs)[0])
+        kept = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
+        return run_chains(problem, self.name, transform.update, state, kept, self.batch_size, seed)
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return two rates at temperatures from 0.03 to 1."""
+        return [cls(lr=lr, temperature=t) for lr in (0.03, 0.1) for t in (0.03, 0.1, 0.3, 1.0)]
+
+
+@dataclass(frozen=True)
+class Sghmc:
+    """Stochastic-gradient Hamiltonian Monte Carlo.
+
+    θ ← θ + h m, m ← (1 − friction) m + h ∇log p(θ) + N(0, 2 friction T), both from the θ and m of the step before.
+    The step is explicit: it is stable where lr · (largest curvature of the mean loss) < friction.
+
+    Args:
+        lr: N · h².
+        friction: 1 − momentum.
+        temperature, burn_in, thinning, batch_size: as `Sgld`.
+    """
+
+    name: ClassVar[str] = "sghmc"
+    title: ClassVar[str] = "Stochastic-gradient Hamiltonian Monte Carlo"
+    source: ClassVar[str] = "Chen, Fox & Guestrin 2014, Stochastic gradient Hamiltonian Monte Carlo (arXiv 1402.4102)"
+    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    independent: ClassVar[bool] = False
+
+    lr: float = 0.03
+    friction: float = 0.3
+    temperature: float = 0.03
+    burn_in: int = 500
+    thinning: int = 20
+    batch_size: int = 32
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Run a chain from each mode, at rest; return its draws, `thinning` steps apart. See `Method.fit`."""
+        _check(self)
+        sghmc: Any = needed("posteriors.sgmcmc.sghmc", REQUIREMENT)
+        step = math.sqrt(self.lr / problem.count)
+        transform = sghmc.build(
+            log_posterior(problem), lr=step, alpha=self.friction / step, temperature=self.temperature, momenta=0.0
+        )
+        state = transform.init(problem.modes(runs)[0])
+        kept = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
+        return run_chains(problem, self.name, transform.update, state, kept, self.batch_size, seed, self.friction)
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return two rates, each with a friction that it is stable with, at temperatures from 0.03 to 1."""
+        rates = ((0.01, 0.1), (0.03, 0.3))
+        return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.03, 0.1, 0.3, 1.0)]
+
+
+@dataclass(frozen=True)
+class CyclicalSghmc:
+    """SGHMC with a step size that falls by a cosine and starts anew: it leaves a mode without noise, then samples.
+
+    Step k of a cycle of C has the rate lr/2 · (cos(π k / C) + 1); while k / C is below `exploring` no noise is added
+    (Zhang et al. 2020, algorithm 1 and equation 1). Draws are spread over the rest of each cycle; its last step is one.
+
+    Args:
+        lr: N · h² where a cycle starts.
+        cycles: as many, or as many as draws; draws that are over go to the first.
+        steps: of a cycle.
+        exploring: share of a cycle.
+        friction, temperature, batch_size: as `Sghmc`.
+    """
+
+    name: ClassVar[str] = "csghmc"
+    title: ClassVar[str] = "Cyclical SGHMC: several modes a run"
+    source: ClassVar[str] = (
+        "Zhang et al. 2020, Cyclical stochastic gradient MCMC for Bayesian deep learning (arXiv 1902.03932)"
+    )
+    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    independent: ClassVar[bool] = False
+
+    lr: float = 0.03
+    friction: float = 0.1
+    temperature: float = 0.1
+    cycles: int = 5
+    steps: int = 500
+    exploring: float = 0.7
+    batch_size: int = 32
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0 over all cycles.
+
+        >>> [round(CyclicalSghmc(lr=0.1, steps=4).rate(step), 3) for step in range(5)]
+        [0.1, 0.085, 0.05, 0.015, 0.1]
+        """
+        return self.lr / 2 * (math.cos(math.pi * (step % self.steps) / self.steps) + 1)
+
+    def kept(self, draws: int) -> list[int]:
+        """Return after how many steps each draw is taken.
+
+        Raises:
+            UsageError: more draws of a cycle than it has steps with noise.
+
+        >>> CyclicalSghmc(cycles=2, steps=10, exploring=0.6).kept(4)
+        [8, 10, 18, 20]
+        """
+        cycles, first = min(self.cycles, draws), math.ceil(self.exploring * self.steps)
+        each = [draws // cycles + (cycle < draws % cycles) for cycle in range(cycles)]
+        noisy = self.steps - first
+        if each[0] > noisy:
+            raise UsageError(
+                f"draws of {self.name} in a cycle",
+                expected=f"at most {noisy:,}, the steps with noise",
+                found=f"{each[0]:,}",
+                do="Make cycles longer, or take more of them",
+            )
+        return [
+            cycle * self.steps + first + noisy * (draw + 1) // count
+            for cycle, count in enumerate(each)
+            for draw in range(count)
+        ]
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Run a chain from each mode through all cycles; return its draws. See `Method.fit`."""
+        _check(self)
+        sghmc: Any = needed("posteriors.sgmcmc.sghmc", REQUIREMENT)
+        density = log_posterior(problem)
+
+        def update(state: Any, batch: Batch) -> tuple[Any, Tensor]:
+            at = int(state.step)
+            step, exploring = math.sqrt(self.rate(at) / problem.count), at % self.steps < self.exploring * self.steps
+            moved: tuple[Any, Tensor] = sghmc.update(
+                state,
+                batch,
+                density,
+                lr=step,
+                alpha=self.friction / step,  # the same share of the momentum is lost in each step, as in the paper
+                temperature=0.0 if exploring else self.temperature,
+            )
+            return moved
+
+        state = sghmc.init(problem.modes(runs)[0], momenta=0.0)
+        return run_chains(problem, self.name, update, state, self.kept(draws), self.batch_size, seed, self.friction)
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return two rates, each with a friction that it is stable with, at temperatures 0.1 and 1."""
+        rates = ((0.03, 0.1), (0.1, 0.3))
+        return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.1, 1.0)]
+
+
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "lr": ("above 0", lambda value: 0 < value < math.inf),
+    "friction": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "temperature": ("from 0", lambda value: 0 <= value < math.inf),
+    "burn_in": ("from 0", lambda value: value >= 0),
+    "thinning": ("from 1", lambda value: value >= 1),
+    "batch_size": ("from 1", lambda value: value >= 1),
+    "cycles": ("from 1", lambda value: value >= 1),
+    "steps": ("from 1", lambda value: value >= 1),
+    "exploring": ("from 0 and below 1", lambda value: 0 <= value < 1),
+}
+
+
+def _check(method: Sgld | Sghmc | CyclicalSghmc) -> None:
+    for name, value in vars(method).items():
+        expected, fits = _RANGES[name]
+        if not fits(value):
+            raise UsageError(f"{name} of {method.name}", expected=f"a number {expected}", found=repr(value))

@@ -1,0 +1,62 @@
+"""Snapshot ensembles: SGD falls into one minimum after another, and each is a draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.methods.continuing import passed
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.problem import Problem
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """SGD with a cosine rate that starts anew, and a draw at the end of each cycle (Huang et al. 2017).
+
+    The first cycle is the recipe's own training: the first draw of a run is its mode. Running statistics are those of
+    the training. With `lr` as in the recipe this is the recipe with schedule "cosine-restarts" and its milestones as
+    snapshots, but that momentum starts at zero after the first cycle.
+
+    Args:
+        lr: at the start of each further cycle.
+        cycle: epochs of each further cycle.
+    """
+
+    lr: float = 0.05
+    cycle: int = 1
+
+    name: ClassVar[str] = "snapshot"
+    title: ClassVar[str] = "Snapshot ensembles"
+    source: ClassVar[str] = "Huang et al. 2017, Snapshot ensembles: train 1, get M for free (arXiv 1704.00109)"
+    needs: ClassVar[tuple[str, ...]] = ()
+    independent: ClassVar[bool] = False
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Train each mode on for a cycle a draw, but for the first draw, the mode itself; return the runs.
+
+        Args:
+            problem: the network and its training images.
+            runs: how many.
+            draws: of each run.
+            seed: of the order that images come in after the mode.
+
+        Raises:
+            UsageError: a cycle without an epoch, a rate that isn't above 0, or losses that were not finite.
+        """
+        if self.cycle < 1 or not self.lr > 0:
+            raise UsageError(
+                "settings of snapshot", expected="cycle from 1, lr above 0", found=f"cycle={self.cycle}, lr={self.lr:g}"
+            )
+        after = range(0, draws * self.cycle, self.cycle)
+        ends = list(passed(problem, runs, seed, schedule="cosine-restarts", lr=self.lr, after=after).values())
+        return [Run({name: torch.stack([end[name][run] for end in ends]) for name in ends[0]}) for run in range(runs)]
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return cycles of one epoch from a quarter of the recipe's rate to four times as much."""
+        return [cls(lr=problem.recipe.lr * times) for times in (0.25, 0.5, 1.0, 2.0, 4.0)]

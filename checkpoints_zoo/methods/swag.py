@@ -1,0 +1,115 @@
+"""SWAG: a Gaussian around the weights that SGD passes at a constant rate, by torch-uncertainty's class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.methods.continuing import passed
+from checkpoints_zoo.methods.method import Run, Tensors
+from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.training.seeds import derive
+
+
+@dataclass(frozen=True)
+class Swag:
+    """A Gaussian with mean, variance and a low-rank covariance of SGD's weights (Maddox et al. 2019).
+
+    From each mode, SGD goes on at a constant rate; torch-uncertainty's `SWAG` gathers the weights after each epoch, and
+    draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), y and z standard normal, D the
+    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). Running statistics are
+    estimated anew for each draw.
+
+    Args:
+        lr: the constant rate.
+        epochs: that weights are gathered after.
+        scale: of the covariance.
+        max_num_models: rank of the low-rank part, at most `epochs`.
+        var_clamp: least variance of a weight.
+        diag_covariance: whether the low-rank part is left out.
+    """
+
+    lr: float = 0.05
+    epochs: int = 20
+    scale: float = 0.5
+    max_num_models: int = 20
+    var_clamp: float = 1e-6
+    diag_covariance: bool = False
+
+    name: ClassVar[str] = "swag"
+    title: ClassVar[str] = "SWAG"
+    source: ClassVar[str] = (
+        "Maddox et al. 2019, A simple baseline for Bayesian uncertainty in deep learning (arXiv 1902.02476)"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("torch-uncertainty>=0.7,<1",)
+    independent: ClassVar[bool] = False
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Train each mode on, gather its weights, and draw; return the runs.
+
+        Args:
+            problem: the network and its training images.
+            runs: how many.
+            draws: of each run.
+            seed: of the order that images come in, and of the draws.
+
+        Raises:
+            UsageError: no torch-uncertainty, settings out of their range, or losses that were not finite.
+        """
+        if not 2 <= self.max_num_models <= self.epochs or not self.lr > 0 or min(self.scale, self.var_clamp) < 0:
+            raise UsageError(
+                "settings of swag",
+                expected="max_num_models from 2 to epochs, lr above 0, scale and var_clamp from 0",
+                found=", ".join(f"{name}={value}" for name, value in vars(self).items()),
+            )
+        weights = passed(problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1))
+        with torch.random.fork_rng(devices=[]):
+            return [self._drawn(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
+
+    def _drawn(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
+        gathered = self.gather(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
+        found: dict[str, list[torch.Tensor]] = {}
+        for draw in range(draws):
+            drawn = gathered.sample(self.scale, seed=derive(seed, f"swag {run} {draw}"))
+            for name, parameter in drawn.named_parameters():
+                found.setdefault(name, []).append(parameter.detach())
+        return Run(problem.finish({name: torch.stack(tensors) for name, tensors in found.items()}))
+
+    def gather(self, problem: Problem, weights: Sequence[Mapping[str, torch.Tensor]]) -> Any:
+        """Give weights to torch-uncertainty's `SWAG` one after another; return it, ready to draw.
+
+        Args:
+            problem: the network.
+            weights: parameters (and buffers) by name.
+
+        Raises:
+            UsageError: no torch-uncertainty.
+        """
+        kind = needed("torch_uncertainty.methods.swag", *self.needs).SWAG
+        network = problem.network()
+        swag = kind(
+            network,
+            cycle_start=0,
+            cycle_length=1,
+            scale=self.scale,
+            diag_covariance=self.diag_covariance,
+            max_num_models=self.max_num_models,
+            var_clamp=self.var_clamp,
+            num_estimators=0,  # it would draw them after each epoch
+        )
+        with torch.no_grad():
+            for epoch, tensors in enumerate(weights, 1):
+                for name, parameter in network.named_parameters():
+                    parameter.copy_(tensors[name])
+                swag.update_wrapper(epoch)
+        return swag
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return rates from a fifth of the recipe's to all of it, and scales of 1/4 to 2."""
+        return [cls(lr=problem.recipe.lr * part, scale=s) for part in (0.2, 0.5, 1.0) for s in (0.25, 0.5, 1.0, 2.0)]

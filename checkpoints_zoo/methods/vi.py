@@ -1,0 +1,153 @@
+"""Variational inference: a Gaussian with independent parameters, Bayes by backprop, by posteriors.
+
+Axes: stacked parameters are (run, *shape), draws (draw, *shape).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor
+from torch.func import stack_module_state
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.problem import Problem, Tensors
+from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
+from checkpoints_zoo.training.reproducible import seeded
+from checkpoints_zoo.training.seeds import derive
+
+LAST = 100  # steps that the bound is estimated from
+_STARTS = ("mode", "random")
+
+
+@dataclass(frozen=True)
+class MeanField:
+    """The Gaussian with independent parameters that maximises E[log p(θ, labels)] + temperature · entropy.
+
+    At temperature 1 it is the evidence lower bound of the problem's prior and likelihood; below, the Gaussian is
+    narrower (a cold posterior). Gradients are by reparameterisation, sticking the landing (Roeder et al. 2017), under
+    Adam with a rate that falls to 0 by a cosine.
+
+    Args:
+        lr: Adam's rate at first, for means and logs of standard deviations.
+        steps: of Adam.
+        init_log_sd: log of all standard deviations at first.
+        temperature: of the entropy.
+        samples: of the Gaussian, a step.
+        batch_size: images a step, each run its own.
+        start: where the means start: at each run's "mode", or at a "random" initialisation of the network.
+    """
+
+    lr: float = 0.01
+    steps: int = 1000
+    init_log_sd: float = -4.0
+    temperature: float = 0.03
+    samples: int = 1
+    batch_size: int = 32
+    start: str = "mode"
+
+    name: ClassVar[str] = "vi"
+    title: ClassVar[str] = "Variational inference, mean-field Gaussian"
+    source: ClassVar[str] = (
+        "Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, Weight uncertainty in neural networks (arXiv 1505.05424)"
+    )
+    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    independent: ClassVar[bool] = False
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Fit a Gaussian from each mode, all together, and draw from it; return the runs in order.
+
+        A run's facts: `elbo`, E[log p(θ, labels) − log q(θ)] in nats, the mean over the last 100 steps: a bound
+        of the log evidence whatever the temperature. `mean_sd`, the mean standard deviation of the parameters.
+
+        Args:
+            problem: the network and its training images.
+            runs: how many.
+            draws: of each Gaussian.
+            seed: of the order of images, the samples and the draws.
+
+        Raises:
+            UsageError: no posteriors, settings out of their range, or a Gaussian that leaves for infinity.
+        """
+        self._check()
+        vi: Any = needed("posteriors.vi.diag", REQUIREMENT)
+        torchopt: Any = needed("torchopt", REQUIREMENT)
+        density = log_posterior(problem)
+
+        def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+            total, own = density(params, batch)
+            return total, (own, params)  # posteriors gives its samples away in no other way
+
+        transform = vi.build(
+            seen,
+            torchopt.adam(lr=self._rate),
+            temperature=self.temperature,
+            n_samples=self.samples,
+            init_log_sds=self.init_log_sd,
+        )
+        means = self._means(problem, runs, seed)
+        batches = problem.batches(self.batch_size, [derive(seed, f"vi run {run}") for run in range(runs)])
+        bounds: list[Tensor] = []
+        with seeded(derive(seed, "vi noise"), problem.device):
+            state = transform.init(means)
+            for step in range(self.steps):
+                before = state
+                state, (own, sampled) = transform.update(state, next(batches))
+                if step >= self.steps - LAST:
+                    bounds.append((own - _log_density(before, sampled)).view(-1, runs).mean(0))
+            drawn = vi.sample(state, (draws,))
+        elbo = torch.stack(bounds).double().mean(0).cpu()
+        spread = torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()
+        if not bool(elbo.isfinite().all()):
+            raise UsageError("Gaussian of vi", expected="a finite bound", found="another", do="Lower lr")
+        return [
+            Run(
+                problem.finish({name: tensor[:, run] for name, tensor in drawn.items()}),
+                {"elbo": float(elbo[run]), "mean_sd": float(spread[run])},
+            )
+            for run in range(runs)
+        ]
+
+    def _rate(self, count: Tensor) -> Tensor:
+        return self.lr / 2 * ((math.pi * count / self.steps).cos() + 1)
+
+    def _means(self, problem: Problem, runs: int, seed: int) -> Tensors:
+        """Return what the Gaussians' means are at first, (run, *shape)."""
+        if self.start == "mode":
+            return {name: tensor.detach().clone() for name, tensor in problem.modes(runs)[0].items()}
+        networks = []
+        for run in range(runs):
+            with seeded(derive(seed, f"vi start {run}"), problem.device):
+                networks.append(problem.recipe.module())
+        params, _ = stack_module_state(networks)
+        return {name: tensor.detach().to(problem.device) for name, tensor in params.items()}
+
+    def _check(self) -> None:
+        counts = min(self.steps, self.samples, self.batch_size) >= 1
+        if not (counts and self.lr > 0 and self.temperature >= 0 and self.start in _STARTS):
+            raise UsageError(
+                "settings of vi",
+                expected="lr above 0, temperature from 0, steps, samples and batch_size from 1, start mode or random",
+                found=", ".join(f"{name}={value}" for name, value in vars(self).items()),
+            )
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return two rates at temperatures from 0.03 to 1."""
+        return [cls(lr=lr, temperature=t) for lr in (0.003, 0.01) for t in (0.03, 0.1, 0.3, 1.0)]
+
+
+def _log_density(state: Any, sampled: Tensors) -> Tensor:
+    """Return log q of samples ([sample,] run, *shape) under each run's Gaussian, nats, ([sample,] run)."""
+    total: Any = 0.0
+    for name, mean in state.params.items():
+        log_sd = state.log_sd_diag[name]
+        each = -((sampled[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
+        total = total + each.flatten(each.ndim - mean.ndim + 1).sum(-1)
+    return cast(Tensor, total)
