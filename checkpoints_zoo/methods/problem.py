@@ -30,6 +30,7 @@ from checkpoints_zoo.layout import is_counter
 from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
 from checkpoints_zoo.replacing import replacing
 from checkpoints_zoo.training.augment import AUGMENTATIONS
+from checkpoints_zoo.training.averaging import stored
 from checkpoints_zoo.training.loop import StackState, start, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator
@@ -242,6 +243,9 @@ class Problem:
                 raise UsageError(
                     f"modes of recipe {recipe.name!r}", expected="finite losses", found="others", do="Lower the rate"
                 )
+            final = stored(recipe, state.params, state.buffers, state.averages, self.images)
+            state.params = {name: final[name].detach() for name in state.params}
+            state.buffers = {name: final[name].detach() for name in state.buffers}
             stacks.append(state)
         if len(stacks) == 1:
             return stacks[0]
