@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkpoints_zoo import images, interop, metrics, symmetry
     from checkpoints_zoo.collection import Collection
+    from checkpoints_zoo.comparing import Comparison, compare
+    from checkpoints_zoo.comparing.compact_table import compare_compact
     from checkpoints_zoo.ensemble import Ensemble
     from checkpoints_zoo.equivalence import check_equivalence
     from checkpoints_zoo.errors import ZooError
@@ -39,10 +41,10 @@ if TYPE_CHECKING:
 
 __version__ = _version("checkpoints-zoo")
 __all__ = [
-    "Collection", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier", "barriers", "check_equivalence",
-    "collections", "compact", "compare_predictives", "corollary", "evaluate", "from_checkpoints", "from_samples",
-    "images", "interop", "load", "metrics", "minimal_mass", "mmd", "ns", "pairwise", "publish", "report", "symmetries",
-    "symmetry", "verify",
+    "Collection", "Comparison", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier", "barriers",
+    "check_equivalence", "collections", "compact", "compare", "compare_compact", "compare_predictives", "corollary",
+    "evaluate", "from_checkpoints", "from_samples", "images", "interop", "load", "metrics", "minimal_mass", "mmd",
+    "ns", "pairwise", "publish", "report", "symmetries", "symmetry", "verify",
 ]  # fmt: skip
 
 # Resolved on first use, so that the command line starts without torch.
@@ -50,9 +52,11 @@ _PLACES = {
     "Collection": "collection", "Member": "member", "Ensemble": "ensemble", "ZooError": "errors",
     "collections": "loading", "load": "loading", "evaluate": "evaluation", "Report": "evaluation",
     "from_checkpoints": "interop.checkpoints", "from_samples": "interop.samples",
+    "compare": "comparing", "Comparison": "comparing",
     "publish": "publishing", "verify": "verification", "symmetries": "symmetry", "check_equivalence": "equivalence",
     "alignment": "posterior.aligning", "barrier": "posterior.barrier", "barriers": "posterior.barrier",
-    "compact": "posterior.compact", "corollary": "posterior.corollary", "minimal_mass": "posterior.mass",
+    "compact": "posterior.compact", "compare_compact": "comparing.compact_table",
+    "corollary": "posterior.corollary", "minimal_mass": "posterior.mass",
     "mmd": "posterior.mmd", "ns": "posterior.mmd", "pairwise": "posterior.pairwise",
     "compare_predictives": "posterior.predictives", "report": "reporting",
     "images": "", "interop": "", "metrics": "", "symmetry": "",

@@ -11,8 +11,9 @@ from checkpoints_zoo import pieces, placement
 from checkpoints_zoo.layout import content_hash, finite_problems
 from checkpoints_zoo.pieces import Location
 
-# Draws of one run of these may repeat: a proposal that is refused leaves the chain where it was.
-CHAINS = ("hmc", "sghmc", "sgld")
+# Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
+# may drop the same again.
+REPEATING = ("dropout", "hmc", "sghmc", "sgld")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
 
 
 def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
-    """Find members that hold the same weights, draws of one run of a Markov chain aside; return the problems.
+    """Find members that hold the same weights, draws of one run that may repeat aside; return the problems.
 
     Args:
         collections: name, rows, and the content hash of each row, None for one that does not count.
@@ -74,7 +75,7 @@ def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]
                 continue
             if digest not in first:
                 first[digest] = member, source
-            elif method not in CHAINS or first[digest][1] != source:
+            elif method not in REPEATING or first[digest][1] != source:
                 other, (collection, *_) = first[digest]
                 whose = f"member {other}{'' if collection == name else f' of {collection}'}"
                 text = f"expected weights of its own; found those of {whose}."

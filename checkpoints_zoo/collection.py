@@ -57,6 +57,16 @@ class Collection(Viewed):
         Raises:
             MemberNotFound, UsageError: no such position.
         """
+        one = self._of([self._position(position)])
+        row = one.rows.to_pylist()[0]
+        return Member(self.name, row, one)
+
+    def _position(self, position: int) -> int:
+        """Return a position counted from the first member.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
         at = selection.whole(position)
         if at is None:
             raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
@@ -68,9 +78,7 @@ class Collection(Viewed):
                 do="`.member(id)` takes a member by its id",
                 collection=self.name,
             )
-        one = self._of([at % len(self)])
-        row = one.rows.to_pylist()[0]
-        return Member(self.name, row, one)
+        return at % len(self)
 
     def _of(self, positions: list[int], view: View | None = None) -> Collection:
         rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
@@ -81,6 +89,14 @@ class Collection(Viewed):
         if len(part) and "symmetry_table" in vars(self):  # derived once, not for each batch
             part.symmetry_table = self.symmetry_table
         return part
+
+    def take(self, positions: Iterable[int]) -> Collection:
+        """Take members by position, in any order; return them as a collection.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        return self._of([self._position(position) for position in positions])
 
     def member(self, id: int) -> Member:
         """Take a selected member by its id (its last selected snapshot); return it.

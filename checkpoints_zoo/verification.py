@@ -33,8 +33,8 @@ def verify(members: Collection, sample: int = 8, data: Given | None = None) -> l
     """Check members against their manifest; return the problems found, [] for none.
 
     Every member's tensors are where the manifest says, hash to its sha256 and are finite; no two members hold the
-    same weights (two draws of one Markov chain may); the claimed accuracy of some of them is measured again. Members
-    on the Hub are brought here for it, all that are missing in one go.
+    same weights (two draws of one run of dropout or of a Markov chain may); the claimed accuracy of some of them is
+    measured again. Members on the Hub are brought here for it, all that are missing in one go.
 
     Args:
         members: a collection.

@@ -72,6 +72,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "resnet8": lambda: architectures.build("resnet8"),
     "mlp": Mlp,
 }
+OWN = "my-mlp"  # what a source calls the architecture of Mlp, which the package lacks
+NETS[OWN] = Mlp
 
 
 def random_state(net: str, seed: int) -> State:
@@ -254,8 +256,8 @@ def build(
                 }
             )  # fmt: skip
     built.description = {
-        "format_version": 1, "name": name, "title": "Tiny", "architecture": net, "arguments": {},
-        "dataset": "digits", "classes": [str(c) for c in range(10)], "preprocessing": PREPROCESSING,
+        "format_version": 1, "name": name, "title": "Tiny", "architecture": OWN if net == "mlp" else net,
+        "arguments": {}, "dataset": "digits", "classes": [str(c) for c in range(10)], "preprocessing": PREPROCESSING,
         "layouts": {"only": layout}, "licence": "Apache-2.0", "citation": "none",
     }  # fmt: skip
     built.write()
@@ -278,7 +280,7 @@ def five(root: Path, net: str) -> Built:
 
 def load(built: Built, **selection: Any) -> zoo.Collection:
     """Load a source's members with the package; of the user's own net with its architecture."""
-    architecture = Mlp if built.description.get("architecture") == "mlp" else None
+    architecture = Mlp if built.description.get("architecture") == OWN else None
     return zoo.load(built.name, source=built.root, architecture=architecture, **selection)
 
 

@@ -245,7 +245,7 @@ def architecture(name: str, **arguments: Any) -> tuple[Callable[[], nn.Module], 
 EVERY = NETS | {
     "convnet": architecture("convnet"), "resnet8": architecture("resnet8"), "optunet": architecture("optunet"),
     "optunet-355": architecture("optunet", hidden=3), "resnet20": architecture("resnet20-frn-silu"),
-    "resnet20-bias": architecture("resnet20-frn-silu", conv_bias=True),
+    "resnet20-bias": architecture("resnet20-frn-silu", conv_bias=True), "perceptron": architecture("mlp"),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -20,6 +21,7 @@ NETS = {
     "resnet18": (11_173_962, 3, 32),
     "resnet20-frn-silu": (273_258, 3, 32),
     "optunet": (392, 1, 28),
+    "mlp": (3466, 1, 8),
 }
 
 
@@ -34,7 +36,12 @@ def test_sizes(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [*((name, {}) for name in ARCHITECTURES), ("resnet20-frn-silu", {"conv_bias": True}), ("optunet", {"hidden": 3})],
+    [
+        *((name, {}) for name in ARCHITECTURES),
+        ("resnet20-frn-silu", {"conv_bias": True}),
+        ("optunet", {"hidden": 3}),
+        ("mlp", {"widths": (5,)}),
+    ],
 )
 def test_builds_on_meta_and_traces(name: str, arguments: dict[str, Any]) -> None:
     with torch.device("meta"):
@@ -72,6 +79,20 @@ def test_resnet8_names_are_timms() -> None:
     assert ours["layer3.0.conv1.weight"].shape == (32, 16, 3, 3)
 
 
+def test_mlp_is_its_layers_by_hand() -> None:
+    module = build("mlp", widths=[4, 5, 6], size=3, channels=2)
+    state = module.state_dict()
+    assert {name: tuple(tensor.shape) for name, tensor in state.items() if name.endswith("weight")} == {
+        "fc1.weight": (4, 18), "fc2.weight": (5, 4), "fc3.weight": (6, 5), "fc4.weight": (10, 6),
+    }  # fmt: skip
+    images = torch.rand(3, 2, 3, 3)
+    values = images.reshape(3, 18).double().numpy()
+    for at in (1, 2, 3, 4):
+        values = values @ state[f"fc{at}.weight"].double().numpy().T + state[f"fc{at}.bias"].double().numpy()
+        values = values if at == 4 else values.clip(min=0)
+    np.testing.assert_allclose(module(images).detach().numpy(), values, atol=1e-6)
+
+
 def test_lists_stand_for_tuples() -> None:
     assert build("resnet8", widths=[4, 6, 10]).state_dict()["fc.weight"].shape == (10, 10)
 
@@ -89,8 +110,8 @@ def test_convnet_needs_no_timm() -> None:
         (
             "resnet",
             {},
-            "architecture 'resnet': expected one of convnet, resnet8, resnet18, resnet20-frn-silu, optunet;"
-            " found 'resnet'. Use the nearest name, 'resnet8'.",
+            "architecture 'resnet': expected one of convnet, resnet8, resnet18, resnet20-frn-silu, optunet,"
+            " mlp; found 'resnet'. Use the nearest name, 'resnet8'.",
         ),
         (
             "convnet",
@@ -133,6 +154,7 @@ def test_convnet_needs_no_timm() -> None:
             "argument 'widths' of architecture 'resnet8': expected a list of whole numbers in 1-65536;"
             " found [8, 16, 0].",
         ),
+        ("mlp", {"widths": []}, "argument 'widths' of architecture 'mlp': expected a width or more; found ()."),
         (
             "resnet8",
             {"widths": [8, 16]},

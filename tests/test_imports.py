@@ -96,6 +96,7 @@ ROOMS = {
     "mass_plots": HEAVY,
     "alignment_plots": HEAVY,
     "compact_plots": HEAVY,
+    "comparison_plots": HEAVY,
     "reporting": HEAVY,
     "cards": LIGHT,
     "publishing": LIGHT,

@@ -271,5 +271,5 @@ def test_arguments_in_a_description_that_cannot_be(tmp_path: Path, arguments: di
 
 def test_a_net_the_package_lacks(tmp_path: Path) -> None:
     members = zoo.load("tiny", source=build(tmp_path, "mlp").root)
-    with pytest.raises(UsageError, match=r"^architecture 'mlp' of tiny: expected one of the package's \(convnet, "):
+    with pytest.raises(UsageError, match=r"^architecture 'my-mlp' of tiny: expected one of the package's \(convnet, "):
         members.ensemble()

@@ -82,7 +82,7 @@ def test_the_package_publishes_its_own(hub: Hub, trained: Path) -> None:
 def test_a_net_that_the_package_lacks(hub: Hub, tmp_path: Path, tiny: Built) -> None:
     lines: list[str] = []
     publish(build(tmp_path / "mine", "mlp", members=range(3), name="mine").root, sample=2, say=lines.append)
-    assert "mine: accuracies are not measured again, since the package can't build 'mlp'" in lines
+    assert "mine: accuracies are not measured again, since the package can't build 'my-mlp'" in lines
     assert consistent(hub) == 3
 
 

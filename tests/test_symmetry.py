@@ -48,6 +48,7 @@ COUNTS = {
     "owned": (2 * 2**2 * 6**2 * 2 * 2**2, 4 + 4 + 6 + 4, 2),
     "convnet": (math.factorial(8) * math.factorial(16) * math.factorial(32), 8 + 16 + 32, 0),
     "optunet-355": (2 * math.factorial(5) ** 2 * 6, 2 + 10 + 3, 0),
+    "perceptron": (math.factorial(32) ** 2, 32 + 32, 0),
     "resnet20": (None, 0, 784),
 }
 

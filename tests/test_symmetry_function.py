@@ -49,7 +49,9 @@ def test_exact_symmetries_keep_the_function(name: str, seed: int) -> None:
     assert change(name, seed) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet8", "optunet", "optunet-355", "resnet20", "resnet20-bias"])
+@pytest.mark.parametrize(
+    "name", ["convnet", "resnet8", "optunet", "optunet-355", "resnet20", "resnet20-bias", "perceptron"]
+)
 def test_exact_symmetries_keep_the_function_of_the_architectures(name: str) -> None:
     assert max(change(name, seed) for seed in range(3)) < 1e-10
 

@@ -122,7 +122,7 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
 # A member is a function of its seed alone
 
 
-@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
+@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits", "mlp-digits"])
 def test_member_is_a_function_of_its_seed(name: str) -> None:
     recipe = dataclasses.replace(RECIPES[name](), epochs=1)
     width = recipe.stack_width

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from checkpoints_zoo.architectures.convnet import convnet
+from checkpoints_zoo.architectures.mlp import mlp
 from checkpoints_zoo.architectures.optunet import optunet
 from checkpoints_zoo.architectures.resnet8 import resnet8
 from checkpoints_zoo.architectures.resnet18 import resnet18
@@ -22,6 +23,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "resnet20-frn-silu": resnet20_frn_silu,
     "optunet": optunet,
+    "mlp": mlp,
 }
 
 # Arguments come from files that may be anybody's: a bound keeps a damaged one from asking for all memory.

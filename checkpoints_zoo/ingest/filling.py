@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo import cache, hub, manifest, pieces, placement
 from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.checks import CHAINS
+from checkpoints_zoo.checks import REPEATING
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.ingest.origin import Say
 from checkpoints_zoo.layout import content_hash, finite_problems
@@ -120,7 +120,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
     """Mark members that have the weights of one before as excluded, by their hashes."""
     first: dict[str, int] = {}
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
-        if row["status"] != "ok" or row["sha256"] is None or row["method"] in CHAINS:
+        if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
             continue
         other = first.setdefault(row["sha256"], row["member"])
         if other != row["member"]:

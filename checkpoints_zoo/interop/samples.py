@@ -54,7 +54,7 @@ def from_samples(
             one after another, with `order`. Of a net with buffers, draws may be of its parameters alone.
         architecture: a name in `ARCHITECTURES`, or what builds the module.
         method: that the draws are of ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Only draws of one run of
-            hmc, sghmc and sgld may repeat.
+            dropout, hmc, sghmc and sgld may repeat.
         out: folder of the source; other collections in it stay.
         name: of the collection, COLLECTION-METHOD or COLLECTION-METHOD-multi.
         arguments: of an architecture that is named.

@@ -146,7 +146,8 @@ def fit(
     else:
         problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
         fitted = wanted.fit(problem, runs, draws, seed)
-        _store(fitted, wanted, recipe, root, name, settings, device)
+        with torch.random.fork_rng(devices=[]):  # networks are built there
+            _store(fitted, wanted, recipe, root, name, settings, device)
         facts = [dict(run.facts) for run in fitted]
     seconds = time.monotonic() - began
     done = Fit(name, wanted.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds, facts,

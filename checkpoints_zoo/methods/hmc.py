@@ -189,8 +189,9 @@ def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], t
             for state in states
         ])  # fmt: skip
     of_classes = rhat(right)
+    moving = of_classes[~of_classes.isnan()]  # probabilities that are 1 in all draws have no R-hat
     return {
         "rhat_log_posterior_all": float(rhat(chains.log_density[:, :, None])),
-        "rhat_predictive_all": float(of_classes.median()),
-        "rhat_predictive_all_max": float(of_classes.max()),
+        "rhat_predictive_all": float(moving.median()) if len(moving) else float("nan"),
+        "rhat_predictive_all_max": float(moving.max()) if len(moving) else float("nan"),
     }

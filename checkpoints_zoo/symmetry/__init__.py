@@ -31,7 +31,7 @@ __all__ = [
 # Channels, height and width that the architectures were made for: any other that they take gives the same table.
 IMAGES = {
     "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
-    "optunet": (1, 28, 28),
+    "optunet": (1, 28, 28), "mlp": (1, 8, 8),
 }  # fmt: skip
 
 
