@@ -33,6 +33,8 @@ _PIECE = 200  # inputs a forward pass: what a layer gives the next stays in a CP
 class Hmc:
     """Full-batch Hamiltonian Monte Carlo, p(θ | images)^(1/T), with unit mass.
 
+    A chain of a few trajectories has not forgotten its mode: see its R-hat before it is taken for the posterior.
+
     Batch norms keep the running statistics of the mode, in training and in the draws: what is sampled is the posterior
     of the other parameters, given these.
 
@@ -65,9 +67,7 @@ class Hmc:
         self._check(problem)
         modes, buffers = problem.modes(runs)
         posterior = Posterior(problem, modes, buffers, self.temperature)
-        chains = sample(
-            posterior, modes, draws, warmup=self.warmup, steps=self.steps, seed=seed, target=self.target
-        )  # fmt: skip
+        chains = sample(posterior, modes, draws, warmup=self.warmup, steps=self.steps, seed=seed, target=self.target)
         kept = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
         states = [
             {n: d[run].float().contiguous() for n, d in chains.draws.items()}
@@ -75,9 +75,7 @@ class Hmc:
             for run in range(runs)
         ]
         of_all = _facts_of_all(problem, chains, states, self.temperature) if draws >= 4 else {}
-        return [
-            Run(state, _facts(chains, run, self.temperature) | of_all) for run, state in enumerate(states)
-        ]  # fmt: skip
+        return [Run(state, _facts(chains, run, self.temperature) | of_all) for run, state in enumerate(states)]
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
