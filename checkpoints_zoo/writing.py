@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -142,6 +143,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_folder(root: Path) -> None:
+    """Make a folder, and check that files can be written into it, before work whose results belong there.
+
+    Raises:
+        StorageError: they can't.
+    """
+    with writing_into(root), TemporaryFile(dir=root):
+        pass
 
 
 @contextmanager

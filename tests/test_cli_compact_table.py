@@ -97,6 +97,17 @@ def test_against_draws_at_hand(tmp_path: Path) -> None:
             "runs of a compact table: expected a whole number from 1; found 0",
         ),
         (("compact-table", "mlp-digits", "--to", "first"), 2, "Invalid value for '--to'"),
+        (
+            ("compact-table", "mlp-digits", "--steps", "0"),
+            2,
+            "steps of a compact table: expected a whole number from 1",
+        ),
+        (
+            ("compact-table", "mlp-digits", "--splits", "1"),
+            2,
+            "splits of a compact table: expected a whole number from 2",
+        ),
+        (("compact-table", "mlp-digits", "--json", "t.txt"), 2, "Invalid value for '--json': 't.txt' does not end in"),
         (("compact", "convnet-digits", "--vi", "x"), 2, "--vi needs --against, HMC's draws."),
         (("compact", "convnet-digits", "--against", "convnet-digits", "--plot", "x.png"), 2, "--plot draws no table"),
         (

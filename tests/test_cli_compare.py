@@ -10,6 +10,8 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.comparing.comparison import Comparison
+from checkpoints_zoo.methods.fitting import fit
+from checkpoints_zoo.training import recipe_files
 from tests.commands import run, values
 from tests.few_draws import DRAWS, few_images, noisy
 
@@ -111,6 +113,14 @@ def test_another_population_as_the_reference(place: Path, images: tuple[str, ...
         (("--table", "c.txt"), 2, "Invalid value for '--table': 'c.txt' ends neither in .csv nor in .parquet."),
         (("--reference", "convnet-digit"), 3, "convnet-digit"),
         (("-n", "3"), 2, "reference convnet-digits: expected 4 members or more"),
+        (("--recipe", "none.py"), 2, "recipe file none.py: expected a Python file; found no such file."),
+        (("--recipe", "resnet8-digits"), 2, "recipe of convnet-digits: expected the one that its members were trained"),
+        (
+            ("--reference", "resnet8-digits", "--methods", "swag, snapshot"),
+            2,
+            "methods fitted to convnet-digits: expected the tensors of resnet8-digits; found others, such as "
+            "'bn1.weight'. All draws have to be of the reference's network.",
+        ),
     ],
 )
 def test_what_the_command_cannot_take(options: tuple[str, ...], code: int, text: str, tmp_path: Path) -> None:
@@ -118,6 +128,49 @@ def test_what_the_command_cannot_take(options: tuple[str, ...], code: int, text:
     assert (result.exit_code, result.stdout) == (code, "")
     assert text in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_takes_no_files_is_refused_before_anything_is_fitted(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("compare", "convnet-digits", "--out", tmp_path / "file")
+    assert result.stderr == (
+        f"zoo-cli: error: out {tmp_path / 'file'}: expected a folder, or a name that is free; found a file.\n"
+    )
+    result = run("compare", "convnet-digits", "--out", tmp_path / "file" / "below", "--methods", "none")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"folder {tmp_path / 'file' / 'below'}: expected one that can be written to" in result.stderr
+    assert "measuring" not in result.stderr
+
+
+OWN = """
+from dataclasses import replace
+from torch import nn
+from checkpoints_zoo.training.recipes import mlp_digits
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10))
+
+OWN = {"name": "own-digits", "architecture": "own", "build": build, "arguments": {}}
+RECIPE = replace(mlp_digits(), **OWN, epochs=1, stack_width=4)
+"""
+
+
+def test_a_collection_of_ones_own_and_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe's own network draws; --dry-run says where they lie."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_of_compare.py").write_text(OWN)
+    recipe = recipe_files.read("own_of_compare.py")
+    fit("deep-ensemble", recipe, out="own", draws=4)
+    asked = (
+        "compare", "own-digits-deep-ensemble", "--source", "own", "--architecture", "own_of_compare:build", "--recipe",
+        "own_of_compare.py", "--methods", "snapshot", "--runs", "2", "--draws", "2", "--ood", "none", "--out", "out",
+        "--permutations", "19", "--workers", "1",
+    )  # fmt: skip
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    folder = values(run(*asked, "--dry-run", "--format", "json"))["folders"]["snapshot"]
+    assert f"own-digits-snapshot-multi in {folder}\n" in result.stderr
+    assert len(zoo.load("own-digits-snapshot-multi", source=folder, architecture=recipe.skeleton)) == 4
 
 
 def test_a_method_that_needs_what_is_missing_is_left_out_unless_it_is_named(

@@ -178,6 +178,7 @@ def test_what_can_not_be_compared(
         (members[0], {}, "collection: expected a Collection or its name; found Member."),
         (members, {"draws": {"a": other}}, "draws 'a': expected the tensors of convnet-digits; found others, such as"),
         (members, {"draws": {"a": members[:1]}}, "draws of a: expected two or more; found 1."),
+        (members, {"draws": members}, "draws: expected a dict of name -> Collection; found Collection."),
         (members, {"draws": {"a b": members}}, "name 'a b' of draws: expected letters, digits, dots and dashes, and"),
         (members, {"draws": {"reference": members}}, "name 'reference' of draws: expected letters"),
         (members, {"draws": {"a": "swag"}}, "draws 'a': expected a Collection, as `zoo.load` and `zoo.from_samples`"),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods import hmc
+from checkpoints_zoo.methods import hamiltonian, hmc
 from checkpoints_zoo.methods.diagnostics import effective_size, plain_rhat, rhat
 from checkpoints_zoo.methods.hamiltonian import StepSizes, Target, differentiated, leapfrog, sample
 from checkpoints_zoo.methods.hmc import Hmc, Posterior
@@ -155,6 +155,30 @@ def test_chains_have_sizes_of_their_own() -> None:
         assert math.isclose(chains.step_size[1] / chains.step_size[0], 100, rel_tol=0.3)
         sizes.append(float(chains.step_size[0]))
     assert sizes[0] > 1.3 * sizes[1]
+
+
+@pytest.mark.parametrize(("warmup", "parts"), [(20, [slice(0, 10), slice(10, 20)]), (19, [slice(0, 19)])])
+def test_step_sizes_are_found_anew_half_way(monkeypatch: pytest.MonkeyPatch, warmup: int, parts: list[slice]) -> None:
+    """Dual averaging multiplies what it begins with by what the chances say; the first size is 0.01 times 2^k."""
+    chances: list[Tensor] = []
+
+    class Noted(StepSizes):
+        def learn(self, chance: Tensor) -> None:
+            chances.append(chance)
+            super().learn(chance)
+
+    monkeypatch.setattr(hamiltonian, "StepSizes", Noted)
+    density = differentiated(lambda at: -at["x"].square().sum(1) / 2)
+    chains = sample(density, {"x": torch.zeros(3, 50, dtype=torch.float64)}, 5, warmup=warmup, steps=4, seed=0)
+    assert len(chances) == warmup
+    found = chains.step_size
+    for part in parts:
+        sizes = StepSizes(torch.ones(3, dtype=torch.float64), 0.8)
+        for chance in chances[part]:
+            sizes.learn(chance)
+        found = found / sizes.average
+    doublings = torch.log2(found / 0.01)
+    torch.testing.assert_close(doublings, doublings.round(), rtol=0, atol=1e-9)
 
 
 def test_step_sizes_are_pyro_s(oracle: Oracle) -> None:
@@ -376,8 +400,8 @@ def test_what_is_too_large_is_refused(convnet: Problem, monkeypatch: pytest.Monk
     ("settings", "said"),
     [
         ({"temperature": 0.0}, "temperature of hmc: expected a number above 0; found 0.0"),
-        ({"steps": 0}, "steps of hmc: expected a number from 1; found 0"),
-        ({"warmup": -1}, "warmup of hmc: expected a number from 0; found -1"),
+        ({"steps": 0}, "steps of hmc: expected a whole number from 1; found 0"),
+        ({"warmup": -1}, "warmup of hmc: expected a whole number from 0; found -1"),
         ({"target": 1.0}, "target of hmc: expected a number between 0 and 1; found 1.0"),
     ],
 )

@@ -285,7 +285,7 @@ def test_layers_with_other_weights_than_their_own() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, float("nan")])
 def test_rates_that_are_none(rate: float) -> None:
-    with pytest.raises(UsageError, match=r"^rate of dropout: expected a share between 0 and 1; found "):
+    with pytest.raises(UsageError, match=r"^rate of dropout: expected a number between 0 and 1; found "):
         Dropout(rate).fit(small(convnet_digits()), 1, 2, 0)
 
 

@@ -175,7 +175,7 @@ def test_networks_that_have_no_factors_are_refused() -> None:
 def test_settings_out_of_range_are_refused(convnet: Problem) -> None:
     with pytest.raises(UsageError, match="expected weight-decay or evidence; found 'none'"):
         Laplace(prior="none").fit(convnet, 1, 2, seed=0)
-    with pytest.raises(UsageError, match="temperature of a Laplace approximation: expected above 0; found 0"):
+    with pytest.raises(UsageError, match="temperature of laplace-last-layer: expected a number above 0; found 0"):
         LaplaceLastLayer(temperature=0).fit(convnet, 1, 2, seed=0)
 
 

@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Normal
 
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.methods import modes
 from checkpoints_zoo.methods import problem as problems
-from checkpoints_zoo.methods.problem import FIRST_SEED, Problem
+from checkpoints_zoo.methods.modes import FIRST_SEED
+from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 
 BRIEF = dataclasses.replace(convnet_digits(), epochs=2, stack_width=4)
@@ -86,12 +88,16 @@ def test_modes_are_members_of_the_recipe_trained_once(tmp_path: Path, monkeypatc
     assert torch.equal(torch_state, torch.random.get_rng_state())
     assert all(torch.equal(params[name], state.params[name]) for name in state.params)
     assert (params.keys(), buffers) == (state.params.keys(), {})
-    monkeypatch.setattr(problems, "train_epochs", None)
+    monkeypatch.setattr(modes, "train_epochs", None)
     again, _ = Problem.of(BRIEF, folder=tmp_path).modes(4)
     assert all(torch.equal(params[name], again[name]) for name in params)
     carried = Problem.of(BRIEF, folder=tmp_path).trained_state(4)
     assert carried.epoch == 0
     assert all(not bool(m.any()) for m in carried.momentum.values())
+    (kept,) = tmp_path.glob("modes-*.safetensors")
+    kept.write_bytes(kept.read_bytes()[:100])
+    with pytest.raises(DamagedError, match=r"modes .*safetensors: expected a safetensors file; found .* Delete it:"):
+        Problem.of(BRIEF, folder=tmp_path).modes(4)
 
 
 def test_networks_with_norms_take_the_batch_and_are_finished_with_statistics() -> None:

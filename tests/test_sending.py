@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ import pytest
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.own_code import module_of
-from checkpoints_zoo.training.sending import Sent, received, sent
+from checkpoints_zoo.training.sending import Sent, Skeleton, received, sent
 
 FILE = """
 from dataclasses import replace
@@ -90,3 +91,10 @@ def test_a_file_that_does_not_run_is_not_imported(tmp_path: Path, path: Path) ->
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"recipe file .*/mine\.txt: expected a Python file; found another one\."):
         module_of(tmp_path / "mine.txt", "theirs")
+
+
+def test_what_builds_a_network_of_ones_own_goes_to_other_processes(path: Path) -> None:
+    """As draws of it do, whose members are measured there."""
+    build = pickle.loads(pickle.dumps(Skeleton(recipe_files.read(str(path)))))  # noqa: S301 (its own bytes)
+    assert [tuple(p.shape) for p in build().parameters()] == [(10, 64), (10,)]
+    assert path.with_name("runs").read_text().count("\n") == 1

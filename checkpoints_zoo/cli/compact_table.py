@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,19 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.output import Output, output
+
+Callback = Callable[[click.Context, click.Parameter, str | None], Path | None]
+
+
+def _ends(ending: str) -> Callback:
+    """Return what checks that a file's name has an ending, before anything is fitted."""
+
+    def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+        if value is not None and not value.lower().endswith(ending):
+            raise click.BadParameter(f"{value!r} does not end in {ending}.", context, parameter)
+        return None if value is None else Path(value)
+
+    return checked
 
 
 @click.command()
@@ -25,8 +39,8 @@ from checkpoints_zoo.cli.output import Output, output
 @click.option("--workers", type=int, metavar="N", help="Processes; one a core if not given.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to fit and run the networks on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Of fits, samples and random halves.")
-@click.option("--json", "json_path", metavar="FILE", type=click.Path(path_type=Path), help="Write the JSON there too.")
-@click.option("--latex", metavar="FILE", type=click.Path(path_type=Path), help="Write the table for LaTeX there too.")
+@click.option("--json", "json_path", metavar="JSON", callback=_ends(".json"), help="Write the JSON there too.")
+@click.option("--latex", metavar="TEX", callback=_ends(".tex"), help="Write the table for LaTeX there too.")
 @output
 def command(
     recipe: str,

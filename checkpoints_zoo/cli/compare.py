@@ -21,7 +21,7 @@ FRAMES = (".csv", ".parquet")
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """Read names with commas between them, or "none"; return them."""
-    return None if value is None else () if value == "none" else tuple(value.split(","))
+    return None if value is None else () if value == "none" else tuple(name.strip() for name in value.split(","))
 
 
 def _frame(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -53,6 +53,7 @@ def _draws(context: click.Context, parameter: click.Parameter, values: tuple[str
     help="Draws that you have, as a collection in a source, beside the methods.",
 )  # fmt: skip
 @click.option("--reference", metavar="NAME", help="The population to compare with, where NAME lies; NAME if not given.")
+@click.option("--recipe", metavar="FILE.py[:NAME]", help="What NAME was trained by, where no recipe here has its name.")
 @click.option("--data", metavar="IMAGES", help=f"Labelled images: {PLACES}; its own test set if not given.")
 @click.option(
     "--ood",
@@ -80,6 +81,7 @@ def command(
     methods: tuple[str, ...] | None,
     others: dict[str, tuple[str, str]],
     reference: str | None,
+    recipe: str | None,
     data: str | None,
     ood: str | None,
     folder: str | None,
@@ -99,6 +101,7 @@ def command(
     """
     members = selection.load()
     from checkpoints_zoo.comparing.preparing import prepare
+    from checkpoints_zoo.training.choosing import chosen
 
     prepared = prepare(
         members,
@@ -108,6 +111,7 @@ def command(
         out=folder,
         reference=None if reference is None else _load(selection, reference, selection.source),
         draws={label: _load(selection, name, source) for label, (name, source) in others.items()},
+        recipe=None if recipe is None else chosen(recipe),
         per_run=draws,
         say=out.say,
         **options,
@@ -140,5 +144,6 @@ def _todo(todo: Todo) -> str:
             "and those of methods to be fitted": "yes" if todo.fits else "none",
             "cells that are there": todo.found,
             "left out": [f"{name} ({reason})" for name, reason in todo.left_out.items()] or "nothing",
+            **{f"draws of {name}": folder for name, folder in todo.folders.items()},
         }
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import measuring, selection
+from checkpoints_zoo import measuring, selection, writing
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.comparing import drawn
 from checkpoints_zoo.comparing.compact_comparison import CompactComparison, Source
@@ -36,6 +36,8 @@ from checkpoints_zoo.training.recipe import Recipe
 # The posterior itself, at temperature 1, and not what predicts best. Chains start at modes, whose log density no draw
 # comes near: shorter warm-ups and trajectories leave them on their way.
 HMC, VI, ENSEMBLE = Hmc(temperature=1.0, steps=50, warmup=100), MeanField(temperature=1.0), DeepEnsemble()
+
+_LEAST = {"samples": 1, "splits": 2}
 
 
 def compare_compact(
@@ -84,8 +86,8 @@ def compare_compact(
     for name, members in sides.items():
         _check(name, members, hmc)
     drawn_samples = min(len(hmc), MOST) if samples is None else samples
-    for thing, number, least in (("samples", drawn_samples, 1), ("splits", splits, 2)):
-        _check_whole(thing, number, least)
+    for thing, number in (("samples", drawn_samples), ("splits", splits)):
+        _check_whole(thing, number, _LEAST[thing])
     if to not in (None, "mean"):
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
     found = {name: _mode(name, members) for name, members in sides.items()}
@@ -143,9 +145,13 @@ def fit_and_compare(
     Raises:
         UsageError: a network that a method can't be used for, a package that is missing, and as `compare_compact`.
     """
-    for thing, number, least in (("runs", runs, 1), ("draws", draws, 2)):
+    numbers = {"runs": (runs, 1), "draws": (draws, 2), "steps": (hmc.steps, 1), "warmup": (hmc.warmup, 0)}
+    numbers |= {n: (options[n], least) for n, least in _LEAST.items() if options.get(n) is not None}
+    for thing, (number, least) in numbers.items():
         _check_whole(thing, number, least)
-    fits = Fits(recipe, Path(out).expanduser().absolute(), runs, draws, seed, device=device)
+    root = Path(out).expanduser().absolute()
+    writing.check_folder(root)
+    fits = Fits(recipe, root, runs, draws, seed, device=device)
     made, refused = drawn.fit(fits, (hmc, ENSEMBLE, vi), cores() if workers is None else workers, say)
     for name, reason in refused.items():
         raise UsageError(f"method {name!r}", expected=f"one that can be fitted to {recipe.name}", found=reason)

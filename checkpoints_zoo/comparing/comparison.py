@@ -95,7 +95,7 @@ class Comparison:
             "ns" its members at even positions against those at odd ones.
         methods: name -> what is known of its draws, JSON values: settings, seconds, facts of each run, searches.
         left_out: name -> why a method has no rows.
-        settings: permutations, seed, how symmetries were removed, bandwidths, versions: JSON values.
+        settings: permutations, seed, how symmetries were removed, how many images, versions: JSON values.
     """
 
     collection: str

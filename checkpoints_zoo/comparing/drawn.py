@@ -24,8 +24,9 @@ from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.replacing import replacing
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.sending import Sent, received, sent
+from checkpoints_zoo.training.sending import Sent, Skeleton, received, sent
 
+_LONGEST = ("deep-ensemble", "hmc")  # begun first, so that no process waits for the last of them
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -83,10 +84,15 @@ class Fits:
 
     def settled(self, method: Method) -> Method | None:
         """Return a method with the settings that it is fitted with, None where a search has yet to find them."""
-        if not self.search:
+        if not self.search or method.independent:  # members are trained as the recipe says
             return method
         tried = self._searched(method)
         return None if tried is None else type(method)(**tried["settings"])
+
+    def folder(self, method: Method) -> Path | None:
+        """Return the source of a method's draws, None where a search has yet to find its settings."""
+        settled = self.settled(method)
+        return None if settled is None else self._root(settled)
 
     def there(self, method: Method) -> Draws | None:
         """Return the draws of a method that was fitted already, None if it was not."""
@@ -97,12 +103,12 @@ class Fits:
         known = fitting.known(root, name)
         if known is None or known.key != self._key(settled):
             return None
-        build = self.recipe.skeleton if self.recipe.build is not None else None
+        build = Skeleton(self.recipe) if self.recipe.build is not None else None
         try:
             members = load(name, source=root, architecture=build)
         except CollectionNotFound:
             return None
-        tried = {"search": self._searched(method)} if self.search else {}
+        tried = {"search": self._searched(method)} if self.search and not method.independent else {}
         facts = {"title": settled.title, "source": settled.source, "fit": asdict(known), **tried}
         return Draws(settled.name, members, finite(facts))
 
@@ -233,7 +239,7 @@ def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[
     if any(not method.independent for method in methods):  # trained once, before several ask for them
         say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
         Problem.of(fits.recipe, folder=fits.modes, device=fits.device).modes(fits.runs)
-    ordered = sorted(methods, key=lambda method: not method.independent)  # training members takes longest
+    ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
     say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
     jobs = [Job(method.name, method) for method in ordered]
     for job, outcome in engine(workers, (fits.device,), say=say).run(fits, jobs):
@@ -242,7 +248,8 @@ def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[
             refused[job.name] = outcome.refused
             say(f"{job.name}: left out: {outcome.refused}")
         elif done is not None:
-            say(f"{job.name}: {len(done.members):,} draws in {done.facts['fit']['seconds']:.0f} s")
+            place = f"{done.members.name} in {fits.folder(job.argument)}"
+            say(f"{job.name}: {len(done.members):,} draws in {done.facts['fit']['seconds']:.0f} s: {place}")
     return refused
 
 
@@ -257,6 +264,8 @@ def given(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[
         UsageError: something else than collections, or a name that is none or taken.
     """
     found = []
+    if draws is not None and not isinstance(draws, Mapping):
+        raise UsageError("draws", expected="a dict of name -> Collection", found=type(draws).__name__)
     for name, members in (draws or {}).items():
         if not _NAME.fullmatch(str(name)) or name in set(taken) | {"reference"}:
             raise UsageError(

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from checkpoints_zoo import measuring
+from checkpoints_zoo import measuring, writing
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.comparing import drawn
 from checkpoints_zoo.comparing.cells import Cells
@@ -40,12 +40,14 @@ class Todo:
         cells: measurements to be made of draws that are there.
         found: how many are there already.
         left_out: method -> why it can't be fitted here.
+        folders: method -> source of its draws, of those that are there.
     """
 
     fits: tuple[str, ...]
     cells: tuple[str, ...]
     found: int
     left_out: Mapping[str, str]
+    folders: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,18 @@ class Prepared:
         there = {m.name: None if self.fits is None else self.fits.there(m) for m in self.methods}
         tasks = self._tasks([*(d for d in there.values() if d is not None), *self.given])
         missing = tuple(task.name for task in tasks if self.cells.read(self.work.key(task)) is None)
-        return Todo(tuple(n for n, d in there.items() if d is None), missing, len(tasks) - len(missing), self.missing)
+        folders = {m.name: str(self.fits.folder(m)) for m in self.methods if self.fits and there[m.name] is not None}
+        fits = tuple(n for n, d in there.items() if d is None)
+        return Todo(fits, missing, len(tasks) - len(missing), self.missing, folders)
 
     def run(self) -> Comparison:
-        """Fit and measure what is missing; return the comparison, which also is in comparison.json of the folder."""
+        """Fit and measure what is missing; return the comparison, which also is in comparison.json of the folder.
+
+        Raises:
+            StorageError: a folder that can't be written to.
+            UsageError: a method that was named and can't be fitted, or trained members that are the reference's.
+        """
+        writing.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.missing)
         if self.fits is not None and self.methods:
             draws, refused = drawn.fit(self.fits, self.methods, self.workers, self.say)

@@ -9,7 +9,7 @@ from checkpoints_zoo import measuring, selection
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.comparing import drawn
 from checkpoints_zoo.comparing.closeness import Closeness
-from checkpoints_zoo.comparing.drawn import Draws, Fits
+from checkpoints_zoo.comparing.drawn import Fits
 from checkpoints_zoo.comparing.modes import modes
 from checkpoints_zoo.comparing.prepared import Prepared, Say
 from checkpoints_zoo.comparing.uncertainty import Uncertainty, images_of
@@ -64,6 +64,8 @@ def prepare(
         expected = "4 members or more: its halves are compared with each other"
         raise UsageError(f"reference {target.name}", expected=expected, found=str(len(target)))
     root = Path(f"{fitted_to.name}-compared" if out is None else out).expanduser().absolute()
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"out {root}", expected="a folder, or a name that is free", found="a file")
     wanted = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
     found, missing = drawn.methods_of(wanted, fitted_to.name)
     fits = None
@@ -71,9 +73,12 @@ def prepare(
         own = _recipe(fitted_to, recipe, required=wanted is not None or not draws)
         fits = None if own is None else Fits(own, root, runs, per_run, seed, search, device)
         found, missing = (found, missing) if fits is not None else ([], {})
+    if fits is not None:
+        _check_same(f"methods fitted to {fitted_to.name}", fitted_to, target)
     others = drawn.given(draws, [m.name for m in found])
     for draw in others:
-        _check_same(draw, target)
+        _check_same(f"draws {draw.name!r}", draw.members, target)
+        modes(draw.name, draw.members)
     inside, outside = images_of(target, data, ood)
     return Prepared(
         name=fitted_to.name,
@@ -102,9 +107,9 @@ def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Re
             return None
         raise UsageError(
             f"recipe of {members.name}",
-            expected=f"a collection of the package's recipes ({', '.join(recipes.RECIPES)}), or recipe=",
+            expected=f"a collection of the package's recipes ({', '.join(recipes.RECIPES)}), or one that is given",
             found="neither",
-            do="Give the recipe that its members were trained by, or methods=() and draws that you have",
+            do="Give the recipe that its members were trained by (recipe=, --recipe), or no methods and draws of yours",
         )
     found = recipes.named(members.name) if recipe is None else recipe
     hashes = set(members.rows.column("recipe_hash").to_pylist()) - {None}
@@ -118,19 +123,22 @@ def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Re
     return found
 
 
-def _check_same(draws: Draws, reference: Collection) -> None:
-    """Check that draws have the reference's tensors.
+def _check_same(thing: str, members: Collection, reference: Collection) -> None:
+    """Check that members have the reference's tensors.
+
+    Args:
+        thing: what they are, for the error.
+        members, reference: both sides.
 
     Raises:
         UsageError: they have others.
     """
-    own, theirs = ({n: tuple(t.shape) for n, t in c.skeleton().named_parameters()} for c in (draws.members, reference))
+    own, theirs = ({n: tuple(t.shape) for n, t in c.skeleton().named_parameters()} for c in (members, reference))
     if own != theirs:
         differ = [n for n in {**theirs, **own} if own.get(n) != theirs.get(n)]
         raise UsageError(
-            f"draws {draws.name!r}",
+            thing,
             expected=f"the tensors of {reference.name}",
             found=f"others, such as {differ[0]!r}",
             do="All draws have to be of the reference's network",
         )
-    modes(draws.name, draws.members)

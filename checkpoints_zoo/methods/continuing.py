@@ -41,6 +41,7 @@ def passed(
         problem.recipe,
         schedule=schedule,
         lr=lr,
+        schedule_unit="step",
         milestones=tuple(sorted({first, *at[:-1]})) if schedule == "cosine-restarts" else (),
         epochs=at[-1],
         snapshots=tuple(at[:-1]),
@@ -85,4 +86,5 @@ def _part(modes: StackState, some: slice) -> StackState:
         of(modes.buffers),
         modes.loss[some].clone(),
         modes.failed_step[some].clone(),
+        scaling=of(modes.scaling),
     )

@@ -12,7 +12,9 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.executor import Here
 from checkpoints_zoo.layout import is_counter
 from checkpoints_zoo.methods.method import Run
-from checkpoints_zoo.methods.problem import FIRST_SEED, Problem
+from checkpoints_zoo.methods.modes import FIRST_SEED
+from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.settings import check_settings
 from checkpoints_zoo.selection import format_ids
 from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.recipe import Recipe
@@ -43,10 +45,11 @@ class DeepEnsemble:
         Raises:
             UsageError: more than one draw a run, or losses that were not finite.
         """
+        check_settings(self, runs, draws)
         if draws != 1:
             raise UsageError("draws of a deep ensemble", expected="1: a run is a member", found=str(draws))
         params, buffers = problem.modes(runs)
-        whole = {name: t for name, t in {**params, **buffers}.items() if not is_counter(name)}
+        whole = problem.whole({name: t for name, t in {**params, **buffers}.items() if not is_counter(name)})
         return [Run({name: t[at : at + 1].detach().cpu() for name, t in whole.items()}) for at in range(runs)]
 
     @classmethod

@@ -5,6 +5,7 @@ Axes: masks are (draw, unit), or (batch, unit) while a network is trained.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -17,10 +18,10 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.layout import is_counter
 from checkpoints_zoo.methods.method import Run
-from checkpoints_zoo.methods.problem import FIRST_SEED, Problem, Tensors
-from checkpoints_zoo.training.averaging import stored
+from checkpoints_zoo.methods.modes import train
+from checkpoints_zoo.methods.problem import Problem, Tensors
+from checkpoints_zoo.methods.settings import check_settings
 from checkpoints_zoo.training.gradients import Gradient, stack_gradient
-from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator
 
@@ -59,10 +60,10 @@ class Dropout:
 
         Raises:
             UsageError: a rate out of (0, 1), losses that were not finite, or a network without two linear or
-                convolutional layers, or whose layers are not called once, or use other weights than their own.
+                convolutional layers, or whose layers are not called once, share their weights, or use other weights
+                than their own.
         """
-        if not 0 < self.rate < 1:
-            raise UsageError("rate of dropout", expected="a share between 0 and 1", found=f"{self.rate:g}")
+        check_settings(self, runs, draws)
         layers = dropped(problem.network(), problem.inputs[:2])
         states, found = self._trained(problem, layers, runs), []
         for run in range(runs):
@@ -70,25 +71,16 @@ class Dropout:
             drawn = draw_masks(layers, self.rate, draws, derive(seed, f"dropout {run}"))
             folded = fold(own, layers, drawn)
             _check(problem, layers, own, drawn, folded)
-            found.append(Run(folded))
+            found.append(Run(problem.whole(folded)))
         return found
 
     def _trained(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
-        """Train stacks as wide as the recipe allows; return parameters and buffers on the CPU, (run, *shape)."""
-        size = 1 if problem.recipe.stack_width == 1 else runs
-        recipe = replace(problem.recipe, stack_width=size, snapshots=(), eval_every=0)
-        stacks: list[Tensors] = []
-        for first in range(0, runs, size):
-            ids = range(FIRST_SEED + first, FIRST_SEED + first + size)
-            state = start(recipe, ids).to(problem.device)
-            gradient = _gradient(recipe, ids, layers, self.rate, problem.device)
-            for _ in train_epochs(recipe, ids, state, problem.images, gradient):
-                pass
-            if bool((state.failed_step >= 0).any()):
-                raise UsageError(f"dropout at rate {self.rate:g}", expected="finite losses", found="others")
-            stacks.append(stored(recipe, state.params, state.buffers, state.averages, problem.images))
-        names = [name for name in stacks[0] if not is_counter(name)]
-        return {name: torch.cat([stack[name].detach().cpu() for stack in stacks]) for name in names}
+        def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:
+            return _gradient(recipe, ids, layers, self.rate, problem.device)
+
+        what = f"dropout at rate {self.rate:g}"
+        states = train(problem.recipe, problem.images, runs, problem.device, what, gradient)
+        return {name: tensor for name, tensor in states.items() if not is_counter(name)}
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
@@ -121,7 +113,7 @@ def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
         inputs: two or more, (batch, channel, height, width).
 
     Raises:
-        UsageError: fewer than two, or one that isn't called once with all inputs.
+        UsageError: fewer than two, one that isn't called once with all inputs, or one without weights of its own.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
     >>> dropped(net, torch.zeros(2, 1, 4, 4))
@@ -136,10 +128,12 @@ def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
         calls.setdefault(weighted[layer], []).append(len(given[0]))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in weighted]
-    with torch.no_grad():
-        network.to(inputs.device).eval()(inputs)
-    for hook in hooks:
-        hook.remove()
+    try:
+        with torch.no_grad():
+            network.to(inputs.device).eval()(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
     for name in weighted.values():
         if calls.get(name) != [len(inputs)]:
             raise UsageError(
@@ -150,7 +144,17 @@ def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
     if len(weighted) < 2:
         raise UsageError("dropout", expected="two linear or convolutional layers or more", found=str(len(weighted)))
     of = {name: layer for layer, name in weighted.items()}
-    return [_layer(name, of[name]) for name in list(calls)[1:]]
+    names = list(calls)[1:]
+    uses = Counter(id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False))
+    for name in names:
+        weight = dict(of[name].named_parameters(recurse=False)).get("weight")
+        if weight is None or uses[id(weight)] > 1:
+            raise UsageError(
+                f"dropout before layer {name!r}",
+                expected="a layer with weights of its own, which masks can be folded into",
+                found="weights that are computed" if weight is None else "weights that another layer has too",
+            )
+    return [_layer(name, of[name]) for name in names]
 
 
 def _layer(name: str, layer: nn.Module) -> Layer:

@@ -196,7 +196,7 @@ def _store(
     }
     from_samples(
         states(),
-        recipe.build or recipe.architecture,
+        recipe.architecture if recipe.build is None else recipe.skeleton,
         method=method.name,
         out=root,
         name=name,

@@ -2,7 +2,7 @@
 
 A trajectory is of the leapfrog, of a number of steps drawn anew each time, and a Metropolis test accepts where it ends
 (Neal 2011). In warm-up each chain's step size moves towards an acceptance that is asked for, by dual averaging (Hoffman
-& Gelman 2014, section 3.2).
+& Gelman 2014, section 3.2), which begins anew half-way from what it has found, if half the warm-up is long enough.
 
 Axes: positions and momenta are (chain, dimension) within, and (chain, *shape) by name where a density takes them.
 """
@@ -24,6 +24,7 @@ Tensors = dict[str, Tensor]
 # From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
 Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro
+ENOUGH = 10  # trajectories for dual averaging to find a size
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ def sample(
         density: of all chains at once; energies are compared in its float64.
         start: name -> (chain, *shape).
         draws: trajectories after warm-up, a draw each.
-        warmup: trajectories before, in which step sizes are found.
+        warmup: trajectories before, in which step sizes are found; of 20 or more the second half counts.
         steps: of a trajectory, on average: half as many to half as many more, the same for all chains.
         seed: of everything random; a chain's draws of random numbers are its own, whatever the number of chains.
         target: acceptance that step sizes are to bring.
@@ -144,6 +145,8 @@ def sample(
     kept, levels = [], []
     chances, divergences = [], torch.zeros(count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
+        if trajectory == warmup // 2 >= ENOUGH:  # near a mode longer steps are accepted than where chains go then
+            sizes = StepSizes(sizes.average, target)
         length = int(torch.randint(least, most + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
         before = momenta()

@@ -7,7 +7,6 @@ Axes: stacked parameters are (run, *shape), draws (run, draw, *shape).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -23,6 +22,7 @@ from checkpoints_zoo.methods.diagnostics import effective_size, rhat
 from checkpoints_zoo.methods.hamiltonian import Chains, sample
 from checkpoints_zoo.methods.method import Run, Tensors
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.settings import POSITIVE, check_settings
 
 MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
 WATCHED = 100  # inputs whose probabilities are watched
@@ -64,6 +64,7 @@ class Hmc:
         sizes of its mean and of the weights' (median). Of all runs together: R-hat of the log posterior and of the
         probabilities of the right classes (median and largest).
         """
+        check_settings(self, runs, draws, temperature=POSITIVE)
         self._check(problem)
         modes, buffers = problem.modes(runs)
         posterior = Posterior(problem, modes, buffers, self.temperature)
@@ -75,7 +76,10 @@ class Hmc:
             for run in range(runs)
         ]
         of_all = _facts_of_all(problem, chains, states, self.temperature) if draws >= 4 else {}
-        return [Run(state, _facts(chains, run, self.temperature) | of_all) for run, state in enumerate(states)]
+        return [
+            Run(problem.whole(state), _facts(chains, run, self.temperature) | of_all)
+            for run, state in enumerate(states)
+        ]
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
@@ -83,14 +87,6 @@ class Hmc:
         return [cls(steps=steps) for steps in (3, 6)]
 
     def _check(self, problem: Problem) -> None:
-        for field, value, fits, expected in (
-            ("temperature", self.temperature, 0 < self.temperature < math.inf, "above 0"),
-            ("steps", self.steps, self.steps >= 1, "from 1"),
-            ("warmup", self.warmup, self.warmup >= 0, "from 0"),
-            ("target", self.target, 0 < self.target < 1, "between 0 and 1"),
-        ):
-            if not fits:
-                raise UsageError(f"{field} of {self.name}", expected=f"a number {expected}", found=repr(value))
         weights = sum(p.numel() for p in problem.network().parameters())
         if weights * problem.count > MOST:
             raise UsageError(
@@ -122,7 +118,7 @@ class Posterior:
         )
         fixed = {name: b for name, b in buffers.items() if not is_counter(name)}
         skeleton = problem.network().eval().requires_grad_(False).to(problem.device)
-        self.runner = Runner(skeleton, {**self.leaves, **fixed})
+        self.runner = Runner(skeleton, {**problem.whole(self.leaves), **fixed})
         if self.runner.program(self.inputs[0]) is not None:
             self.runner.asked = "grouped"  # side by side they are twice as quick
 
@@ -182,10 +178,8 @@ def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], t
     inputs, labels = problem.inputs[::every][:WATCHED].cpu(), problem.labels[::every][:WATCHED].cpu()
     skeleton = problem.network().eval().requires_grad_(False)
     with torch.no_grad():
-        right = torch.stack([
-            Runner(skeleton, state)(inputs).double().log_softmax(-1)[:, torch.arange(len(labels)), labels]
-            for state in states
-        ])  # fmt: skip
+        logits = torch.stack([Runner(skeleton, problem.whole(state))(inputs) for state in states])
+    right = logits.double().log_softmax(-1)[:, :, torch.arange(len(labels)), labels]  # (chain, draw, input)
     of_classes = rhat(right)
     moving = of_classes[~of_classes.isnan()]  # probabilities that are 1 in all draws have no R-hat
     return {

@@ -8,9 +8,8 @@ Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -23,6 +22,7 @@ from checkpoints_zoo.interop.needing import needed
 from checkpoints_zoo.layout import is_counter
 from checkpoints_zoo.methods.method import Run, Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
+from checkpoints_zoo.methods.settings import POSITIVE, check_settings
 from checkpoints_zoo.training.reproducible import seeded
 from checkpoints_zoo.training.seeds import derive
 
@@ -60,6 +60,7 @@ class Laplace:
 
         A run's facts: `prior_precision`, `log_evidence` (laplace's estimate of the log marginal likelihood, nats).
         """
+        check_settings(self, runs, draws, temperature=POSITIVE)
         return _fit(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
 
     @classmethod
@@ -88,6 +89,7 @@ class LaplaceLastLayer:
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Fit a Gaussian to each mode's last layer; return its draws. See `Laplace.fit`."""
+        check_settings(self, runs, draws, temperature=POSITIVE)
         return _fit(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
 
     @classmethod
@@ -99,10 +101,6 @@ class LaplaceLastLayer:
 def _fit(
     weights: str, prior: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
 ) -> Sequence[Run]:
-    if prior not in PRIORS:
-        raise UsageError("prior of a Laplace approximation", expected=" or ".join(PRIORS), found=repr(prior))
-    if not 0 < temperature < math.inf:
-        raise UsageError("temperature of a Laplace approximation", expected="above 0", found=repr(temperature))
     library = needed("laplace", REQUIREMENT)
     modes, buffers = problem.modes(runs)
     # In their order and in pieces of one size: the factors depend on both.
@@ -113,6 +111,7 @@ def _fit(
         network = placed(problem, mode)
         if weights == "all":
             freeze_norms(network, problem.recipe.architecture)
+            check_untied(problem, [name for name, p in network.named_parameters() if p.requires_grad])
         found = library.Laplace(
             network,
             "classification",
@@ -126,10 +125,26 @@ def _fit(
         found.temperature, found.prior_precision = temperature, precision / temperature
         source = torch.Generator(problem.device).manual_seed(derive(seed, f"laplace draws {run}"))
         drawn = _named(found.sample(draws, generator=source), network, found)
+        check_untied(problem, drawn)
         fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
         states = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
-        made.append(Run(states, {"prior_precision": precision, "log_evidence": evidence}))
+        made.append(Run(problem.whole(states), {"prior_precision": precision, "log_evidence": evidence}))
     return made
+
+
+def check_untied(problem: Problem, names: Iterable[str]) -> None:
+    """Check that parameters have one name each.
+
+    Raises:
+        UsageError: one that several layers share.
+    """
+    if tied := sorted(set(names) & {name for pair in problem.twins.items() for name in pair}):
+        raise UsageError(
+            f"parameter {tied[0]!r} of architecture {problem.recipe.architecture!r}",
+            expected="a parameter of one layer: Kronecker factors are of each layer's own",
+            found="one that layers share",
+            do="Take sghmc or swag",
+        )
 
 
 def placed(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:

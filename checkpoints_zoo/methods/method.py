@@ -54,7 +54,8 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: how many; the first of them are the same whatever their number.
+            runs: how many; the first of them have the same seeds whatever their number, and the same draws where
+                runs are not computed together.
             draws: of each run.
             seed: of everything random.
 

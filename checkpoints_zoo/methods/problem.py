@@ -2,7 +2,8 @@
 
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
 log of likelihood and an iid Gaussian prior of precision N · weight_decay, which is how the paper reads weight decay
-(Laurent, Aldea & Franchi 2024).
+(Laurent, Aldea & Franchi 2024). Where a recipe smooths labels, that is for its modes alone: the likelihood is of the
+labels themselves.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,16 +28,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.methods.modes import random_buffer, read, train, twins
 from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
 from checkpoints_zoo.replacing import replacing
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.averaging import stored
-from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator
+from checkpoints_zoo.training.sgd import first_scaling
 
 Tensors = dict[str, Tensor]
-FIRST_SEED = 1_000_000  # of the modes: no published member has it
 PIECE = 500  # inputs a forward pass
 
 
@@ -60,7 +61,7 @@ class Problem:
     _known: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
 
     def __post_init__(self) -> None:
-        self._functional  # noqa: B018 (built now: its random initialisation can't be mapped by torch.vmap)
+        self._functional, self._random  # noqa: B018 (built now: random initialisation can't be mapped by torch.vmap)
 
     @classmethod
     def of(
@@ -133,13 +134,30 @@ class Problem:
             norm.track_running_stats = False  # it normalises by the batch, and keeps nothing
         return module.requires_grad_(False)
 
+    @cached_property
+    def _random(self) -> str:
+        return random_buffer(self.recipe.module, self.device)
+
+    def _check_buffers(self) -> None:
+        if self._random:
+            raise UsageError(
+                f"buffer {self._random!r} of architecture {self.recipe.architecture!r}",
+                expected="the same values whenever the network is built: draws are of the parameters alone",
+                found="others each time",
+                do="Build it from a seed of its own, or make it a parameter",
+            )
+
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Run one network; return logits (batch, class). Norms normalise by the batch; composes with torch.func.
 
         Args:
             params: name -> parameter.
             inputs: (batch, channel, height, width).
+
+        Raises:
+            UsageError: buffers that are built at random.
         """
+        self._check_buffers()
         logits: Tensor = functional_call(self._functional, dict(params), (inputs,))
         return logits
 
@@ -174,7 +192,7 @@ class Problem:
         is dropped.
 
         Args:
-            size: of a batch.
+            size: of a batch, all images at most.
             seeds: of each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
@@ -211,9 +229,8 @@ class Problem:
         """Read modes from the folder, or train them, and keep them there; return their states."""
         kept = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
         if kept is not None and kept.is_file():
-            return load_file(kept)
-        state = self._trained(runs)
-        states = {n: t.detach().cpu().contiguous() for n, t in {**state.params, **state.buffers}.items()}
+            return read(kept)
+        states = train(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
         if kept is not None:
             with replacing(kept) as temporary:
                 save_file(states, temporary)
@@ -228,31 +245,8 @@ class Problem:
             buffers=buffers,
             loss=torch.zeros(runs, device=self.device),
             failed_step=torch.full((runs,), -1, device=self.device),
+            scaling={name: t.to(self.device) for name, t in first_scaling(self.recipe, runs).items()},
         )
-
-    def _trained(self, runs: int) -> StackState:
-        width = 1 if self.recipe.stack_width == 1 else runs
-        recipe = replace(self.recipe, stack_width=width, snapshots=(), eval_every=0)
-        stacks = []
-        for first in range(0, runs, width):
-            ids = range(FIRST_SEED + first, FIRST_SEED + first + width)
-            state = start(recipe, ids).to(self.device)
-            for _ in train_epochs(recipe, ids, state, self.images):
-                pass
-            if bool((state.failed_step >= 0).any()):
-                raise UsageError(
-                    f"modes of recipe {recipe.name!r}", expected="finite losses", found="others", do="Lower the rate"
-                )
-            final = stored(recipe, state.params, state.buffers, state.averages, self.images)
-            state.params = {name: final[name].detach() for name in state.params}
-            state.buffers = {name: final[name].detach() for name in state.buffers}
-            stacks.append(state)
-        if len(stacks) == 1:
-            return stacks[0]
-        joined = stacks[0]
-        joined.params = {n: torch.cat([s.params[n] for s in stacks]) for n in joined.params}
-        joined.buffers = {n: torch.cat([s.buffers[n] for s in stacks]) for n in joined.buffers}
-        return joined
 
     def _key(self, runs: int) -> str:
         facts = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
@@ -262,6 +256,15 @@ class Problem:
         own = [name for name, _ in self.network().named_parameters()]  # not a file's order: noise is drawn in it
         placed = {name: tensor.to(self.device) for name, tensor in states.items()}
         return {n: placed[n] for n in own}, {n: t for n, t in placed.items() if n not in own}
+
+    @cached_property
+    def twins(self) -> dict[str, str]:
+        """Further names of tied parameters in a state dict -> the first one."""
+        return twins(self.network())
+
+    def whole(self, states: Mapping[str, Tensor]) -> Tensors:
+        """Give tied parameters all their names: they are trained and drawn under the first; return name -> tensor."""
+        return {**states, **{name: states[first] for name, first in self.twins.items()}}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
         """Make stacked parameters whole state dicts; return name -> (draw, *shape), float32 on the CPU.
@@ -273,9 +276,10 @@ class Problem:
             params: name -> (draw, *shape).
 
         Raises:
-            UsageError: statistics of a layer that is no batch norm.
+            UsageError: statistics of a layer that is no batch norm, or buffers that are built at random.
         """
-        found = {name: tensor.detach().float().cpu() for name, tensor in params.items()}
+        self._check_buffers()
+        found = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})
         draws = len(next(iter(found.values())))
         skeleton = self.network().eval()
         for name, tensor in skeleton.state_dict().items():

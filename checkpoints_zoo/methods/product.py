@@ -13,7 +13,9 @@ from collections.abc import Callable
 
 from torch import Tensor, vmap
 
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.training.own_code import said
 
 REQUIREMENT = "posteriors>=0.1,<0.2"
 Tensors = dict[str, Tensor]
@@ -24,12 +26,22 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     """Make the log density of the product of all runs' posteriors, as posteriors takes one; return it.
 
     It takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the whole data,
-    and beside it each run's own, (run,).
+    and beside it each run's own, (run,). It raises UsageError for a network that torch.vmap can't map over the runs.
     """
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
 
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
-        own = each(params, batch)
+        try:
+            own = each(params, batch)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in ("vmap", "Batching rule")):
+                raise
+            raise UsageError(
+                f"architecture {problem.recipe.architecture!r}",
+                expected="a module that torch.vmap maps over the runs: no random numbers, no branches on values",
+                found=said(error),
+                do="Take swag, hmc or laplace, which run one network after another",
+            ) from error
         return own.sum(), own
 
     return of_all

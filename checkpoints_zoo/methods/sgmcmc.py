@@ -11,7 +11,7 @@ Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -23,6 +23,7 @@ from checkpoints_zoo.methods.chains import run_chains
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
+from checkpoints_zoo.methods.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Sgld:
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode; return its draws, `thinning` steps apart. See `Method.fit`."""
-        _check(self)
+        check_settings(self, runs, draws)
         sgld: Any = needed("posteriors.sgmcmc.sgld", REQUIREMENT)
         transform = sgld.build(log_posterior(problem), lr=self.lr / problem.count, temperature=self.temperature)
         state = transform.init(problem.modes(runs)[0])
@@ -92,7 +93,7 @@ class Sghmc:
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode, at rest; return its draws, `thinning` steps apart. See `Method.fit`."""
-        _check(self)
+        check_settings(self, runs, draws)
         sghmc: Any = needed("posteriors.sgmcmc.sghmc", REQUIREMENT)
         step = math.sqrt(self.lr / problem.count)
         transform = sghmc.build(
@@ -175,7 +176,7 @@ class CyclicalSghmc:
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode through all cycles; return its draws. See `Method.fit`."""
-        _check(self)
+        check_settings(self, runs, draws)
         sghmc: Any = needed("posteriors.sgmcmc.sghmc", REQUIREMENT)
         density = log_posterior(problem)
 
@@ -200,23 +201,3 @@ class CyclicalSghmc:
         """Return two rates, each with a friction that it is stable with, at temperatures 0.1 and 1."""
         rates = ((0.03, 0.1), (0.1, 0.3))
         return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.1, 1.0)]
-
-
-_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "lr": ("above 0", lambda value: 0 < value < math.inf),
-    "friction": ("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "temperature": ("from 0", lambda value: 0 <= value < math.inf),
-    "burn_in": ("from 0", lambda value: value >= 0),
-    "thinning": ("from 1", lambda value: value >= 1),
-    "batch_size": ("from 1", lambda value: value >= 1),
-    "cycles": ("from 1", lambda value: value >= 1),
-    "steps": ("from 1", lambda value: value >= 1),
-    "exploring": ("from 0 and below 1", lambda value: 0 <= value < 1),
-}
-
-
-def _check(method: Sgld | Sghmc | CyclicalSghmc) -> None:
-    for name, value in vars(method).items():
-        expected, fits = _RANGES[name]
-        if not fits(value):
-            raise UsageError(f"{name} of {method.name}", expected=f"a number {expected}", found=repr(value))

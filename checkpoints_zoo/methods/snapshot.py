@@ -8,10 +8,10 @@ from typing import ClassVar, Self
 
 import torch
 
-from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.continuing import passed
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,13 @@ class Snapshot:
             seed: of the order that images come in after the mode.
 
         Raises:
-            UsageError: a cycle without an epoch, a rate that isn't above 0, or losses that were not finite.
+            UsageError: settings out of their range, or losses that were not finite.
         """
-        if self.cycle < 1 or not self.lr > 0:
-            raise UsageError(
-                "settings of snapshot", expected="cycle from 1, lr above 0", found=f"cycle={self.cycle}, lr={self.lr:g}"
-            )
+        check_settings(self, runs, draws)
         after = range(0, draws * self.cycle, self.cycle)
         ends = list(passed(problem, runs, seed, schedule="cosine-restarts", lr=self.lr, after=after).values())
-        return [Run({name: torch.stack([end[name][run] for end in ends]) for name in ends[0]}) for run in range(runs)]
+        stacked = {name: torch.stack([end[name] for end in ends], 1) for name in ends[0]}  # (run, draw, *shape)
+        return [Run(problem.whole({name: tensor[run] for name, tensor in stacked.items()})) for run in range(runs)]
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:

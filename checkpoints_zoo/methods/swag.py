@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop.needing import needed
 from checkpoints_zoo.methods.continuing import passed
 from checkpoints_zoo.methods.method import Run, Tensors
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.settings import Range, check_settings, whole
 from checkpoints_zoo.training.seeds import derive
 
 
@@ -22,8 +22,9 @@ class Swag:
 
     From each mode, SGD goes on at a constant rate; torch-uncertainty's `SWAG` gathers the weights after each epoch, and
     draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), y and z standard normal, D the
-    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). Running statistics are
-    estimated anew for each draw.
+    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). That class draws y anew for
+    each tensor, which is independent of the others then; in the paper one y is of all. Running statistics are estimated
+    anew for each draw.
 
     Args:
         lr: the constant rate.
@@ -61,12 +62,11 @@ class Swag:
         Raises:
             UsageError: no torch-uncertainty, settings out of their range, or losses that were not finite.
         """
-        if not 2 <= self.max_num_models <= self.epochs or not self.lr > 0 or min(self.scale, self.var_clamp) < 0:
-            raise UsageError(
-                "settings of swag",
-                expected="max_num_models from 2 to epochs, lr above 0, scale and var_clamp from 0",
-                found=", ".join(f"{name}={value}" for name, value in vars(self).items()),
-            )
+        rank = Range(
+            f"a whole number from 2 to epochs, {self.epochs}",
+            lambda value: whole(2).fits(value) and value <= self.epochs,
+        )
+        check_settings(self, runs, draws, max_num_models=rank)
         weights = passed(problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1))
         with torch.random.fork_rng(devices=[]):
             return [self._drawn(problem, list(weights.values()), run, draws, seed) for run in range(runs)]

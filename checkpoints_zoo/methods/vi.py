@@ -19,11 +19,11 @@ from checkpoints_zoo.interop.needing import needed
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem, Tensors
 from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
+from checkpoints_zoo.methods.settings import check_settings
 from checkpoints_zoo.training.reproducible import seeded
 from checkpoints_zoo.training.seeds import derive
 
 LAST = 100  # steps that the bound is estimated from
-_STARTS = ("mode", "random")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class MeanField:
         Raises:
             UsageError: no posteriors, settings out of their range, or a Gaussian that leaves for infinity.
         """
-        self._check()
+        check_settings(self, runs, draws)
         vi: Any = needed("posteriors.vi.diag", REQUIREMENT)
         torchopt: Any = needed("torchopt", REQUIREMENT)
         density = log_posterior(problem)
@@ -127,15 +127,6 @@ class MeanField:
                 networks.append(problem.recipe.module())
         params, _ = stack_module_state(networks)
         return {name: tensor.detach().to(problem.device) for name, tensor in params.items()}
-
-    def _check(self) -> None:
-        counts = min(self.steps, self.samples, self.batch_size) >= 1
-        if not (counts and self.lr > 0 and self.temperature >= 0 and self.start in _STARTS):
-            raise UsageError(
-                "settings of vi",
-                expected="lr above 0, temperature from 0, steps, samples and batch_size from 1, start mode or random",
-                found=", ".join(f"{name}={value}" for name, value in vars(self).items()),
-            )
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:

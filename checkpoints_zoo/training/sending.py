@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training.own_code import module_of
 from checkpoints_zoo.training.recipe import Recipe
@@ -41,6 +43,27 @@ def sent(recipe: Recipe) -> Sent:
     functions = {name: getattr(recipe, name) for name in FUNCTIONS}
     found = {name: _place(recipe.name, name, function) for name, function in functions.items() if function is not None}
     return Sent(values, recipe.hash, found)
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Builds a recipe's network for its structure alone, in other processes too.
+
+    Args:
+        recipe: of the network.
+    """
+
+    recipe: Recipe
+
+    def __call__(self) -> nn.Module:
+        return self.recipe.skeleton()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _skeleton, (sent(self.recipe),)
+
+
+def _skeleton(recipe: Sent) -> Skeleton:
+    return Skeleton(received(recipe))
 
 
 def _place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:

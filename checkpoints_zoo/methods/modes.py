@@ -1,0 +1,104 @@
+"""Members that methods start from, trained as the recipe says, and what their networks are made of.
+
+Axes: stacked tensors are (run, *shape).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.layout import is_counter, is_statistic
+from checkpoints_zoo.training.averaging import stored
+from checkpoints_zoo.training.gradients import Gradient
+from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.reproducible import seeded
+
+Tensors = dict[str, Tensor]
+FIRST_SEED = 1_000_000  # of the modes: no published member has it
+
+
+def read(path: Path) -> Tensors:
+    """Read states that were kept; return them.
+
+    Raises:
+        DamagedError: a file that is cut, or is none of ours.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        do = "Delete it: they are trained again then"
+        raise DamagedError(f"modes {path}", expected="a safetensors file", found=str(error), do=do) from error
+
+
+def train(
+    recipe: Recipe,
+    images: ImageData,
+    runs: int,
+    device: torch.device,
+    what: str,
+    gradient: Callable[[Recipe, Sequence[int]], Gradient] | None = None,
+) -> Tensors:
+    """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
+
+    Args:
+        recipe: of the members.
+        images: to train on.
+        runs: members.
+        device: to train on.
+        what: they are, for errors.
+        gradient: makes the function of a step's gradients, of a recipe and seeds; None for the recipe's own.
+
+    Raises:
+        UsageError: a loss that was not finite.
+    """
+    width = 1 if recipe.stack_width == 1 else runs
+    recipe = replace(recipe, stack_width=width, snapshots=(), eval_every=0)
+    stacks: list[Tensors] = []
+    for first in range(0, runs, width):
+        ids = range(FIRST_SEED + first, FIRST_SEED + first + width)
+        state = start(recipe, ids).to(device)
+        for _ in train_epochs(recipe, ids, state, images, None if gradient is None else gradient(recipe, ids)):
+            pass
+        if bool((state.failed_step >= 0).any()):
+            raise UsageError(what, expected="finite losses", found="others", do="Lower lr of the recipe")
+        final = stored(recipe, state.params, state.buffers, state.averages, images)
+        stacks.append({name: final[name].detach().cpu() for name in (*state.params, *state.buffers)})
+    return {name: torch.cat([stack[name] for stack in stacks]).contiguous() for name in stacks[0]}
+
+
+def twins(network: nn.Module) -> dict[str, str]:
+    """Find tied parameters: further names in the state dict -> the first one, under which it is trained and drawn.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> net[1].weight = net[0].weight
+    >>> twins(net)
+    {'1.weight': '0.weight'}
+    """
+    own = {id(parameter): name for name, parameter in network.named_parameters()}
+    names = {name: own.get(id(t), name) for name, t in network.state_dict(keep_vars=True).items()}
+    return {name: first for name, first in names.items() if name != first}
+
+
+def random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
+    """Name a buffer that is another whenever the network is built, running statistics aside; return "" without one.
+
+    Args:
+        build: builds the network from torch's generator, which is left as it was.
+        device: that the network is built on.
+    """
+    built: list[Tensors] = []
+    for seed in (0, 1):
+        with seeded(seed, device):
+            built.append(dict(build().named_buffers()))
+    fixed = [name for name in built[0] if not is_counter(name) and not is_statistic(name)]
+    return next((name for name in fixed if not torch.equal(built[0][name], built[1][name])), "")
