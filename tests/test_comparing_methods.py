@@ -20,8 +20,10 @@ from checkpoints_zoo.comparing.comparison import Comparison
 from checkpoints_zoo.comparing.preparing import prepare
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import chosen
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits
 from tests.few_draws import asked, draws, members  # noqa: F401 (fixtures)
@@ -145,6 +147,21 @@ def test_a_search_is_kept_and_its_best_is_fitted(
     assert tried[0]["nll"] > tried[1]["nll"]
     assert zoo.compare(draws["vi"], **options) == result
     assert len(Quick.fitted) == 3
+
+
+def test_members_are_trained_without_a_search(tmp_path: Path) -> None:
+    fits = drawn.Fits(convnet_digits(), tmp_path, 2, 3, 0, search=True)
+    assert fits.settled(DeepEnsemble()) == DeepEnsemble()
+    assert fits.settled(Snapshot()) is None
+
+
+def test_draws_that_the_reference_has_are_told_of(members: zoo.Collection, tmp_path: Path) -> None:
+    said: list[str] = []
+    zoo.compare(
+        members[:8], (), ood="none", draws={"own": members[6:12]}, out=tmp_path, permutations=19, workers=1,
+        say=said.append,
+    )  # fmt: skip
+    assert "own: 2 of its draws are members of the reference too: p-values don't hold" in said
 
 
 def test_methods_that_are_named_must_do(

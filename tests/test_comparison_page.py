@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from checkpoints_zoo.comparing.compact_comparison import CompactComparison, Sour
 from checkpoints_zoo.comparing.comparison import Comparison, Row
 from checkpoints_zoo.comparing.estimates import Estimate
 from checkpoints_zoo.comparing.worth import Worth
+from checkpoints_zoo.methods.chosen import METHODS, method_of
 from checkpoints_zoo.metrics import Interval
 from checkpoints_zoo.training.recipes import convnet_digits
 from tests import comparison_page, comparison_tables
@@ -160,6 +162,33 @@ def test_sentences_follow_the_numbers() -> None:
         "Alignment brings HMC's Gaussian nearer to HMC, by total variation: paper yes, digits no. **They differ.**"
         in text
     )
+
+
+def test_the_package_has_the_settings_that_the_search_found() -> None:
+    methods = json.loads(STUDY.read_text())["methods"]
+    assert methods.keys() == METHODS.keys()
+    for name, known in methods.items():
+        assert known["fit"]["settings"] == asdict(method_of(name, "convnet-digits"))
+        if name != "deep-ensemble":
+            tried = known["search"]["tried"]
+            assert len(tried) >= 2
+            finite = [t for t in tried if t["nll"] is not None]
+            assert min(finite, key=lambda t: t["nll"])["settings"] == known["fit"]["settings"]
+
+
+def test_every_method_was_fitted_properly() -> None:
+    """One mode's predictive has an accuracy of 0.94 and more, and the ensemble is fresh and within the null."""
+    found = Comparison.from_json(STUDY.read_text())
+    for name in METHODS.keys() - {"deep-ensemble"}:
+        assert found[name, "one"]["accuracy"].value >= 0.94
+    assert found.methods["deep-ensemble"]["fresh"] is True
+    for figure in ("mmd", "ns"):
+        p = found["deep-ensemble", "members"][figure].p
+        assert p is not None
+        assert p > comparison_page.LEVEL
+    for run in found.methods["hmc"]["fit"]["facts"]:
+        assert 0.3 < run["acceptance"] <= 1
+        assert run["rhat"] >= 0.9
 
 
 def test_a_table_without_some_figures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,6 +102,9 @@ class Prepared:
             left_out |= refused
             draws = [_fresh(d, self.reference) for d in draws]
         draws += self.given
+        for given in self.given:
+            if shared := _shared(given.members, self.reference):
+                self.say(f"{given.name}: {shared:,} of its draws are members of the reference too: p-values don't hold")
         tasks = self._tasks(draws)
         values = {task.name: self.cells.read(self.work.key(task)) for task in tasks}
         missing = [task for task in tasks if values[task.name] is None]
@@ -175,6 +179,12 @@ def _fresh(draws: Draws, reference: Collection) -> Draws:
     if known:
         check_fresh(draws.members, reference)
     return replace(draws, facts={**draws.facts, "fresh": True if known else None})
+
+
+def _shared(draws: Collection, reference: Collection) -> int:
+    """Count, by their hashes, the draws that are members of the reference."""
+    own, theirs = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
+    return sum(count for digest, count in own.items() if digest is not None and digest in theirs)
 
 
 def _cited(members: Collection) -> str:
