@@ -20,7 +20,7 @@ from checkpoints_zoo.comparing import drawn
 from checkpoints_zoo.comparing.compact_comparison import CompactComparison, Source
 from checkpoints_zoo.comparing.compact_sides import Side, figures, half_against_half, of_draws, of_gaussians
 from checkpoints_zoo.comparing.drawn import Fits
-from checkpoints_zoo.comparing.modes import INDEPENDENT, ONE, Mode
+from checkpoints_zoo.comparing.modes import INDEPENDENT, ONE, Mode, cited
 from checkpoints_zoo.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.executor import cores
@@ -100,7 +100,7 @@ def compare_compact(
         if vi is not None:
             measured["vi"] = of_gaussians(found["vi"], judge, splits, seed)
     return CompactComparison(
-        sources={n: Source(_cited(sides[n]), len(mode.runs), len(mode.members)) for n, mode in found.items()},
+        sources={n: Source(cited(sides[n]), len(mode.runs), len(mode.members)) for n, mode in found.items()},
         to="the first" if to is None else "the mean",
         data=measuring.named(judge.test.data),
         inputs=len(judge.test.data),
@@ -181,11 +181,6 @@ def _check(name: str, members: Collection, hmc: Collection) -> None:
             found="other classes" if differ is None else f"others, such as {differ!r}",
             do="All draws have to be of one network",
         )
-
-
-def _cited(members: Collection) -> str:
-    label, at, rest = members.citation.rpartition("@")
-    return rest if label.startswith("file:") else f"{label}{at}{rest}"
 
 
 def _mode(name: str, members: Collection) -> Mode:

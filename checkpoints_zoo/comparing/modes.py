@@ -107,3 +107,9 @@ def content(members: Collection) -> str:
     ]
     facts = [[str(step) for step in members.view.steps], *rows]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def cited(members: Collection) -> str:
+    """Return a citation without the folder of this machine."""
+    label, at, rest = members.citation.rpartition("@")
+    return rest if label.startswith("file:") else f"{label}{at}{rest}"

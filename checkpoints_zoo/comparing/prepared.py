@@ -20,7 +20,7 @@ from checkpoints_zoo.comparing.comparison import REFERENCE, Comparison, Row
 from checkpoints_zoo.comparing.drawn import Draws, Fits
 from checkpoints_zoo.comparing.estimates import Estimate, joint_p, mean_of
 from checkpoints_zoo.comparing.measured import MEASURED, Measuring, Task, tasks_of
-from checkpoints_zoo.comparing.modes import INDEPENDENT, MEMBERS, everyone, modes
+from checkpoints_zoo.comparing.modes import INDEPENDENT, MEMBERS, cited, everyone, modes
 from checkpoints_zoo.comparing.uncertainty import Uncertainty
 from checkpoints_zoo.comparing.worth import all_worth
 from checkpoints_zoo.errors import UsageError
@@ -155,12 +155,12 @@ class Prepared:
         }
         return Comparison(
             collection=self.name,
-            reference=_cited(self.reference),
+            reference=cited(self.reference),
             members=len(self.reference),
             data=measuring.named(inside),
             ood="" if outside is None else measuring.named(outside),
             rows=tuple(_row(some, values, growth) for some in of_rows.values()),
-            methods=drawn.finite({d.name: {"draws": _cited(d.members), **d.facts} for d in draws}),
+            methods=drawn.finite({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
         )
@@ -185,12 +185,6 @@ def _shared(draws: Collection, reference: Collection) -> int:
     """Count, by their hashes, the draws that are members of the reference."""
     own, theirs = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
     return sum(count for digest, count in own.items() if digest is not None and digest in theirs)
-
-
-def _cited(members: Collection) -> str:
-    """Return a citation without the folder of this machine."""
-    label, at, rest = members.citation.rpartition("@")
-    return f"{'' if label.startswith('file:') else label + at}{rest}"
 
 
 def _row(tasks: list[Task], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
