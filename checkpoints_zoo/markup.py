@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 LONGEST = 300
@@ -119,3 +119,22 @@ def _value(value: Any) -> str:
 def listed(values: Sequence[Any]) -> str:
     """Write the first few values, and an ellipsis for the rest; return the text."""
     return ", ".join([*(code(_value(v)) for v in values[:LISTED]), *(["…"] if len(values) > LISTED else [])])
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+    """Lay rows out in columns for a terminal; return the text.
+
+    Args:
+        rows: cells, the head among them, as many in each.
+        right: numbers of the columns, from 0, that are aligned to the right.
+
+    >>> print(aligned([["name", "members"], ["a", "64"]], right={1}))
+    name  members
+    a          64
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        [cell.rjust(w) if at in right else cell.ljust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )
+    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -144,6 +144,16 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
         " manifests/brief-digits-snapshot.parquet there."
     )
     assert zoo.load(drawn.name, source=tmp_path).citation == drawn.citation
+
+    # A kill after the manifest leaves draws without a word on them: they are made again, and are the same.
+    (tmp_path / "fits" / f"{drawn.name}.json").unlink()
+    with pytest.raises(UsageError, match="expected none, or the first of these draws; found another draw"):
+        fitting.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
+    assert fitting.known(tmp_path, drawn.name) is None
+    assert fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2).citation == drawn.citation
+    known = fitting.known(tmp_path, drawn.name)
+    assert known is not None
+    assert known.settings == dataclasses.asdict(Snapshot())
     for change, text in (({"runs": 0}, "runs: expected 1 or more; found 0"), ({"draws": 1}, "draws: expected 2")):
         with pytest.raises(UsageError, match=text):
             fitting.fit(Snapshot(), RECIPE, out=tmp_path, **change)

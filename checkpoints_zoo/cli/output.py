@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from checkpoints_zoo.markup import aligned
 from checkpoints_zoo.markup import in_bytes as in_bytes
 
 
@@ -86,13 +87,12 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
     """
     if not rows:
         return ""
-    columns = []
-    for key in rows[0]:
-        cells = [key, *(text(row[key]) for row in rows)]
-        width = max(map(len, cells))
-        number = key in right or all(isinstance(row[key], int | float | None) for row in rows)
-        columns.append([cell.rjust(width) if number else cell.ljust(width) for cell in cells])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+    numbers = {
+        at
+        for at, key in enumerate(rows[0])
+        if key in right or all(isinstance(row[key], int | float | None) for row in rows)
+    }
+    return aligned([list(rows[0]), *([text(row[key]) for key in rows[0]] for row in rows)], numbers)
 
 
 def facts(values: Mapping[str, Any]) -> str:

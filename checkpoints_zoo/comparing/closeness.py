@@ -20,7 +20,7 @@ from checkpoints_zoo.comparing.estimates import Estimate, estimate
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.metrics import Plan
 from checkpoints_zoo.posterior.distances import Distances
-from checkpoints_zoo.posterior.kernels import Grid, choices, kernels_of, permutation_test
+from checkpoints_zoo.posterior.kernels import Grid, choices, kernel_matrix, kernels_of, permutation_test
 from checkpoints_zoo.posterior.mmd import apart
 
 SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
@@ -91,7 +91,7 @@ def mean_kernel(some: Distances, kernels: Sequence[tuple[str, float]]) -> Tensor
     """
     total = torch.zeros_like(some.l2)
     for kernel, width in kernels:
-        total += torch.exp(-(some.l2 / width**2 if kernel == "gaussian" else some.l1 / width))
+        total += kernel_matrix(some, kernel, width)
     return total / len(kernels)
 
 

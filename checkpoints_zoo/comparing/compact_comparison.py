@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from checkpoints_zoo import writing
 from checkpoints_zoo.comparing import compact_text
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.metrics import Interval
 from checkpoints_zoo.posterior import tables
-from checkpoints_zoo.replacing import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,9 +139,7 @@ class CompactComparison:
         texts = {".json": self.to_json, ".tex": self.to_latex}
         if path.suffix.lower() not in texts:
             return tables.write(self.to_frame(), path)
-        with writing.writing_into(path.parent), replacing(path) as temporary:
-            temporary.write_text(texts[path.suffix.lower()]() + "\n", encoding="utf-8")
-        return path
+        return tables.write_text(texts[path.suffix.lower()](), path)
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Interval]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from checkpoints_zoo.comparing.tables import escaped
 from checkpoints_zoo.curve_plots import stated
-from checkpoints_zoo.metrics import Interval
+from checkpoints_zoo.markup import aligned
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.comparing.compact_comparison import CompactComparison, Source
 
 ROWS = {
     "agreement": ("agreement with HMC (0..1)", 1),
@@ -19,63 +22,33 @@ TITLES = {"hmc": "HMC", "ensemble": "ensemble", "vi": "VI"}
 _LATEX = {"sample": "sample", "q_d": "$q_d$", "q_r": "$q_r$", "q": "$q$"}
 
 
-class SourceLike(Protocol):
-    """What is said of draws: see `compact_table.Source`."""
-
-    @property
-    def runs(self) -> int: ...
-    @property
-    def draws(self) -> int: ...
-
-
-class Printable(Protocol):
-    """What a table must have to be printed: see `compact_table.CompactComparison`."""
-
-    @property
-    def sources(self) -> Mapping[str, Any]: ...
-    @property
-    def to(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def inputs(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def splits(self) -> int: ...
-    @property
-    def statistics(self) -> str: ...
-    @property
-    def table(self) -> Mapping[str, Mapping[str, Mapping[str, Interval]]]: ...
-    @property
-    def halves(self) -> Mapping[str, Mapping[str, Interval]]: ...
-
-
-def cells(found: Printable) -> Iterator[tuple[str, list[str]]]:
+def cells(found: CompactComparison) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: its words, and a text for each column in the table's order."""
     columns = [figures for of in found.table.values() for figures in of.values()]
     for row, (words, scale) in ROWS.items():
         yield words, [stated(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
-def headings(found: Printable) -> list[str]:
+def headings(found: CompactComparison) -> list[str]:
     """Return the names of the columns, such as "HMC q_r"."""
     return [f"{TITLES[method]} {column}" for method, of in found.table.items() for column in of]
 
 
-def text(found: Printable) -> str:
+def text(found: CompactComparison) -> str:
     """Return the table for people, and what it means."""
-    blocks = [_columns(["", *headings(found)], [[words, *values] for words, values in cells(found)])]
+    rows = [["", *headings(found)], *([words, *values] for words, values in cells(found))]
+    blocks = [aligned(rows, range(1, len(rows[0])))]
     if found.halves:
-        rows = [
+        rows = [["", *(f"HMC {column}" for column in found.halves)]]
+        rows += [
             [f"{ROWS[row][0]}, half against half", *(stated(figures[row], 1) for figures in found.halves.values())]
             for row in ("agreement", "total_variation")
         ]
-        blocks.append(_columns(["", *(f"HMC {column}" for column in found.halves)], rows))
+        blocks.append(aligned(rows, range(1, len(rows[0]))))
     return "\n\n".join([*blocks, "\n".join(meaning(found))])
 
 
-def meaning(found: Printable) -> list[str]:
+def meaning(found: CompactComparison) -> list[str]:
     """Say what rows, columns and intervals mean; return the lines."""
     hmc, ensemble, vi = (found.sources.get(name) for name in ("hmc", "ensemble", "vi"))
     sources = [f"HMC: {_count(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
@@ -96,7 +69,7 @@ def meaning(found: Printable) -> list[str]:
     return lines
 
 
-def latex(found: Printable) -> str:
+def latex(found: CompactComparison) -> str:
     """Return the table for LaTeX with booktabs, laid out as the paper's."""
     count = len(headings(found))
     spans, at, rules = [], 2, []
@@ -120,18 +93,7 @@ def latex(found: Printable) -> str:
     return "\n".join(lines)
 
 
-def _count(source: SourceLike | None, word: str) -> str:
+def _count(source: Source | None, word: str) -> str:
     if source is None:
         return ""
     return f"{source.draws:,} draws of {source.runs:,} {word}{'s' if source.runs != 1 else ''}"
-
-
-def _columns(head: list[str], rows: list[list[str]]) -> str:
-    widths = [max(len(line[at]) for line in [head, *rows]) for at in range(len(head))]
-    lines = []
-    for line in [head, *rows]:
-        first, *others = (
-            x.ljust(w) if i == 0 else x.rjust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]).rstrip())
-    return "\n".join(lines)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from checkpoints_zoo import comparison_plots, writing
+from checkpoints_zoo import comparison_plots
 from checkpoints_zoo.comparing import tables
 from checkpoints_zoo.comparing.estimates import ALL, Estimate
 from checkpoints_zoo.comparing.worth import Worth
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.posterior import tables as frames
 from checkpoints_zoo.posterior.distances import WHOLE
-from checkpoints_zoo.replacing import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +201,7 @@ class Comparison:
         Raises:
             StorageError: a place that can't be written to.
         """
-        return _written(path, self.to_json())
+        return frames.write_text(self.to_json(), path)
 
     def write_latex(self, path: str | Path) -> Path:
         """Write the table for LaTeX; return its path.
@@ -210,7 +209,7 @@ class Comparison:
         Raises:
             StorageError: a place that can't be written to.
         """
-        return _written(path, self.to_latex())
+        return frames.write_text(self.to_latex(), path)
 
     def write_frame(self, path: str | Path) -> Path:
         """Write the frame as .csv or .parquet; return its path.
@@ -228,10 +227,3 @@ class Comparison:
             UsageError: a name that is no PNG's, or a place that can't be written to.
         """
         return comparison_plots.comparison(self, path)
-
-
-def _written(path: str | Path, text: str) -> Path:
-    path = Path(path).expanduser()
-    with writing.writing_into(path.parent), replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    return path

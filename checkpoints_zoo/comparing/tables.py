@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from checkpoints_zoo.comparing.estimates import SHORT, Estimate
 from checkpoints_zoo.comparing.worth import FIGURES as GROWING
-from checkpoints_zoo.comparing.worth import Worth
+from checkpoints_zoo.markup import aligned
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.comparing.comparison import Comparison, Row
 
 SCALE = 100
 MODES = {"one": "one mode", "multi": "multi mode", "members": "members"}
@@ -19,45 +22,7 @@ _LATEX = {
 }  # fmt: skip
 
 
-class RowLike(Protocol):
-    """What a row must have to be printed: see `comparison.Row`."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def runs(self) -> int: ...
-    @property
-    def draws(self) -> int: ...
-    @property
-    def figures(self) -> Mapping[str, Estimate]: ...
-    @property
-    def corollary(self) -> float | None: ...
-    @property
-    def worth(self) -> Mapping[str, Worth]: ...
-
-
-class Printable(Protocol):
-    """What a comparison must have to be printed: see `comparison.Comparison`."""
-
-    @property
-    def collection(self) -> str: ...
-    @property
-    def members(self) -> int: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def ood(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[RowLike]: ...
-    @property
-    def left_out(self) -> Mapping[str, str]: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-
-
-def text(found: Printable) -> str:
+def text(found: Comparison) -> str:
     """Return the tables for people, and what they mean."""
     columns = [n for n in SHORT if any(n in row.figures for row in found.rows)]
     figures = [
@@ -85,7 +50,7 @@ def text(found: Printable) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
-def latex(found: Printable) -> str:
+def latex(found: Comparison) -> str:
     """Return the table of figures for LaTeX: booktabs, values as $value \\pm half$ of the interval."""
     columns = [n for n in SHORT if any(n in row.figures for row in found.rows)]
     lines = [
@@ -113,7 +78,7 @@ def escaped(value: str) -> str:
     return "".join(_LATEX.get(c, c) for c in value)
 
 
-def meaning(found: Printable) -> list[str]:
+def meaning(found: Comparison) -> list[str]:
     """Say what rows, figures and intervals mean; return the lines."""
     on = found.data.split(" ")[0] + (f"; OOD: {found.ood.split(' ')[0]}" if found.ood else "; no OOD images")
     lines = [
@@ -164,11 +129,11 @@ def _latex_value(found: Estimate | None) -> str:
     return "--" if written == "-" else "$" + written.replace("±", r" \pm ") + "$"
 
 
-def _named(row: RowLike) -> dict[str, str]:
+def _named(row: Row) -> dict[str, str]:
     return {"method": row.method, "mode": MODES[row.mode]}
 
 
-def _size(row: RowLike) -> str:
+def _size(row: Row) -> str:
     if row.mode == "members":
         return f"{row.draws:,}"
     return f"{row.runs} × {row.draws if row.mode == 'one' else row.draws // row.runs}"
@@ -182,9 +147,4 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
     """Lay rows out in columns, all but the first two to the right; return the text."""
     if not rows:
         return ""
-    columns = []
-    for at, key in enumerate(rows[0]):
-        cells = [key, *(row[key] for row in rows)]
-        width = max(map(len, cells))
-        columns.append([cell.ljust(width) if at < 2 else cell.rjust(width) for cell in cells])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+    return aligned([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))

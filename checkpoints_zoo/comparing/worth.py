@@ -35,17 +35,14 @@ class Curve:
     def monotone(self) -> list[float]:
         """Return the distances from the limit towards the single member's side, falling with the size, none below 0.
 
-        What random subsets leave uneven is levelled by averaging neighbours (isotonic regression, the pool of adjacent
-        violators); the limit counts as a further point that no size passes.
+        What random subsets leave uneven is levelled by averaging neighbours (isotonic regression); the limit counts as
+        a further point that no size passes.
         """
+        from scipy.optimize import isotonic_regression
+
         side = 1.0 if self.values[0] >= self.limit else -1.0
-        pools: list[list[float]] = []
-        for distance in (side * (v - self.limit) for v in self.values):
-            pools.append([distance, 1])
-            while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
-                (a, m), (b, n) = pools[-2:]
-                pools[-2:] = [[(a * m + b * n) / (m + n), m + n]]
-        return [max(0.0, value) for value, count in pools for _ in range(int(count))]
+        levelled = isotonic_regression([side * (v - self.limit) for v in self.values], increasing=False)
+        return [max(0.0, float(value)) for value in levelled.x]
 
     def size_of(self, value: float) -> float:
         """Find the size of the ensembles whose mean figure is a value; return it, between sizes straight in 1/k.

@@ -120,7 +120,7 @@ def fit(
     for what, number, least in (("runs", runs, 1), ("draws", draws, 2)):
         if number < least:
             raise UsageError(what, expected=f"{least} or more", found=str(number))
-    root, problem = Path(out).expanduser().absolute(), None
+    root = Path(out).expanduser().absolute()
     name = name_of(recipe, wanted.name, 1 if wanted.independent else runs)
     settings = asdict(wanted)
     fingerprint = recipe.split("train").fingerprint
@@ -130,11 +130,12 @@ def fit(
     if Source(root, root.as_uri()).manifest_path(name).is_file():
         if there is not None and there.key == key:
             return load(name, source=root, architecture=build)
-        if not wanted.independent:
+        # Without a word on them they are of a fit that was killed at the end: made again, they are the same.
+        if there is not None and not wanted.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
                 expected=f"none, or draws of {wanted.name} with settings {json.dumps(settings)}",
-                found="draws of others" if there is None else f"settings {json.dumps(dict(there.settings))}",
+                found=f"settings {json.dumps(dict(there.settings))}",
                 do=f"Give another folder, or delete manifests/{name}.parquet there",
                 collection=name,
             )

@@ -150,7 +150,8 @@ def check_untied(problem: Problem, names: Iterable[str]) -> None:
 def placed(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:
     """Return a network in eval mode with the tensors of a mode, name -> tensor."""
     network = problem.network().to(problem.device).eval()
-    network.load_state_dict(dict(mode), strict=False, assign=False)
+    own = network.state_dict()
+    network.load_state_dict({name: tensor for name, tensor in problem.whole(mode).items() if name in own})
     return network
 
 

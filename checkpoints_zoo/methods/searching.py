@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from checkpoints_zoo import metrics
 from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.method import Method, Tensors
@@ -89,12 +91,8 @@ def judged(problem: Problem, states: Tensors) -> tuple[float, float]:
         raise UsageError("problem", expected="labelled images held out", found="none")
     draws = len(next(iter(states.values())))
     ensemble = Ensemble(problem.network().eval().requires_grad_(False), states, range(draws))
-    right, surprise = 0, 0.0
     with torch.inference_mode():
-        for first in range(0, len(held), PIECE):
-            some = slice(first, first + PIECE)
-            logits = ensemble(problem.recipe.preprocess(held.images[some]))
-            mean = logits.double().log_softmax(-1).logsumexp(0) - torch.tensor(float(draws)).log()
-            right += int((mean.argmax(-1) == held.labels[some]).sum())
-            surprise -= float(mean.gather(1, held.labels[some, None]).sum())
-    return right / len(held), surprise / len(held)
+        parts = [ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held.images, PIECE)]
+    log_probs = torch.cat(parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
+    accuracy = metrics.accuracy(log_probs.exp(), held.labels, check=False)  # NaN says that settings are none
+    return float(accuracy), float(metrics.nll(log_probs, held.labels, check=False))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.markup import aligned
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import members_of
 from checkpoints_zoo.symmetry.table import Group
@@ -83,10 +84,8 @@ class Corollary:
             often = f"unit {top}: {int(layer.counts[top])} of {len(self.ids)}"
             figures = (f"{layer.chi_squared:.4g}", str(layer.freedom), f"{layer.p:.2g}", f"{layer.adjusted:.2g}")
             rows.append((layer.name, str(len(layer.counts)), often, *figures))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         head = f"Which unit holds a layer's largest weight, over {len(self.ids)} members"
-        return "\n".join([f"{head}: p = {self.p:.2g} for all layers", "", *lines])
+        return f"{head}: p = {self.p:.2g} for all layers\n\n{aligned(rows)}"
 
 
 def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) -> Corollary:

@@ -106,6 +106,16 @@ def kernels_of(
     return tuple(found)
 
 
+def kernel_matrix(apart: Distances, kernel: str, width: float) -> Tensor:
+    """Return a kernel of all pairs, (member, member): exp(−(L2 / width)²) of "gaussian", exp(−L1 / width) of "laplace".
+
+    Args:
+        apart: of all members.
+        kernel, width: its name and its bandwidth.
+    """
+    return torch.exp(-(apart.l2 / width**2 if kernel == "gaussian" else apart.l1 / width))
+
+
 def permutation_test(
     apart: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor
 ) -> tuple[tuple[float, ...], float]:
@@ -122,13 +132,12 @@ def permutation_test(
     """
     values, largest = [], torch.full_like(chosen[0], -math.inf)
     for kernel, width in kernels:
-        exponents = apart.l2 / width**2 if kernel == "gaussian" else apart.l1 / width
-        kernel_matrix = torch.exp(-exponents)
-        found = unbiased(kernel_matrix, chosen)
+        pairs = kernel_matrix(apart, kernel, width)
+        found = unbiased(pairs, chosen)
         values.append(float(found[0]))
         spread = float(found.std(correction=0))
         # A kernel that is the same for all pairs, up to rounding, says nothing.
-        differ = spread > FLAT * float(kernel_matrix.fill_diagonal_(0).max())
+        differ = spread > FLAT * float(pairs.fill_diagonal_(0).max())
         standard = (found - found.mean()) / spread if differ else torch.zeros_like(found)
         largest = torch.maximum(largest, standard)
     reached = int((largest[1:] >= largest[0] - TIE).sum())

@@ -36,3 +36,19 @@ def write(frame: pd.DataFrame, path: str | Path) -> Path:
     with writing.writing_into(path.parent), replacing(path) as temporary, temporary.open("wb") as file:
         writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path
+
+
+def write_text(text: str, path: str | Path) -> Path:
+    """Write a text, with an end of line; return its path.
+
+    Args:
+        text: such as JSON, or a table for LaTeX.
+        path: of the file; its folder is made.
+
+    Raises:
+        StorageError: a place that can't be written to.
+    """
+    path = Path(path).expanduser()
+    with writing.writing_into(path.parent), replacing(path) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+    return path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from checkpoints_zoo.markup import aligned
+
 if TYPE_CHECKING:
     from checkpoints_zoo.symmetry.table import Axes, Group, Scale, Table
 
@@ -17,10 +19,10 @@ def text(table: Table, tensors: bool = True) -> str:
         tensors: whether tensors have their lines.
     """
     lines = [f"Symmetries of {table.network}", "", *_summary(table), ""]
-    lines += _columns([("group", "units", "kind", "written by"), *map(_group, table.groups.values())])
-    lines += ["", *_columns([("scale", "values", "kind", "opened by"), *map(_scale, table.scales.values())])]
+    lines.append(aligned([("group", "units", "kind", "written by"), *map(_group, table.groups.values())]))
+    lines += ["", aligned([("scale", "values", "kind", "opened by"), *map(_scale, table.scales.values())])]
     if tensors:
-        lines += ["", *_columns([("tensor", "shape", "moved by", "scaled by"), *_tensors(table)])]
+        lines += ["", aligned([("tensor", "shape", "moved by", "scaled by"), *_tensors(table)])]
     return "\n".join(lines)
 
 
@@ -68,8 +70,3 @@ def _on_axis(axes: Axes, axis: int) -> list[str]:
 def _powers(axes: Axes) -> str:
     powers = [f"{p.scale}^{p.power:g}" if p.power != 1 else p.scale for p in axes.powers]
     return ", ".join(powers) + (" (with eps)" if axes.shift and powers else "")
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
