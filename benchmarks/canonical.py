@@ -36,8 +36,8 @@ from torch.nn import functional as F
 from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d  # type: ignore[import-untyped]
 from torch_uncertainty.models.classification.resnet import resnet  # type: ignore[import-untyped]
 
-from checkpoints_zoo.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry import Table, symmetries
+from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 
 MEMBERS = 256
 REPEATS = 7

@@ -29,7 +29,7 @@ from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d
 from torch_uncertainty.models.classification.resnet import resnet
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.networks.ensemble import Ensemble
 
 GRID = {"r20": [(1, 1), (1, 128), (8, 1), (8, 8), (8, 32), (64, 4)], "r18": [(1, 1), (4, 1), (4, 8), (1, 64)]}
 UNITS = ("amx_bf16", "avx512_bf16")

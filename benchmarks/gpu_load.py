@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from ensemble import timed
 
-from checkpoints_zoo import architectures, shard, writing
-from checkpoints_zoo.catalog import Description, write_json
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.loading import load
-from checkpoints_zoo.manifest import table, write
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats.catalog import Description, write_json
+from checkpoints_zoo.formats.manifest import table, write
+from checkpoints_zoo.networks import architectures, tensors
 
 
 def source(folder: Path, count: int, tiny: bool) -> Collection:
@@ -36,13 +37,13 @@ def source(folder: Path, count: int, tiny: bool) -> Collection:
     name, arguments = ("resnet8", {}) if tiny else ("resnet18", {"classes": 100})
     size = {"size": [8, 8], "channels": 1} if tiny else {"size": [32, 32], "channels": 3}
     first = architectures.build(name, **arguments).state_dict()
-    layout = shard.layout_of(first, torch.float16)
+    layout = tensors.layout_of(first, torch.float16)
     members = []
     for i in range(count):
         torch.manual_seed(i)
         state = {n: torch.randn(t.shape) * 0.05 if t.is_floating_point() else t for n, t in first.items()}
         state |= {n: t.abs() + 0.5 for n, t in state.items() if n.endswith("running_var")}
-        members.append((shard.prefix(i), shard.pack(state, layout)))
+        members.append((tensors.prefix(i), tensors.pack(state, layout)))
     path = writing.write_shard(folder / "shards" / "nets", 0, layout, members)
     begin = writing.first_offset(layout, [key for key, _ in members])
     rows = [

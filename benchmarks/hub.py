@@ -43,14 +43,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from checkpoints_zoo import fetching, manifest
-from checkpoints_zoo.catalog import Description, write_json
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.header import prefix, shard_header
-from checkpoints_zoo.layout import Layout, content_hash
-from checkpoints_zoo.loading import load
-from tests.archives import virtual_tar
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.catalog import Description, write_json
+from checkpoints_zoo.formats.header import prefix, shard_header
+from checkpoints_zoo.formats.layout import Layout, content_hash
+from checkpoints_zoo.sources import fetching
 from tests.hub import WRITER, Hub, Server, Virtual, answers, joined, noise
+from tests.support.archives import virtual_tar
 
 REPO, NAME, MEMBERS, WIDTH = "alice/zoo", "zoo", 1024, 30
 COUNTS, DELAYS, GAP = (1, 5, 100), (0, 50), 256 * 2**10

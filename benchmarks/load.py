@@ -31,11 +31,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import shard, writing
-from checkpoints_zoo.catalog import Description, write_json
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.loading import load
-from checkpoints_zoo.manifest import table, write
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats.catalog import Description, write_json
+from checkpoints_zoo.formats.manifest import table, write
+from checkpoints_zoo.networks import tensors
 
 
 def resnet18() -> nn.Module:
@@ -55,8 +56,8 @@ def prepare(folder: Path, count: int) -> Collection:
                        for n, t in resnet18().state_dict().items()})  # fmt: skip
         torch.save(states[-1], folder / f"{i}.pt")
         safetensors.torch.save_file(states[-1], folder / f"{i}.safetensors")
-    layout = shard.layout_of(states[0], torch.float16)
-    members = [(shard.prefix(i), shard.pack(state, layout)) for i, state in enumerate(states)]
+    layout = tensors.layout_of(states[0], torch.float16)
+    members = [(tensors.prefix(i), tensors.pack(state, layout)) for i, state in enumerate(states)]
     path = writing.write_shard(folder / "shards" / "r18", 0, layout, members)
     first = writing.first_offset(layout, [key for key, _ in members])
     rows = [

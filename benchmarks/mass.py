@@ -34,10 +34,10 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.canonical.balancing import balance
-from checkpoints_zoo.canonical.mass import minimal_mass
-from checkpoints_zoo.canonical.monomials import collect
 from checkpoints_zoo.symmetry import Table, symmetries
+from checkpoints_zoo.symmetry.canonical.balancing import balance
+from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
+from checkpoints_zoo.symmetry.canonical.monomials import collect
 
 CLOSE = 1e-6
 TIGHT = 1e-13

@@ -31,9 +31,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from checkpoints_zoo.architectures import build
-from checkpoints_zoo.canonical.alignment import match
+from checkpoints_zoo.networks.architectures import build
 from checkpoints_zoo.symmetry import Table, permute, random_element, symmetries
+from checkpoints_zoo.symmetry.canonical.alignment import match
 
 Params = dict[str, Tensor]
 MEMBERS = 4

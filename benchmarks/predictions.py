@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import catalog, manifest, writing
-from checkpoints_zoo import prediction_sets as sets
-from checkpoints_zoo.header import prefix
-from checkpoints_zoo.layout import Layout, content_hash
-from checkpoints_zoo.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.formats import catalog, manifest, writing
+from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.predictions import Predictions
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.predictions import prediction_sets as sets
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.sources.source import Source
 
 NAME, INSIDE, OUTSIDE = "synthetic", "inside", "outside"
 

@@ -14,30 +14,31 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoints_zoo import images, interop, metrics, symmetry
-    from checkpoints_zoo.collection import Collection
-    from checkpoints_zoo.comparing import Comparison, compare
-    from checkpoints_zoo.comparing.compact_table import compare_compact
-    from checkpoints_zoo.ensemble import Ensemble
-    from checkpoints_zoo.equivalence import check_equivalence
+    from checkpoints_zoo import images, interop, symmetry
+    from checkpoints_zoo.collection.check import check_equivalence
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.collection.loading import collections, load
+    from checkpoints_zoo.collection.member import Member
     from checkpoints_zoo.errors import ZooError
-    from checkpoints_zoo.evaluation import Report, evaluate
+    from checkpoints_zoo.evaluation import metrics
+    from checkpoints_zoo.evaluation.evaluating import Report, evaluate
     from checkpoints_zoo.interop.checkpoints import from_checkpoints
     from checkpoints_zoo.interop.samples import from_samples
-    from checkpoints_zoo.loading import collections, load
-    from checkpoints_zoo.member import Member
-    from checkpoints_zoo.posterior.aligning import alignment
-    from checkpoints_zoo.posterior.barrier import barrier, barriers
-    from checkpoints_zoo.posterior.compact import compact
-    from checkpoints_zoo.posterior.corollary import corollary
-    from checkpoints_zoo.posterior.mass import minimal_mass
-    from checkpoints_zoo.posterior.mmd import mmd, ns
-    from checkpoints_zoo.posterior.pairwise import pairwise
-    from checkpoints_zoo.posterior.predictives import compare_predictives
-    from checkpoints_zoo.publishing import publish
-    from checkpoints_zoo.reporting import report
+    from checkpoints_zoo.methods.comparing import Comparison, compare
+    from checkpoints_zoo.methods.comparing.compact_table import compare_compact
+    from checkpoints_zoo.networks.ensemble import Ensemble
+    from checkpoints_zoo.populations.alignment_table import alignment
+    from checkpoints_zoo.populations.compact import compact
+    from checkpoints_zoo.populations.corollary_check import corollary
+    from checkpoints_zoo.populations.loss_barrier import barrier, barriers
+    from checkpoints_zoo.populations.mass import minimal_mass
+    from checkpoints_zoo.populations.mmd import mmd, ns
+    from checkpoints_zoo.populations.pairwise import pairwise
+    from checkpoints_zoo.populations.predictives import compare_predictives
+    from checkpoints_zoo.publishing.html_report import report
+    from checkpoints_zoo.publishing.publisher import publish
+    from checkpoints_zoo.publishing.verification import verify
     from checkpoints_zoo.symmetry import symmetries
-    from checkpoints_zoo.verification import verify
 
 __version__ = _version("checkpoints-zoo")
 __all__ = [
@@ -49,25 +50,29 @@ __all__ = [
 
 # Resolved on first use, so that the command line starts without torch.
 _PLACES = {
-    "Collection": "collection", "Member": "member", "Ensemble": "ensemble", "ZooError": "errors",
-    "collections": "loading", "load": "loading", "evaluate": "evaluation", "Report": "evaluation",
+    "Collection": "collection.collection", "Member": "collection.member", "Ensemble": "networks.ensemble",
+    "ZooError": "errors", "collections": "collection.loading", "load": "collection.loading",
+    "evaluate": "evaluation.evaluating", "Report": "evaluation.evaluating",
     "from_checkpoints": "interop.checkpoints", "from_samples": "interop.samples",
-    "compare": "comparing", "Comparison": "comparing",
-    "publish": "publishing", "verify": "verification", "symmetries": "symmetry", "check_equivalence": "equivalence",
-    "alignment": "posterior.aligning", "barrier": "posterior.barrier", "barriers": "posterior.barrier",
-    "compact": "posterior.compact", "compare_compact": "comparing.compact_table",
-    "corollary": "posterior.corollary", "minimal_mass": "posterior.mass",
-    "mmd": "posterior.mmd", "ns": "posterior.mmd", "pairwise": "posterior.pairwise",
-    "compare_predictives": "posterior.predictives", "report": "reporting",
-    "images": "", "interop": "", "metrics": "", "symmetry": "",
+    "compare": "methods.comparing", "Comparison": "methods.comparing",
+    "publish": "publishing.publisher", "verify": "publishing.verification", "symmetries": "symmetry",
+    "check_equivalence": "collection.check", "alignment": "populations.alignment_table",
+    "barrier": "populations.loss_barrier", "barriers": "populations.loss_barrier",
+    "compact": "populations.compact", "compare_compact": "methods.comparing.compact_table",
+    "corollary": "populations.corollary_check", "minimal_mass": "populations.mass",
+    "mmd": "populations.mmd", "ns": "populations.mmd", "pairwise": "populations.pairwise",
+    "compare_predictives": "populations.predictives", "report": "publishing.html_report",
 }  # fmt: skip
+_MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.metrics", "symmetry": "symmetry"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name in _MODULES:
+        value = import_module(f"checkpoints_zoo.{_MODULES[name]}")
+    elif name in _PLACES:
+        value = getattr(import_module(f"checkpoints_zoo.{_PLACES[name]}"), name)
+    else:
         raise AttributeError(f"module 'checkpoints_zoo' has no attribute {name!r}")
-    room = import_module(f"checkpoints_zoo.{_PLACES[name] or name}")
-    value = getattr(room, name) if _PLACES[name] else room
     globals()[name] = value
     return value
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.measuring import png
-from checkpoints_zoo.cli.output import Output, facts, in_bytes, output, table
+from checkpoints_zoo.cli.output import Output, facts, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
+from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.posterior.aligning import Alignment
-    from checkpoints_zoo.posterior.barrier import Barriers
+    from checkpoints_zoo.populations.alignment_table import Alignment
+    from checkpoints_zoo.populations.loss_barrier import Barriers
 
 MOST = 16  # members that a table shows
 
@@ -43,7 +44,7 @@ def command(
     """
     if barrier and isinstance(to, str):
         raise click.UsageError("--barrier needs a member to draw lines from, not the mean.")
-    from checkpoints_zoo.posterior.aligning import alignment_of
+    from checkpoints_zoo.populations.alignment_table import alignment_of
 
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
@@ -52,7 +53,7 @@ def command(
     values: dict[str, Any] = json.loads(found.to_json())
     lines = None
     if barrier:
-        from checkpoints_zoo.posterior.barrier import barriers
+        from checkpoints_zoo.populations.loss_barrier import barriers
 
         lines = [barriers(view, to=int(to)) for view in (members, aligned)]
         values["barrier"] = {
@@ -61,7 +62,7 @@ def command(
     if save:
         out.say(f"permutations: {aligned.write_symmetries(save)}")
     if plot:
-        from checkpoints_zoo.alignment_plots import alignment_figure
+        from checkpoints_zoo.populations.alignment_plots import alignment_figure
 
         out.say(f"picture: {alignment_figure(found, plot, lines)}")
     out.data(values, *_blocks(found, lines))

@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from checkpoints_zoo.auditing import Finding, audit
 from checkpoints_zoo.cli.failures import DONE, FOUND
-from checkpoints_zoo.cli.output import Output, facts, in_bytes, output, printable
+from checkpoints_zoo.cli.output import Output, facts, output, printable
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.publishing.audit_all import Finding, audit
 
 SHOWN = 20  # of one kind
 

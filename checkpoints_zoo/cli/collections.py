@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo import catalog, hub, manifest
 from checkpoints_zoo.cli import failures
-from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.finding import resolve
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.source import Source
 
 
 @click.command()

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.measuring import PLACES, png
-from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.plots import stated
+from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.posterior.compact import Compact
+    from checkpoints_zoo.populations.compact import Compact
 
 ROWS = {
     "agreement": ("agreement (0..1)", 1), "total_variation": ("total variation (0..1)", 1),
@@ -66,11 +67,11 @@ def command(
         raise click.UsageError("--vi needs --against, HMC's draws.")
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
-    from checkpoints_zoo.posterior.compact import compact
+    from checkpoints_zoo.populations.compact import compact
 
     found = compact(members, data, to=to, **options)
     if plot:
-        from checkpoints_zoo.compact_plots import compact_figure
+        from checkpoints_zoo.populations.compact_plots import compact_figure
 
         out.say(f"picture: {compact_figure(found, plot)}")
     out.data(found.values(), _paper(found), _halves(found), _meaning(found))
@@ -93,7 +94,7 @@ def _against(
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    from checkpoints_zoo.comparing.compact_table import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_table import compare_compact
 
     found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())

@@ -13,8 +13,8 @@ from checkpoints_zoo.cli.output import Output, facts, output
 from checkpoints_zoo.cli.selecting import Selection, selecting
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.collection import Collection
-    from checkpoints_zoo.comparing.prepared import Todo
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.methods.comparing.prepared import Todo
 
 FRAMES = (".csv", ".parquet")
 
@@ -100,7 +100,7 @@ def command(
     that was cut off goes on.
     """
     members = selection.load()
-    from checkpoints_zoo.comparing.preparing import prepare
+    from checkpoints_zoo.methods.comparing.preparing import prepare
     from checkpoints_zoo.training.choosing import chosen
 
     prepared = prepare(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.measuring import table_of, values_of
-from checkpoints_zoo.cli.output import Output, in_bytes, output
+from checkpoints_zoo.cli.output import Output, output
+from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.collection import Collection
+    from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.images import ImageData
 
 NAME, SIZES, PICTURE = "convnet-digits", (1, 8, 64), "zoo-demo.png"
@@ -29,9 +30,9 @@ def command(folder: str, out: Output) -> None:
     """
     out.say("Importing torch …")
     from checkpoints_zoo import images
-    from checkpoints_zoo.evaluation import evaluate
-    from checkpoints_zoo.loading import load
-    from checkpoints_zoo.source import EMBEDDED
+    from checkpoints_zoo.collection.loading import load
+    from checkpoints_zoo.evaluation.evaluating import evaluate
+    from checkpoints_zoo.sources.source import EMBEDDED
 
     members = load(NAME, source=EMBEDDED)
     out.say(_places(members))
@@ -80,7 +81,7 @@ def _stack(members: Collection, out: Output) -> None:
 def _ensemble(members: Collection, data: ImageData, out: Output) -> None:
     import torch
 
-    from checkpoints_zoo.device import one_thread
+    from checkpoints_zoo.networks.device import one_thread
 
     ensemble = members.ensemble()
     inputs = members.preprocess(data.images)

@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo import catalog
 from checkpoints_zoo.cli import building
 from checkpoints_zoo.cli.measuring import PLACES
-from checkpoints_zoo.cli.output import Output, facts, in_bytes, output
+from checkpoints_zoo.cli.output import Output, facts, output
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.ingest import Net, Plan, ingest, known
+from checkpoints_zoo.formats import catalog
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.interop.ingest import Net, Plan, ingest, known
 
 
 @click.command()

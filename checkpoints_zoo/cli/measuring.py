@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.output import in_bytes, table
+from checkpoints_zoo.cli.output import table
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.curve_plots import NAMES, stated
+from checkpoints_zoo.evaluation.curve_plots import NAMES, stated
+from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.cli.output import Output
-    from checkpoints_zoo.collection import Collection
-    from checkpoints_zoo.evaluation import Report
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.evaluation.evaluating import Report
     from checkpoints_zoo.predictions import Predictions
 
     Shown = str | Predictions | None
@@ -85,7 +86,7 @@ class Measurement:
             out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
         else:
             out.say(f"{members.name}: stored predictions of {len(members)} members, {self._set_of(members)} …")
-        from checkpoints_zoo.evaluation import evaluate
+        from checkpoints_zoo.evaluation.evaluating import evaluate
 
         data, ood, held_out = self.shown(members, self.ood)
         return evaluate(

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.markup import aligned
-from checkpoints_zoo.markup import in_bytes as in_bytes
+from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import in_bytes as in_bytes
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.measuring import PLACES, png
-from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.plots import stated
+from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.posterior.pairwise import Pairwise
+    from checkpoints_zoo.populations.pairwise import Pairwise
 
 NAMES = {
     "mi_id": "mutual information, ID (nats)", "disagreement": "disagreement, ID (0..1)",
@@ -58,7 +59,7 @@ def command(
     Means over all pairs come with intervals over the members. --out writes the pairs themselves.
     """
     members = selection.load()
-    from checkpoints_zoo.posterior.pairwise import pairwise
+    from checkpoints_zoo.populations.pairwise import pairwise
 
     if stored is None:
         on = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from checkpoints_zoo.cli.measuring import PLACES
-from checkpoints_zoo.cli.output import Output, facts, in_bytes, output
+from checkpoints_zoo.cli.output import Output, facts, output
 from checkpoints_zoo.cli.selecting import Selection, selecting
+from checkpoints_zoo.formats.text import in_bytes
 
 
 @click.command()

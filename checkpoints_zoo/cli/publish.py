@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli.output import Output, facts, in_bytes, output, printable
-from checkpoints_zoo.publishing import Plan, publish
+from checkpoints_zoo.cli.output import Output, facts, output, printable
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.publishing.publisher import Plan, publish
 
 SHOWN = 20
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from checkpoints_zoo.cli.measuring import Measurement, measuring
-from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+from checkpoints_zoo.cli.output import Output, output, table
+from checkpoints_zoo.formats.text import in_bytes
 
 NONE = "none"
 
@@ -29,8 +30,8 @@ def command(measurement: Measurement, path: str, out: Output) -> None:
     digits are shown photos; --ood none leaves these figures out. With --stored no weights are read: the parts that need
     them say so.
     """
-    from checkpoints_zoo.reporting import report
-    from checkpoints_zoo.reporting.making import DEFAULT
+    from checkpoints_zoo.publishing.html_report import report
+    from checkpoints_zoo.publishing.html_report.making import DEFAULT
 
     asked = measurement
     members = asked.selection.load()

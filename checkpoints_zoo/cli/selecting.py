@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli import building
-from checkpoints_zoo.finding import Found, find
+from checkpoints_zoo.sources.finding import Found, find
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.collection import Collection
+    from checkpoints_zoo.collection.collection import Collection
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Selection:
 
     def load(self) -> Collection:
         """Return the members as a Collection."""
-        from checkpoints_zoo.loading import load
+        from checkpoints_zoo.collection.loading import load
 
         build = None if self.architecture is None else building.function(self.architecture)
         return load(**self._chosen(), architecture=build)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.output import Output, facts, in_bytes, output, percent, table
+from checkpoints_zoo.cli.output import Output, facts, output, percent, table
 from checkpoints_zoo.cli.selecting import Selection, finding
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.finding import Found
-from checkpoints_zoo.manifest import is_null, total
+from checkpoints_zoo.formats.manifest import is_null, total
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.sources.finding import Found
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.measuring import png
-from checkpoints_zoo.cli.output import Output, in_bytes, output, table
+from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.hubsource import HubSource
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.sources.hubsource import HubSource
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.canonical.mass import MinimalMass
-    from checkpoints_zoo.collection import Collection
-    from checkpoints_zoo.posterior.corollary import Corollary
-    from checkpoints_zoo.posterior.mass import MassAt
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.populations.corollary_check import Corollary
+    from checkpoints_zoo.populations.mass import MassAt
     from checkpoints_zoo.symmetry import Table
+    from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
 
 @click.command()
@@ -79,8 +80,8 @@ def command(
 
 def _opened(selection: Selection, asked: list[str]) -> tuple[Table, Collection | None]:
     """Return the table of what NAME means, with the members if it is a collection."""
-    from checkpoints_zoo import catalog
-    from checkpoints_zoo.architectures import ARCHITECTURES
+    from checkpoints_zoo.formats import catalog
+    from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.symmetry import symmetries
 
     chosen = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
@@ -100,8 +101,8 @@ def _opened(selection: Selection, asked: list[str]) -> tuple[Table, Collection |
 
 def _snapshots(selection: Selection, members: Collection) -> Collection:
     """Return all snapshots of the selected members; where epochs or a citation were given, what these name."""
-    from checkpoints_zoo.loading import load
-    from checkpoints_zoo.selection import parse_citation
+    from checkpoints_zoo.collection.loading import load
+    from checkpoints_zoo.formats.selection import parse_citation
 
     if parse_citation(selection.name) or len(set(members.ids)) < len(members.ids):
         return members
@@ -139,7 +140,7 @@ def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
 def _masses(
     members: Collection, out: Output, options: dict[str, Any], along: bool, plot: str | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.posterior.mass import along_training, ends, minimal_mass, take
+    from checkpoints_zoo.populations.mass import along_training, ends, minimal_mass, take
 
     epochs = [int(epoch) for epoch in members.rows.column("epoch").to_pylist()]
     if along and len(set(epochs)) < 2:
@@ -155,7 +156,7 @@ def _masses(
         values["along"] = [asdict(step) for step in steps]
         blocks.append(f"Along training:\n{table([_step(step) for step in steps])}")
     if plot:
-        from checkpoints_zoo.mass_plots import mass_figure
+        from checkpoints_zoo.populations.mass_plots import mass_figure
 
         values["picture"] = mass_figure(every, plot, name=members.name, epochs=epochs if along else None)
         out.say(f"picture: {values['picture']}")
@@ -194,7 +195,7 @@ def _step(step: MassAt) -> dict[str, Any]:
 
 
 def _tested(members: Collection, out: Output, seed: int) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.posterior.corollary import corollary
+    from checkpoints_zoo.populations.corollary_check import corollary
 
     out.say(f"{members.name}: testing whether channels are alike …")
     found: Corollary = corollary(members, seed=seed)

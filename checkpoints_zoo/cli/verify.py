@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo import catalog, hub, manifest
 from checkpoints_zoo.cli import building
 from checkpoints_zoo.cli.failures import DONE, FOUND
-from checkpoints_zoo.cli.output import Output, in_bytes, output, printable, table
+from checkpoints_zoo.cli.output import Output, output, printable, table
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -21,7 +20,10 @@ from checkpoints_zoo.errors import (
     SourceNotFound,
     ZooError,
 )
-from checkpoints_zoo.finding import resolve
+from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.finding import resolve
 
 
 @click.command()
@@ -37,10 +39,11 @@ def command(name: str, source: str | None, sample: int, architecture: str | None
     collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
     was found.
     """
-    from checkpoints_zoo import prediction_sets
-    from checkpoints_zoo.architectures import ARCHITECTURES
-    from checkpoints_zoo.loading import load
-    from checkpoints_zoo.verification import Problem, verify, verify_predictions
+    from checkpoints_zoo.collection.loading import load
+    from checkpoints_zoo.formats.checks import Problem
+    from checkpoints_zoo.networks.architectures import ARCHITECTURES
+    from checkpoints_zoo.predictions import prediction_sets
+    from checkpoints_zoo.publishing.verification import verify, verify_predictions
 
     build = None if architecture is None else building.function(architecture)
     checked: list[dict[str, Any]] = []

@@ -10,6 +10,6 @@ from checkpoints_zoo.images.giving import Given, of, prepared
 from checkpoints_zoo.images.image_data import ImageData, Prepared
 from checkpoints_zoo.images.loading import DATASETS, load
 from checkpoints_zoo.images.ordering import in_order
-from checkpoints_zoo.images.preprocessing import Preprocess
+from checkpoints_zoo.images.preprocess import Preprocess
 
 __all__ = ["CLASSES", "DATASETS", "Given", "ImageData", "Prepared", "Preprocess", "in_order", "load", "of", "prepared"]

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.found import Columns, Found
 from checkpoints_zoo.images.pixels import Gathered, Wanted
+from checkpoints_zoo.images.sets import Columns, Found
 
 PIXELS = np.dtype(np.uint8)
 INPUTS = np.dtype(np.float32)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound
 from checkpoints_zoo.images import decoding
-from checkpoints_zoo.images.found import SPLITS, Found, choose_split
 from checkpoints_zoo.images.pixels import Gathered, Wanted
+from checkpoints_zoo.images.sets import SPLITS, Found, choose_split
 
 
 def read(folder: Path, split: str | None, wanted: Wanted) -> Found:

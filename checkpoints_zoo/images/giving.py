@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import arrays, locating
-from checkpoints_zoo.images.found import Columns, Found
 from checkpoints_zoo.images.image_data import ImageData, Prepared
 from checkpoints_zoo.images.naming import facts, name_of, split_of
 from checkpoints_zoo.images.pixels import Gathered, Wanted
+from checkpoints_zoo.images.sets import Columns, Found
 
 Given = str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any]
 """What `of` takes, and with it every function that takes images."""

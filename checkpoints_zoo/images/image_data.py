@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images.preprocessing import Preprocess
+from checkpoints_zoo.images.preprocess import Preprocess
 
 
 @dataclass(frozen=True, eq=False)

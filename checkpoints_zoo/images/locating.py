@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from checkpoints_zoo import hub
 from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.images import decoding, folders, loading, places, tables
-from checkpoints_zoo.images.found import Columns, Found
 from checkpoints_zoo.images.image_data import ImageData
 from checkpoints_zoo.images.pixels import Wanted
+from checkpoints_zoo.images.sets import Columns, Found
+from checkpoints_zoo.sources import hub
 
 PLACES = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.found import Found
 from checkpoints_zoo.images.loading import DATASETS
+from checkpoints_zoo.images.sets import Found
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from checkpoints_zoo.device import free_bytes
 from checkpoints_zoo.errors import FormatError, TooLargeError, UsageError
+from checkpoints_zoo.networks.device import free_bytes
 
 MOST = 2**26  # pixels of one image
 MODES = {1: "L", 3: "RGB"}

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from checkpoints_zoo import addresses, hub
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.images import tables
-from checkpoints_zoo.images.found import SPLITS, Columns, Found, choose_split
 from checkpoints_zoo.images.pixels import Wanted
+from checkpoints_zoo.images.sets import SPLITS, Columns, Found, choose_split
+from checkpoints_zoo.sources import addresses, hub
 
 _NUMBERED = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from checkpoints_zoo import hub
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound
 from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.hub_sets import HUB_SETS, HubSet
 from checkpoints_zoo.images.image_data import ImageData
+from checkpoints_zoo.sources import hub
 
 CARDS = ("README.md", "dataset_infos.json")
 

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from checkpoints_zoo.device import free_bytes
 from checkpoints_zoo.errors import FormatError, TooLargeError
-from checkpoints_zoo.header import what_is
+from checkpoints_zoo.formats.header import what_is
 from checkpoints_zoo.images import decoding
-from checkpoints_zoo.images.found import Columns, Found
 from checkpoints_zoo.images.pixels import Gathered, Wanted
+from checkpoints_zoo.images.sets import Columns, Found
+from checkpoints_zoo.networks.device import free_bytes
 
 STEP = 256  # encoded images that are held at a time, beside a row group
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
 
-from checkpoints_zoo import architectures, catalog, images, modules
-from checkpoints_zoo.architectures import ARCHITECTURES
-from checkpoints_zoo.collection import Collection
+from checkpoints_zoo import images
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
+from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import Given, Preprocess
-from checkpoints_zoo.ingest import Net, ingest, known
-from checkpoints_zoo.ingest.origin import Say
-from checkpoints_zoo.loading import load
-from checkpoints_zoo.modules import Build
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.interop.ingest import Net, ingest, known
+from checkpoints_zoo.interop.ingest.origin import Say
+from checkpoints_zoo.networks import architectures, modules
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.networks.modules import Build
+from checkpoints_zoo.sources.source import Source
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,14 +10,15 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from checkpoints_zoo import archive, manifest, writing
-from checkpoints_zoo.archive import Head
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.header import prefix
-from checkpoints_zoo.ingest import filling, known, pickles, resharding
-from checkpoints_zoo.layout import Layout
-from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.formats import manifest, writing
+from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.interop.ingest import filling, known, pickles, resharding
+from checkpoints_zoo.sources import archives
+from checkpoints_zoo.sources.archives import Head
+from checkpoints_zoo.sources.source import Source
 
 Row = dict[str, Any]
 INDEPENDENT = "independent"
@@ -53,7 +54,7 @@ class Drawn:
         tensors = ((n, dtype, shape, n, shape) for n, dtype, shape in head.tensors)
         self.stored = Layout.of_stored(tensors, counters, 0)
         self.layout = writing.sharded(self.stored)
-        self.key = archive.layout_key(architecture, self.layout)
+        self.key = archives.layout_key(architecture, self.layout)
         self.layouts[self.key] = self.layout
         self.per_shard = writing.members_per_shard(self.layout)
         shutil.rmtree(self.aside, ignore_errors=True)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from checkpoints_zoo import images, measuring
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo import images
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.images import Given, ImageData, Preprocess
+from checkpoints_zoo.networks.ensemble import Ensemble
 
 Batch = tuple[Tensor, Tensor]
 NO_LABEL = -1

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from checkpoints_zoo.ensemble.program import Norm, fold
+from checkpoints_zoo.collection.member import Member
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.member import Member
-from checkpoints_zoo.recording import UNTRACEABLE, Tracer
+from checkpoints_zoo.networks.ensemble.program import Norm, fold
+from checkpoints_zoo.networks.tracing import UNTRACEABLE, Tracer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 BEFORE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import header
-from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.member import Member
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import header
+from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.writing import check_room, writing_into
 from checkpoints_zoo.interop import given
-from checkpoints_zoo.keymaps import UPSTREAM, KeyMap
-from checkpoints_zoo.member import Member
-from checkpoints_zoo.replacing import replacing
-from checkpoints_zoo.writing import check_room, writing_into
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
 VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # by torch.load

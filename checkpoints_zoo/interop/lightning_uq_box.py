@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop import given
-from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.networks.ensemble import Ensemble
 
 REQUIREMENT = "lightning-uq-box>=0.2,<1"
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from checkpoints_zoo import modules
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.interop.given import ensemble_of
-from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.ensemble import Ensemble
 
 REQUIREMENT = "posteriors>=0.1,<0.2"
 

@@ -9,19 +9,20 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from checkpoints_zoo import cache, catalog, manifest, writing
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.device import check_device
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import catalog, manifest, writing
 from checkpoints_zoo.images import Given
-from checkpoints_zoo.ingest import facts, filling, importing, known, pickles, resharding
-from checkpoints_zoo.ingest.origin import Say
 from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
 from checkpoints_zoo.interop.drawn import INDEPENDENT, Drawn, Row
 from checkpoints_zoo.interop.draws import Samples, Whole, count, each
-from checkpoints_zoo.loading import load
-from checkpoints_zoo.modules import Build
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.interop.ingest import facts, filling, importing, known, pickles, resharding
+from checkpoints_zoo.interop.ingest.origin import Say
+from checkpoints_zoo.networks.device import check_device
+from checkpoints_zoo.networks.modules import Build
+from checkpoints_zoo.sources import cache
+from checkpoints_zoo.sources.source import Source
 
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from checkpoints_zoo.collection import Collection
-from checkpoints_zoo.ensemble import Ensemble
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.interop.given import NO_LABEL, ensemble_of
-from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 
 REQUIREMENTS = "torch-uncertainty>=0.7,<1", "lightning>=2.4,<2.7"  # its extras alone bring lightning

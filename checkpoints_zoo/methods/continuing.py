@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.problem import Problem, Tensors
 from checkpoints_zoo.training.loop import StackState, train_epochs
 from checkpoints_zoo.training.seeds import derive

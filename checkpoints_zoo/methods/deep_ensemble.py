@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.executor import Here
-from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.formats.layout import is_counter
+from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.modes import FIRST_SEED
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.settings import check_settings
-from checkpoints_zoo.selection import format_ids
 from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.recipe import Recipe
 

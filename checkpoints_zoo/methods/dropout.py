@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.modes import train
 from checkpoints_zoo.methods.problem import Problem, Tensors

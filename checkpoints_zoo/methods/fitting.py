@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo.collection import Collection
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.ingest.origin import Say
+from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.interop.checkpoints import Facts
+from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
-from checkpoints_zoo.loading import load
 from checkpoints_zoo.methods import chosen
 from checkpoints_zoo.methods.deep_ensemble import train_members
 from checkpoints_zoo.methods.method import Method, Run, Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.replacing import replacing
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.recipe import Recipe
 
 RUNS, DRAWS = 10, 100

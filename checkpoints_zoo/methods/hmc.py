@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from checkpoints_zoo.ensemble.executions import Runner
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.diagnostics import effective_size, rhat
 from checkpoints_zoo.methods.hamiltonian import Chains, sample
 from checkpoints_zoo.methods.method import Run, Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.settings import POSITIVE, check_settings
+from checkpoints_zoo.networks.ensemble.executions import Runner
 
 MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
 WATCHED = 100  # inputs whose probabilities are watched

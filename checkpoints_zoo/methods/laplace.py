@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.needing import needed
-from checkpoints_zoo.layout import is_counter
+from checkpoints_zoo.formats.layout import is_counter
+from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.methods.method import Run, Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
 from checkpoints_zoo.methods.settings import POSITIVE, check_settings

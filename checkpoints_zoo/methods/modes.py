@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.formats.layout import is_counter, is_statistic
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.layout import is_counter, is_statistic
 from checkpoints_zoo.training.averaging import stored
 from checkpoints_zoo.training.gradients import Gradient
 from checkpoints_zoo.training.loop import start, train_epochs

@@ -26,11 +26,11 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.layout import is_counter
 from checkpoints_zoo.methods.modes import random_buffer, read, train, twins
-from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
-from checkpoints_zoo.replacing import replacing
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo import metrics
-from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.methods.method import Method, Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
+from checkpoints_zoo.networks.ensemble import Ensemble
 
 HELD_OUT = 250  # images, where nothing else is said
 

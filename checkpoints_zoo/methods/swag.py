@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.methods.continuing import passed
 from checkpoints_zoo.methods.method import Run, Tensors
 from checkpoints_zoo.methods.problem import Problem

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.needing import needed
+from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem, Tensors
 from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior

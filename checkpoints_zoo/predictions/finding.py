@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkpoints_zoo import images
-from checkpoints_zoo import prediction_sets as sets
 from checkpoints_zoo.images import Given
+from checkpoints_zoo.predictions import prediction_sets as sets
 from checkpoints_zoo.predictions.matching import check_data, check_members, rows_of
 from checkpoints_zoo.predictions.running import Members
 from checkpoints_zoo.predictions.stored import Predictions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from checkpoints_zoo import manifest, selection
 from checkpoints_zoo.errors import MemberNotFound, UsageError
+from checkpoints_zoo.formats import manifest, selection
 from checkpoints_zoo.images import ImageData, in_order
-from checkpoints_zoo.prediction_sets import Facts, PredictionSet
+from checkpoints_zoo.predictions.prediction_sets import Facts, PredictionSet
 from checkpoints_zoo.predictions.running import Members
 
 

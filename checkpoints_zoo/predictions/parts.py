@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoints_zoo import catalog, manifest, pieces, placement, writing
-from checkpoints_zoo import prediction_sets as sets
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.header import prefix
-from checkpoints_zoo.layout import Layout, content_hash
-from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.prediction_sets import LOGITS, SCHEMA, Facts, PredictionSet
+from checkpoints_zoo.formats import catalog, manifest, pieces, placement, writing
+from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats.layout import Layout, content_hash
+from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.predictions import prediction_sets as sets
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts, PredictionSet
 
 Key = tuple[int, int]
 

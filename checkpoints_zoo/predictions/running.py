@@ -12,15 +12,14 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo import selection
-from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.device import free_bytes
-from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import TooLargeError, UsageError
+from checkpoints_zoo.formats import selection
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.pieces import Location
 from checkpoints_zoo.images import ImageData, Preprocess
-from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.source import Source
-from checkpoints_zoo.views import View
+from checkpoints_zoo.networks.device import free_bytes
+from checkpoints_zoo.networks.ensemble import Ensemble
+from checkpoints_zoo.sources.source import Source
 
 GROUP_BYTES = 2**30
 
@@ -32,7 +31,7 @@ class Members(Protocol):
     commit: str
     description: Description
     rows: Any
-    view: View
+    view: Any
 
     @property
     def name(self) -> str: ...

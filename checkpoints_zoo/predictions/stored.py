@@ -15,13 +15,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import manifest, placement, selection
 from checkpoints_zoo.errors import DamagedError, SelectionError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import manifest, placement, selection
+from checkpoints_zoo.formats.pieces import Location, read_at
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.pieces import Location, read_at
-from checkpoints_zoo.prediction_sets import LOGITS, Facts, PredictionSet
+from checkpoints_zoo.networks.tensors import TORCH
 from checkpoints_zoo.predictions.matching import check_data
-from checkpoints_zoo.shard import TORCH
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet
 
 BLOCK_BYTES = 2**26  # of a block in float32
 

@@ -10,20 +10,22 @@ from pathlib import Path
 
 import torch
 
-from checkpoints_zoo import hub, images, pieces, writing
-from checkpoints_zoo import prediction_sets as sets
-from checkpoints_zoo.device import check_device
+from checkpoints_zoo import images
 from checkpoints_zoo.errors import LockedError, UsageError
 from checkpoints_zoo.executor import Engine, Here, engine
+from checkpoints_zoo.formats import pieces, writing
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
+from checkpoints_zoo.networks.device import check_device
+from checkpoints_zoo.predictions import prediction_sets as sets
 from checkpoints_zoo.predictions.finding import predictions_of
 from checkpoints_zoo.predictions.matching import other_weights
 from checkpoints_zoo.predictions.parts import Key, Parts
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
 from checkpoints_zoo.predictions.running import Members
 from checkpoints_zoo.predictions.stored import Predictions, cited
 from checkpoints_zoo.predictions.work import Packed, Running
-from checkpoints_zoo.source import EMBEDDED, Source
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.source import EMBEDDED, Source
 
 
 def predict(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from checkpoints_zoo import selection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import selection
 from checkpoints_zoo.predictions.running import Members
 from checkpoints_zoo.predictions.stored import Predictions
 

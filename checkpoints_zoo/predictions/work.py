@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from checkpoints_zoo import pieces
 from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.executor import Job
+from checkpoints_zoo.formats import pieces
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.prediction_sets import LOGITS, Facts
+from checkpoints_zoo.networks.tensors import pack
 from checkpoints_zoo.predictions.parts import Key
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
-from checkpoints_zoo.shard import pack
 
 GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored
 JOB_MEMBERS = 16  # in one job on CPUs, where a member's logits depend on no other

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from checkpoints_zoo import hub, prediction_sets
-from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
-from checkpoints_zoo.finding import resolve
-from checkpoints_zoo.header import stamp_of
-from checkpoints_zoo.prediction_sets import PredictionSet
-from checkpoints_zoo.selection import format_ids, keys_of
-from checkpoints_zoo.source import Source
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.header import stamp_of
+from checkpoints_zoo.formats.selection import format_ids, keys_of
+from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import PredictionSet
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.source import Source
 
 Say = Callable[[str], object]
 OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoints_zoo.checks import Problem
+from checkpoints_zoo.formats.checks import Problem
 from checkpoints_zoo.publishing.folder import Folder, Say
 
 
@@ -23,9 +23,9 @@ def measure(folder: Folder, sample: int, say: Say) -> list[Problem]:
         sample: members a collection, spread evenly over it.
         say: told of each collection, and of those whose nets the package can't build.
     """
-    from checkpoints_zoo.architectures import ARCHITECTURES
-    from checkpoints_zoo.loading import load
-    from checkpoints_zoo.verification import accuracies, verify
+    from checkpoints_zoo.collection.loading import load
+    from checkpoints_zoo.networks.architectures import ARCHITECTURES
+    from checkpoints_zoo.publishing.verification import accuracies, verify
 
     problems: list[Problem] = []
     for held in folder.held:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from checkpoints_zoo import checks, manifest, placement, prediction_sets
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.prediction_sets import PredictionSet
+from checkpoints_zoo.formats import checks, manifest, placement
+from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.publishing.folder import Folder, Say
 
 SHOWN = 3  # problems that an error names

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.hub import Repo, resolve
 from checkpoints_zoo.publishing.folder import SHARDS, File, Folder, Held
 from checkpoints_zoo.publishing.remote import Branch, Remote, Tree
+from checkpoints_zoo.sources.hub import Repo, resolve
 
 # A commit with this much is a place to go on from; the Hub takes 128 commits an hour.
 COMMIT_BYTES = 20_000_000_000

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from checkpoints_zoo.cards import README, is_generated
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.hub import Repo, fetch
-from checkpoints_zoo.prediction_sets import TABLE
+from checkpoints_zoo.predictions.prediction_sets import TABLE
+from checkpoints_zoo.publishing.cards import README, is_generated
 from checkpoints_zoo.publishing.folder import File, Folder
 from checkpoints_zoo.publishing.remote import Branch, Remote
+from checkpoints_zoo.sources.hub import Repo, fetch
 
 _FRONT = re.compile(r"\A---\r?\n(.*?\r?\n)?---\r?\n?(.*)", re.DOTALL)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from checkpoints_zoo.answers import AGAIN, LOGIN, asking, explained, host
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
-from checkpoints_zoo.hub import RETRIED, SCHEME, Repo, patiently, sent
 from checkpoints_zoo.publishing.folder import File
+from checkpoints_zoo.sources.hub import RETRIED, SCHEME, Repo, patiently, sent
+from checkpoints_zoo.sources.hub_errors import AGAIN, LOGIN, asking, explained, host
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

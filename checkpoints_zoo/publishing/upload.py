@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, UsageError
-from checkpoints_zoo.hub import patiently
 from checkpoints_zoo.publishing.folder import File, Folder, Say
 from checkpoints_zoo.publishing.plan import Plan, check_rows
 from checkpoints_zoo.publishing.remote import Branch, Remote, sending
+from checkpoints_zoo.sources.hub import patiently
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo.architectures import ARCHITECTURES
-from checkpoints_zoo.architectures import build as build_architecture
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.finding import find
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.networks.architectures import build as build_architecture
+from checkpoints_zoo.sources.finding import find
 from checkpoints_zoo.symmetry.applying import apply, permute, rescale
-from checkpoints_zoo.symmetry.building import build
+from checkpoints_zoo.symmetry.deriving.building import build
+from checkpoints_zoo.symmetry.deriving.tracing import trace
 from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element, random_transpositions
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Table
-from checkpoints_zoo.symmetry.tracing import trace
 
 __all__ = [
     "Axes", "Element", "Group", "Move", "Power", "Scale", "Table", "apply", "compose", "inverse", "permute",

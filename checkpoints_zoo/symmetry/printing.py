@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from checkpoints_zoo.markup import aligned
+from checkpoints_zoo.formats.text import aligned
 
 if TYPE_CHECKING:
     from checkpoints_zoo.symmetry.table import Axes, Group, Scale, Table

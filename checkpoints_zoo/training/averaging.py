@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.posterior.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 

@@ -21,9 +21,9 @@ from typing import IO, Any
 
 import torch
 
-from checkpoints_zoo import catalog, writing
-from checkpoints_zoo.catalog import Description
 from checkpoints_zoo.errors import LockedError, UsageError
+from checkpoints_zoo.formats import catalog, writing
+from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.training import state as states
 from checkpoints_zoo.training.recipe import Recipe
 

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.posterior.statistics import has_statistics
+from checkpoints_zoo.populations.statistics import has_statistics
 from checkpoints_zoo.training.own_code import said
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.reproducible import seeded

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.func import stack_module_state
 
-from checkpoints_zoo.ensemble import Ensemble
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.averaging import average, stored

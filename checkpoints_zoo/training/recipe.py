@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from checkpoints_zoo import architectures, catalog
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import DATASETS, ImageData, Preprocess, load
+from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.training import own_images
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.own_code import running
@@ -59,8 +60,8 @@ class Recipe:
 
     Args:
         name: of the collection.
-        architecture, arguments: what `checkpoints_zoo.architectures.build` takes; with `build`, any name, and what
-            `build` takes.
+        architecture, arguments: what `checkpoints_zoo.networks.architectures.build` takes; with `build`, any
+            name, and what `build` takes.
         dataset, split_rule: name of the data set, and of the rule that splits it; with `images`, any name that is not
             one of the package's, and any rule.
         preprocess: from pixels to inputs; its statistics come from the training split.

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints_zoo import catalog, manifest, writing
-from checkpoints_zoo.catalog import Description
-from checkpoints_zoo.copying.shards import Piece, Shard, place, written
 from checkpoints_zoo.errors import SourceNotFound
-from checkpoints_zoo.layout import Layout
-from checkpoints_zoo.pieces import Location
-from checkpoints_zoo.source import Source
-from checkpoints_zoo.training.preparing import Key, Row, key_of
+from checkpoints_zoo.formats import catalog, manifest, writing
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.sources.shards import Piece, Shard, place, written
+from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.training.measure import Key, Row, key_of
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from checkpoints_zoo import catalog, writing
-from checkpoints_zoo.columns import SCHEMA
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.layout import Layout
-from checkpoints_zoo.pieces import Location, read
-from checkpoints_zoo.placement import check_against_files
-from checkpoints_zoo.training.preparing import Finished, Key, Row, key_of
+from checkpoints_zoo.formats import catalog, writing
+from checkpoints_zoo.formats.columns import SCHEMA
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.pieces import Location, read
+from checkpoints_zoo.formats.placement import check_against_files
+from checkpoints_zoo.training.measure import Finished, Key, Row, key_of
 
 
 class Staging:

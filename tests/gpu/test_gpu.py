@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo import transfer
-from checkpoints_zoo.ensemble import EXECUTIONS
-from checkpoints_zoo.ensemble.executions import Runner
+from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.errors import DamagedError, SmallerChunk
-from tests.scenarios import State, build, load, raw
+from checkpoints_zoo.networks.ensemble import EXECUTIONS
+from checkpoints_zoo.networks.ensemble.executions import Runner
+from tests.support.scenarios import State, build, load, raw
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"

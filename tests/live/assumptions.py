@@ -9,12 +9,15 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo import answers, archive, catalog, fetching, hub, images, indexing, metrics, predictions
-from checkpoints_zoo.archive import Index
+from checkpoints_zoo import images, predictions
 from checkpoints_zoo.errors import ZooError
+from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.formats import catalog
+from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images.hub_sets import HUB_SETS
-from checkpoints_zoo.layout import is_counter
-from checkpoints_zoo.ranges import Remote
+from checkpoints_zoo.sources import archives, fetching, hub, hub_errors
+from checkpoints_zoo.sources.archives import Index, indexing
+from checkpoints_zoo.sources.ranges import Remote
 
 BUDGET = 200_000_000
 ADDRESS = "hf://datasets/torch-uncertainty/Checkpoints"
@@ -128,7 +131,7 @@ def _of_archives(
 
     def signed() -> tuple[bool, object]:
         link = remote().link
-        return not answers.is_own(link), f"bytes come from {urlsplit(link).netloc}"
+        return not hub_errors.is_own(link), f"bytes come from {urlsplit(link).netloc}"
 
     def tagged() -> tuple[bool, object]:
         etag = remote().etag
@@ -143,7 +146,7 @@ def _of_archives(
                 traffic.spend(length)
                 return remote(at).bytes_at(offset, length)
 
-            looked.indexes[path] = archive.index(read, remote(at).size, path)
+            looked.indexes[path] = archives.index(read, remote(at).size, path)
         return looked.indexes[path]
 
     def regular() -> tuple[bool, object]:
@@ -179,7 +182,7 @@ def _of_archives(
         return found == {"F16"}, f"num_batches_tracked: {', '.join(sorted(found)) or 'not stored'}"
 
     def recognised() -> tuple[bool, object]:
-        _, _, net = archive.rows_of({looked.paths[0]: indexed(0)})
+        _, _, net = archives.rows_of({looked.paths[0]: indexed(0)})
         return net["architecture"] == catalog.listing(name).architecture, net
 
     yield f"{count} archives in its folder", listed
@@ -202,7 +205,7 @@ def _of_archives(
 
 
 def _numbers(index: Index) -> Sequence[int]:
-    return [archive.numbers_in(entry.name.rpartition("/")[2])[-1] for entry in index.entries]
+    return [archives.numbers_in(entry.name.rpartition("/")[2])[-1] for entry in index.entries]
 
 
 def _images(name: str, traffic: Traffic) -> tuple[bool, object]:

@@ -76,7 +76,7 @@ def main(
                 raise click.UsageError(f"Missing {option}.")
     with failing():
         from checkpoints_zoo.cli.training.listing import table_of
-        from checkpoints_zoo.selection import format_ids, parse_ids
+        from checkpoints_zoo.formats.selection import format_ids, parse_ids
         from checkpoints_zoo.training.choosing import chosen
         from checkpoints_zoo.training.export import run
 

@@ -23,7 +23,7 @@ def merge_command(folders: tuple[Path, ...], out: Path, names: tuple[str, ...]) 
     the rows. Members of different recipes, and a member with different weights in two folders, are refused.
     """
     with failing():
-        from checkpoints_zoo.training.merging import merge
+        from checkpoints_zoo.training.merge import merge
 
         for name, members in merge(folders, out, names or None, say).items():
             say(f"{name}: {members:,} members in {out}")
@@ -51,9 +51,9 @@ def verify_command(
     Bit for bit where torch and the processor are those that the row names; by test accuracy elsewhere.
     """
     with failing():
-        from checkpoints_zoo.loading import load
+        from checkpoints_zoo.collection.loading import load
         from checkpoints_zoo.training.choosing import chosen
-        from checkpoints_zoo.training.retraining import retrain
+        from checkpoints_zoo.training.retrain import retrain
 
         made = None if recipe is None else chosen(recipe, changes)
         found = retrain(load(name, source=source), count, made, engine_of(devices, workers, ray), say)

@@ -49,7 +49,7 @@ def engine_of(devices: str, workers: int | None, ray: str | None) -> Engine:
     """
     each = [device.strip() for device in devices.split(",")]
     if ray is None:
-        from checkpoints_zoo.device import check_device
+        from checkpoints_zoo.networks.device import check_device
 
         for device in each:
             check_device(device)

@@ -1,0 +1,105 @@
+"""Weights as a torch Dataset: one flat vector a member, with labels from the manifest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from checkpoints_zoo.collection.selected import Selected
+from checkpoints_zoo.collection.store import check_finite, stack
+from checkpoints_zoo.errors import UsageError
+
+
+def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor:
+    """Take labels from a manifest's rows; return them, float64, (member, label).
+
+    Args:
+        rows: of the members.
+        names: of numeric columns.
+        collection: its name, for errors.
+
+    Raises:
+        UsageError: a name that is no numeric column, or one that is null somewhere.
+    """
+    known = [f.name for f in rows.schema if str(f.type) in ("int32", "int64", "double", "bool")]
+    table = torch.empty(rows.num_rows, len(names), dtype=torch.float64)
+    for at, name in enumerate(names):
+        if name not in known:
+            raise UsageError(f"label {name!r}", expected=f"a numeric column ({', '.join(known)})", found="none such")
+        values = rows.column(name).to_pylist()
+        if None in values:
+            raise UsageError(
+                f"label {name!r} of {collection}",
+                expected="a value for each member",
+                found=f"null for member {rows.column('member')[values.index(None)]}",
+                do=f'Select with where="{name} is not null"',
+            )
+        table[:, at] = torch.tensor(values, dtype=torch.float64)
+    return table
+
+
+class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Flat weight vectors and labels; nothing is read before it is asked for.
+
+    Args:
+        members: whose weights they are.
+        labels: (member, label), float64.
+        names: of the labels.
+        dtype: of the vectors.
+    """
+
+    def __init__(self, members: Selected, labels: Tensor, names: Sequence[str], dtype: torch.dtype) -> None:
+        # No more than what reads them, so that it can be sent to other processes.
+        self.locations, self._keys, self._view = members.locations(), members.keys, members.view
+        self._table = members.symmetry_table if members.view else None
+        self.labels = labels
+        self.label_names = tuple(names)
+        self.dtype = dtype
+        shapes = self.locations[0].layout.shapes
+        self.spans: dict[str, slice] = {}
+        start = 0
+        for name, shape in shapes.items():
+            self.spans[name] = slice(start, start + math.prod(shape))
+            start += math.prod(shape)
+        self._shapes = shapes
+        self.width = start
+
+    def __len__(self) -> int:
+        return len(self.locations)
+
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        """Return a member's vector (weight,) and labels (label,)."""
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"position {position}: expected one of {len(self)} members.")
+        return self.__getitems__([position])[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return several members' vectors and labels, read together (DataLoader calls this)."""
+        locations = [self.locations[i] for i in positions]
+        if self._table is None:
+            stacked = stack(locations, dtype=self.dtype)
+        else:
+            keys = [self._keys[i] for i in positions]
+            stacked = self._view.stack(self._table, keys, locations, torch.device("cpu"), self.dtype)
+        flat = {n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()}
+        check_finite(flat, locations)  # statistics may be too large for the dtype
+        vectors = torch.cat(list(flat.values()), dim=1)
+        return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
+
+    def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Cut flat vectors (…, weight) back into named tensors; return name -> (…, *shape).
+
+        Raises:
+            UsageError: vectors of another width.
+        """
+        if vectors.shape[-1] != self.width:
+            raise UsageError("weight vectors", expected=f"{self.width:,} weights", found=f"{vectors.shape[-1]:,}")
+        return {
+            name: vectors[..., span].reshape((*vectors.shape[:-1], *self._shapes[name]))
+            for name, span in self.spans.items()
+        }

@@ -1,0 +1,194 @@
+"""Members' bytes onto a device: read, sent and converted at the same time.
+
+Threads read pieces of the files into pinned memory, a stream sends them as they are stored (float16 crosses the bus at
+half of float32's cost), another one casts them into the stacked tensors. On the CPU the same steps run one by one.
+
+Axes: m member, … the tensor's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.formats.layout import TensorSpec
+from checkpoints_zoo.formats.pieces import Location, fill, groups
+from checkpoints_zoo.networks.tensors import TORCH
+
+GROUP_BYTES = 2**26  # neighbours that are converted together
+PIECE_BYTES = 2**23  # of one read
+READERS = min(8, os.cpu_count() or 1)  # one thread copies from the page cache at a fifth of a fast bus's speed
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes of a group of neighbours.
+
+    Args:
+        group: the members.
+        first: position of the first of them among all.
+        start, stop: bytes of the group.
+        size: bytes of the whole group.
+    """
+
+    group: Sequence[Location]
+    first: int
+    start: int
+    stop: int
+    size: int
+
+
+class _Lane:
+    """A stream of a device; where there are no streams, all happens at once and in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.stream: Any = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+
+    def running(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def mark(self) -> Any:
+        """Return an event that comes when all that was given so far is done."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def after(self, event: Any) -> None:
+        if event is not None:
+            self.stream.wait_event(event)
+
+    def finish(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
+
+
+# One pair a device for good: memory that was freed on a stream is only used again there.
+_lanes: dict[torch.device, tuple[_Lane, _Lane]] = {}
+
+
+def _lanes_of(device: torch.device) -> tuple[_Lane, _Lane]:
+    if device not in _lanes:
+        _lanes[device] = _Lane(device), _Lane(device)
+    return _lanes[device]
+
+
+def allocating(device: torch.device) -> AbstractContextManager[Any]:
+    """Let tensors be allocated where `onto` writes to them: computations that run meanwhile are not waited for."""
+    return _lanes_of(device)[1].running()
+
+
+def onto(locations: Sequence[Location], specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> bool:
+    """Read members and convert them into stacked tensors on a device; return whether all values are finite.
+
+    Args:
+        locations: of the members.
+        specs: which tensors; their offsets are those of each member's own layout.
+        out: name -> (member, …), made under `allocating`.
+
+    Raises:
+        DamagedError: a file is cut.
+    """
+    device = next(iter(out.values())).device
+    send, cast = _lanes_of(device)
+    pieces = list(_pieces(locations))
+    if not pieces:
+        return True
+    size = max(p.stop - p.start for p in pieces)
+    pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=send.stream is not None) for _ in pieces[: 2 * READERS]]
+    free: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in pinned)
+    reading: deque[tuple[_Piece, Tensor, Future[Any]]] = deque()
+    waiting, flags = deque(pieces), []
+    staged: deque[tuple[Tensor, Any]] = deque()  # groups' bytes on the device, and when each was converted
+    with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-send") as readers:
+        try:
+            while waiting or reading:
+                while waiting and free:
+                    piece, (buffer, sent) = waiting.popleft(), free.popleft()
+                    reading.append((piece, buffer, readers.submit(_read, piece, buffer, sent)))
+                piece, buffer, done = reading.popleft()
+                done.result()
+                if piece.start == 0:
+                    raw = _staging(staged, piece.size, device, send)
+                with send.running():
+                    raw[piece.start : piece.stop].copy_(buffer[: piece.stop - piece.start], non_blocking=True)
+                    sent = send.mark()
+                free.append((buffer, sent))
+                if piece.stop == piece.size:
+                    cast.after(sent)
+                    with cast.running():
+                        flags += _convert(piece, raw, specs, out)
+                        staged.append((raw, cast.mark()))
+            with cast.running():
+                return bool(torch.stack(flags).all()) if flags else True
+        finally:
+            for _, _, future in reading:
+                future.cancel()
+            send.finish()
+            cast.finish()
+            if cast.stream is not None:
+                for tensor in out.values():
+                    tensor.record_stream(torch.cuda.current_stream(device))
+
+
+def _pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
+    first = 0
+    for group in groups(locations, GROUP_BYTES):
+        size = group[0].layout.nbytes * len(group)
+        for start in range(0, size, PIECE_BYTES):
+            yield _Piece(group, first, start, min(start + PIECE_BYTES, size), size)
+        first += len(group)
+
+
+def _read(piece: _Piece, buffer: Tensor, sent: Any) -> None:
+    """Read a piece into a buffer, as soon as what was in there is sent."""
+    if sent is not None:
+        sent.synchronize()
+    view: Any = buffer[: piece.stop - piece.start].numpy()
+    fill(piece.group[0], piece.group[0].offset + piece.start, memoryview(view))
+
+
+def _staging(staged: deque[tuple[Tensor, Any]], size: int, device: torch.device, send: _Lane) -> Tensor:
+    """Return memory for a group's bytes, that of the last but one if it is large enough: it is converted by then."""
+    while len(staged) >= 2:
+        raw, converted = staged.popleft()
+        if raw.numel() >= size:
+            send.after(converted)
+            return raw
+        if converted is not None:
+            converted.synchronize()
+    with send.running():
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _convert(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> list[Tensor]:
+    """Convert a group's bytes into its rows of the stacked tensors; return whether each one's values are finite."""
+    layout, count, flags = piece.group[0].layout, len(piece.group), []
+    stored = {t.name: t for t in layout.tensors}
+    for spec in specs:
+        t = stored[spec.name]
+        if not t.nbytes:
+            continue
+        rows = out[t.name][piece.first : piece.first + count]
+        rows.copy_(_strided(raw, t, count, layout.nbytes))
+        if rows.is_floating_point():
+            flags.append(torch.isfinite(torch.stack(torch.aminmax(rows))).all())  # NaN comes through both
+    return flags
+
+
+def _strided(raw: Tensor, t: TensorSpec, count: int, step: int) -> Tensor:
+    """View one tensor of evenly spaced members; return it, (member, …)."""
+    dtype = TORCH[t.dtype]
+    size = dtype.itemsize
+    if t.offset % size or step % size:  # archives hold tensors at any byte
+        rows = [raw[t.offset + i * step :][: t.nbytes].clone().view(dtype) for i in range(count)]
+        return torch.stack(rows).view(count, *t.shape)
+    strides = (step // size, *torch.empty(t.shape, device="meta").stride())
+    whole: Any = raw.untyped_storage()
+    return torch.empty(0, dtype=dtype, device=raw.device).set_(whole, t.offset // size, (count, *t.shape), strides)

@@ -1,8 +1,0 @@
-"""Ensembles: stacked members behind one module, run by whichever execution is quickest."""
-
-from __future__ import annotations
-
-from checkpoints_zoo.ensemble.choosing import EXECUTIONS
-from checkpoints_zoo.ensemble.module import Ensemble
-
-__all__ = ["EXECUTIONS", "Ensemble"]

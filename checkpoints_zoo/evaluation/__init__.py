@@ -1,0 +1,1 @@
+"""Evaluation of ensembles: metrics, intervals, growth with the number of members, and the report."""

@@ -1,0 +1,91 @@
+"""What pictures have in common: colours, style, and how they become PNG files.
+
+Drawn on figures of their own with Agg and matplotlib's default settings: a backend or style that the caller
+has chosen is neither used nor changed, and the same figure gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.disk import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 150
+BARS = 20  # of a histogram, at most, where values lie close
+# Okabe & Ito, Color universal design (2008): told apart by colour-blind readers too.
+BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+STYLE: Any = {
+    "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
+    "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
+}  # fmt: skip
+
+
+def path_of(path: str | Path) -> Path:
+    """Check the name that a picture is to have; return its path.
+
+    Raises:
+        UsageError: a name that is no PNG's.
+    """
+    path = Path(path).expanduser()
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"picture {path}", expected="a name that ends in .png", found=repr(path.name), path=path)
+    return path
+
+
+def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
+    """Draw a figure with matplotlib's defaults and ours, and write it by temporary name and rename; return its path.
+
+    Args:
+        make: draws it.
+        path: of the PNG; its folder is made.
+        title: to be written into the file.
+
+    Raises:
+        UsageError: a place that can't be written to.
+    """
+    import matplotlib as mpl
+
+    try:
+        with replacing(path) as temporary, temporary.open("wb") as file, mpl.rc_context():
+            mpl.rcdefaults()
+            mpl.rcParams.update(STYLE)
+            facts = {"Title": title, "Software": "checkpoints_zoo"}
+            make().savefig(file, format="png", backend="agg", metadata=facts)
+    except OSError as error:
+        expected, found = "a place that can be written to", error.strerror or str(error)
+        raise UsageError(
+            f"picture {path}", expected=expected, found=found, do="Give another path", path=path
+        ) from error
+    return path
+
+
+def histogram_edges(values: Sequence[float]) -> list[float]:
+    """Choose the edges of a histogram's bars; return them, each bar with as many possible values as its neighbours.
+
+    Accuracies are shares of a number of images: where the values are multiples of one step, edges lie between two.
+
+    >>> [round(e, 2) for e in histogram_edges([98.0, 98.5, 99.5])]
+    [97.75, 98.25, 98.75, 99.25, 99.75]
+    """
+    low, high = min(values), max(values)
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * size:
+        half = max(size / 2000, 1e-6)
+        return [low - half, high + half]
+    known = sorted(set(values))
+    step = min(b - a for a, b in pairwise(known))
+    steps = (high - low) / step
+    if steps <= 10_000 and all(abs((v - low) / step - round((v - low) / step)) < 1e-3 for v in known):
+        wide = math.ceil((round(steps) + 1) / BARS)
+        return [low + step * (wide * i - 0.5) for i in range(2 + round(steps) // wide)]
+    bars = min(BARS, max(5, math.ceil(math.sqrt(len(values)))))
+    return [low + (high - low) * i / bars for i in range(bars)] + [high]

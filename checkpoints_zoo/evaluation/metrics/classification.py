@@ -1,0 +1,80 @@
+"""Accuracy, negative log-likelihood and Brier score of one predictive distribution."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from checkpoints_zoo.evaluation.metrics import _check
+
+
+def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
+    """Count the inputs whose most probable class is their label, and return their share, in [0, 1].
+
+    Of equal probabilities the first class counts.
+
+    Args:
+        probs: (input, class) probabilities.
+        labels: (input,) classes.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if the probabilities or labels are none (see `check`).
+
+    >>> import torch
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    tensor(0.5000)
+    """
+    if check:
+        _check.probabilities(probs)
+        _check.classes_of(labels, probs)
+    return (probs.argmax(-1) == labels).to(probs.dtype).mean()
+
+
+def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
+    """Average minus the log probability of the label over the inputs, and return it in nats.
+
+    It is inf where a label was given probability 0. Of an ensemble, the log probabilities are
+    `torch.logsumexp(member_log_probs, 0) - math.log(members)`, which loses nothing to underflow.
+
+    Args:
+        log_probs: (input, class), nats.
+        labels: (input,) classes.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if the log probabilities or labels are none (see `check`).
+
+    >>> import torch
+    >>> nll(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([1]))
+    tensor(0.6931)
+    """
+    if check:
+        _check.log_probabilities(log_probs)
+        _check.classes_of(labels, log_probs)
+    return F.nll_loss(log_probs, labels)
+
+
+def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
+    """Average the squared distance to the label's indicator over the inputs, and return it, in [0, 2].
+
+    Brier, Verification of forecasts expressed in terms of probability (1950): the sum over
+    classes, not their mean.
+
+    Args:
+        probs: (input, class) probabilities.
+        labels: (input,) classes.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if the probabilities or labels are none (see `check`).
+
+    >>> import torch
+    >>> brier(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
+    tensor(1.)
+    """
+    if check:
+        _check.probabilities(probs)
+        _check.classes_of(labels, probs)
+    indicator = F.one_hot(labels, probs.shape[-1]).to(probs.dtype)
+    return (probs - indicator).square().sum(-1).mean()

@@ -1,0 +1,56 @@
+"""Agreement and total variation between two predictive distributions."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from checkpoints_zoo.evaluation.metrics import _check
+
+
+def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
+    """Count the inputs that two predictives give the same most probable class, and return their share, in [0, 1].
+
+    Izmailov et al., What are Bayesian neural network posteriors really like? (2021). Of equal probabilities the first
+    class counts.
+
+    Args:
+        probs, others: (input, class) probabilities.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if either is none (see `check`), or their shapes differ.
+
+    >>> import torch
+    >>> agreement(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
+    tensor(0.5000)
+    """
+    if check:
+        _alike(probs, others)
+    return (probs.argmax(-1) == others.argmax(-1)).to(probs.dtype).mean()
+
+
+def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
+    """Average half the summed absolute differences of two predictives over the inputs, and return it, in [0, 1].
+
+    Args:
+        probs, others: (input, class) probabilities.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if either is none (see `check`), or their shapes differ.
+
+    >>> import torch
+    >>> total_variation(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
+    tensor(0.3000)
+    """
+    if check:
+        _alike(probs, others)
+    return (probs - others).abs().sum(-1).mean() / 2
+
+
+def _alike(probs: Tensor, others: Tensor) -> None:
+    _check.probabilities(probs)
+    _check.probabilities(others)
+    if probs.shape != others.shape:
+        expected, found = f"shape {tuple(probs.shape)}, as probs", f"shape {tuple(others.shape)}"
+        raise _check.refuse("others", expected, found, "Give both on the same inputs and classes")

@@ -1,0 +1,112 @@
+"""Telling inputs of another distribution apart by a score: they are the positive class and score higher.
+
+torchmetrics has two of these, but takes scores outside [0, 1] for logits: its sigmoid makes neighbours
+equal, and so does adding 1 to scores above -1/2. Counts of scores below each other are exact for any
+scores, and several times faster on a few thousand inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.evaluation.metrics import _check
+
+
+def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
+    """Negate the largest probability of each input, and return the (input,) scores, in [-1, 0).
+
+    Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples (2017).
+
+    Args:
+        probs: (input, class) probabilities; of an ensemble, the mean over its members.
+        check: False when they have been checked before.
+
+    Raises:
+        ValueError: if the probabilities are none (see `check`).
+
+    >>> import torch
+    >>> ood_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
+    tensor([-0.7500, -0.5000])
+    """
+    if check:
+        _check.probabilities(probs)
+    return -probs.amax(-1)
+
+
+def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
+    """Integrate the ROC curve, and return the share of pairs whose OOD input scores higher (ties: half).
+
+    Args:
+        scores: (input,), higher for inputs that look more out of distribution.
+        is_ood: (input,) bool.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if the scores are none, or all inputs are of one kind (see `check`).
+
+    >>> import torch
+    >>> auroc(torch.tensor([-0.9, -0.8, -0.5]), torch.tensor([False, True, True]))
+    tensor(1.)
+    """
+    if check:
+        _check.kinds_of(is_ood, scores)
+    positive, negative = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
+    # Each other input wins against the OOD inputs below it, and half against those level with it.
+    below = torch.searchsorted(positive, negative).sum()
+    not_above = torch.searchsorted(positive, negative, right=True).sum()
+    return (1 - (below + not_above).double() / (2 * len(positive) * len(negative))).to(scores.dtype)
+
+
+def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
+    """Average the precision over the steps in recall, and return it, OOD positive, in [0, 1].
+
+    The sum of (step in recall) * precision, without interpolation, as torchmetrics and scikit-learn have
+    it. Chance is the share of OOD inputs, not one half.
+
+    Args:
+        scores: (input,), higher for inputs that look more out of distribution.
+        is_ood: (input,) bool.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if the scores are none, or all inputs are of one kind (see `check`).
+
+    >>> import torch
+    >>> aupr(torch.tensor([-0.9, -0.8, -0.5]), torch.tensor([False, True, True]))
+    tensor(1.)
+    """
+    if check:
+        _check.kinds_of(is_ood, scores)
+    positive = scores.masked_select(is_ood).sort().values
+    negative = scores.masked_select(~is_ood).sort().values
+    # Each OOD input is one step in recall, at the precision of the threshold that is its own score.
+    hits = len(positive) - torch.searchsorted(positive, positive)
+    false_alarms = len(negative) - torch.searchsorted(negative, positive)
+    return (hits.double() / (hits + false_alarms)).mean().to(scores.dtype)
+
+
+def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
+    """Find the highest threshold that flags 95 % of OOD inputs, and return the share of others it flags.
+
+    A threshold flags all inputs of at least that score, so a tie is flagged as a whole, and the recall may
+    be above 95 %. This is torch-uncertainty's FPR95.
+
+    Args:
+        scores: (input,), higher for inputs that look more out of distribution.
+        is_ood: (input,) bool.
+        check: False when both have been checked before.
+
+    Raises:
+        ValueError: if the scores are none, or all inputs are of one kind (see `check`).
+
+    >>> import torch
+    >>> fpr95(torch.tensor([-0.9, -0.8, -0.7, -0.5]), torch.tensor([False, True, False, True]))
+    tensor(0.5000)
+    """
+    if check:
+        _check.kinds_of(is_ood, scores)
+    positive = scores.masked_select(is_ood)
+    # All but the lowest twentieth of the OOD inputs reach it: rounded down, so that recall is at least 95 %.
+    threshold = positive.kthvalue(len(positive) // 20 + 1).values
+    return (scores.masked_select(~is_ood) >= threshold).to(scores.dtype).mean()

@@ -1,0 +1,95 @@
+"""How much the members of an ensemble differ on the same inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.evaluation.metrics import _check
+
+
+def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
+    """Sum -p log p over the last axis, and return the entropies in nats, the other axes kept (0 log 0 = 0).
+
+    Args:
+        probs: (..., class) probabilities.
+        check: False when they have been checked before.
+
+    Raises:
+        ValueError: if the probabilities are none (see `check`).
+
+    >>> import torch
+    >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    tensor([0.6931, 0.0000])
+    """
+    if check:
+        _check.probabilities(probs, axes=None)
+    # Not torch.special.entr, which takes several times as long on a CPU. The clamp only makes 0 * log 0 zero.
+    return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
+
+
+def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
+    """Subtract the members' mean entropy from the entropy of their mean, and return (input,) values in nats.
+
+    H(mean p) - mean H(p), between 0 (all members alike) and the log of the number of classes: Depeweg et al.,
+    Decomposition of uncertainty (2018). It can't be negative; what rounding leaves below 0 is set to 0. Over
+    many subsets of the same members, take the members' entropies once: it is
+    `(entropy(mean) - entropies[chosen].mean(0)).clamp(min=0)`.
+
+    Args:
+        probs: (member, input, class) probabilities.
+        check: False when they have been checked before.
+
+    Raises:
+        ValueError: if the probabilities are none (see `check`).
+
+    >>> import torch
+    >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([0.6931])
+    """
+    if check:
+        _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
+    total = entropy(probs.mean(0), check=False)
+    return (total - entropy(probs, check=False).mean(0)).clamp_(min=0)
+
+
+def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
+    """Average over pairs of members the share of inputs they class differently, and return it, in [0, 1].
+
+    Of equal probabilities the first class counts. NaN for one member, which has no pair.
+
+    Args:
+        probs: (member, input, class) probabilities.
+        check: False when they have been checked before.
+
+    Raises:
+        ValueError: if the probabilities are none (see `check`).
+
+    >>> import torch
+    >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.3, 0.7]]]))
+    tensor(0.6667)
+    """
+    if check:
+        _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
+    return disagreement_of_votes(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
+
+
+def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
+    """Average over pairs of members the share of inputs they class differently, and return it, float64 in [0, 1].
+
+    NaN for one member, which has no pair.
+
+    Args:
+        voted: (member, input) the class that each member gives.
+        classes: how many there are.
+
+    >>> import torch
+    >>> disagreement_of_votes(torch.tensor([[0], [0], [1]]), classes=2)
+    tensor(0.6667, dtype=torch.float64)
+    """
+    members, inputs = voted.shape
+    votes = torch.zeros(inputs, classes, dtype=torch.int64, device=voted.device)
+    votes.scatter_add_(-1, voted.T, torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape))
+    # Of m votes, m_c for class c: m*m - sum of m_c*m_c ordered pairs differ, of m*(m - 1).
+    differing = inputs * members**2 - votes.square().sum()
+    return differing.double() / (inputs * members * (members - 1))

@@ -1,0 +1,1 @@
+"""What lies on disk: layouts, safetensors shards, manifests, selections and the catalog, without torch or pandas."""

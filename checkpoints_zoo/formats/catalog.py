@@ -1,0 +1,255 @@
+"""Which collections exist, and what a source says of one.
+
+The catalog (`manifests/*.json` of the package) says where collections lie and what to show before one is read; the
+description (`manifests/NAME.json` of a source) is the truth for that source. Both are data from files: every value
+is checked, nothing in them is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
+from checkpoints_zoo.formats import limits
+from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.layout import Layout
+
+FORMAT_VERSION = 1
+CATALOG = Path(__file__).parents[1] / "manifests"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+_BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Archives:
+    """Where a source that has no manifest keeps a collection's archives, and what they can't tell themselves.
+
+    Args:
+        folder: in the source.
+        classes, preprocessing, citation: as in `Description`.
+    """
+
+    folder: str
+    classes: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+    citation: str
+
+    @classmethod
+    def from_json(cls, values: Any, path: Path) -> Archives:
+        """Check the JSON of the catalog; return what it says.
+
+        Raises:
+            FormatError: a key that is missing or of another type.
+        """
+        kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
+        known = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
+        return cls(**{**known, "classes": tuple(known["classes"])})
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A line of the catalog: what a collection is and where it lies."""
+
+    name: str
+    title: str
+    architecture: str
+    dataset: str
+    members: int
+    bytes: int
+    licence: str
+    sources: tuple[str, ...]
+    archives: Archives | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a source says of a collection, beside its manifest.
+
+    Args:
+        name: of the collection.
+        title: one line on what it is.
+        architecture: a name in `ARCHITECTURES`, or any other for a net of the user's own.
+        arguments: what that function takes: JSON values only.
+        dataset: name of the images it was trained and tested on.
+        classes: names in the order of the logits.
+        preprocessing: what `images.Preprocess.from_json` reads.
+        layouts: key to layout.
+        licence: SPDX name.
+        citation: how to cite the collection, as text.
+        base: the source that the bytes lie in, where it is another one: a repo of the Hub at a commit.
+    """
+
+    name: str
+    title: str
+    architecture: str
+    arguments: Mapping[str, Any]
+    dataset: str
+    classes: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+    layouts: Mapping[str, Layout]
+    licence: str
+    citation: str
+    base: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON values, with the format's version."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["classes"] = list(self.classes)
+        values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
+        if not self.base:
+            del values["base"]
+        return {"format_version": FORMAT_VERSION, **values}
+
+    @classmethod
+    def from_json(cls, values: Any, path: Path) -> Description:
+        """Check the JSON of a source; return the description.
+
+        Raises:
+            FormatError: a newer format, or a key that is missing or of another type.
+        """
+        kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
+        names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
+        known = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
+        if "base" in known and not _BASE.fullmatch(known["base"]):
+            expected = "'base' to be hf://datasets/ORG/NAME@COMMIT, with all 40 digits of the commit"
+            raise FormatError(f"description {path}", expected=expected, found=repr(known["base"][:120]), path=path)
+        if not all(type(c) is str for c in known["classes"]) or not known["layouts"]:
+            raise FormatError(
+                f"description {path}", expected="class names and a layout or more", found="others", path=path
+            )
+        known["classes"] = tuple(known["classes"])
+        layouts = {}
+        for key, layout in known["layouts"].items():
+            try:
+                layouts[key] = Layout.from_json(layout)
+            except FormatError as error:
+                what = "" if error.thing == "layout" else f"{error.thing} of "
+                error.thing, error.path = f"{what}layout {key!r} in description {path}", str(path)
+                raise
+        return cls(**{**known, "layouts": layouts})
+
+
+def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
+    """Check a JSON object's format version, keys and types; return the known keys, leaving others out.
+
+    Raises:
+        FormatError: a newer format, or a key that is missing or of another type.
+    """
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if type(version) is not int:
+        raise FormatError(
+            f"description {path}",
+            expected="a JSON object with a format_version",
+            found=reprlib.repr(values),
+            path=path,
+        )
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"description {path}",
+            expected=f"format version {FORMAT_VERSION} or older",
+            found=f"version {version}",
+            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            path=path,
+        )
+    for key, kind in kinds.items():
+        if type(values.get(key)) is not kind:
+            found = reprlib.repr(values[key]) if key in values else "no such key"
+            raise FormatError(
+                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=found, path=path
+            )
+    return {key: values[key] for key in kinds}
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; return its values.
+
+    Raises:
+        FormatError: it is no JSON, or larger than any description may be.
+    """
+    limits.check_file(path)
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"description {path}", expected="JSON", found=str(error), path=path) from error
+    limits.check_json(values, path)
+    return values
+
+
+def write_json(values: Any, path: Path) -> None:
+    """Write JSON values by rename: the same values give the same bytes."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_name(name: object) -> str:
+    """Check that a collection's name can be a file's name; return it.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"collection name {name!r}",
+            expected="lower-case letters, digits, '.', '_' and '-', at most 96 of them",
+        )
+    return name
+
+
+def collections() -> dict[str, Listing]:
+    """Read the catalog; return its listings by name.
+
+    >>> sorted(collections())[0]
+    'convnet-digits'
+    """
+    stamps = ((path, path.stat()) for path in sorted(CATALOG.glob("*.json")))
+    return dict(_listings(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
+
+
+@lru_cache(maxsize=4)
+def _listings(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
+    """Read the catalog once for each state of its files."""
+    kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
+    found = {}
+    for path, _, _ in stamped:
+        values = read_json(path)
+        known = check_keys(values, kinds, path)
+        archives = Archives.from_json(values["archives"], path) if "archives" in values else None
+        listing = Listing(**{**known, "sources": tuple(known["sources"]), "archives": archives})
+        found[listing.name] = listing
+    return found
+
+
+def listing(name: str) -> Listing:
+    """Look a collection up in the catalog; return its listing.
+
+    Raises:
+        CollectionNotFound: with the nearest names.
+    """
+    known = collections()
+    if name not in known:
+        raise not_found(name, known, "the catalog")
+    return known[name]
+
+
+def not_found(name: str, known: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
+    """Return the error for a collection that is not there, naming the nearest ones."""
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    return CollectionNotFound(
+        f"collection {name!r}",
+        expected=f"a name in {place} ({', '.join(names) or 'which has none'})",
+        found="no such name",
+        do=f"Did you mean {' or '.join(near)}?" if near else "`zoo-cli list` shows the catalog",
+        collection=str(name),
+    )

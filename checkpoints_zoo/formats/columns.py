@@ -1,0 +1,148 @@
+"""The manifest's columns: names, Arrow types and meanings, written down once.
+
+`manifests/README.md` is generated from here: `python -m checkpoints_zoo.formats.columns > manifests/README.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the manifest: name, Arrow type, whether every row must have it, and what it means."""
+
+    name: str
+    type: pa.DataType
+    required: bool
+    meaning: str
+
+
+def _columns(required: bool, type: pa.DataType, **meanings: str) -> list[Column]:
+    return [Column(name, type, required, meaning) for name, meaning in meanings.items()]
+
+
+COLUMNS: tuple[Column, ...] = (
+    *_columns(
+        True,
+        pa.int32(),
+        member="id of the training run, unique in the collection",
+        epoch="epochs trained when the weights were taken",
+    ),
+    *_columns(True, pa.bool_(), final="whether this is the last snapshot of the member"),
+    *_columns(True, pa.string(), status="`ok`, `failed` or `excluded`"),
+    *_columns(
+        False,
+        pa.string(),
+        reason="why the status is not `ok`",
+        method="`independent`, or the posterior's method the draw comes from: `dropout`, `swag`, `laplace`, …",
+    ),
+    *_columns(False, pa.int32(), run="run of the method", draw="draw within the run"),
+    *_columns(
+        False,
+        pa.int32(),
+        seed="the member's seed, in [0, 2³¹)",
+        seed_init="seed of the initial weights, derived from `seed`",
+        seed_order="seed of the order of the training images, derived from `seed`",
+        seed_augment="seed of the augmentation, derived from `seed`",
+    ),
+    *_columns(
+        False,
+        pa.string(),
+        run_id="hash of recipe hash and seed: the same for all snapshots of a run",
+        split="`train`, `validation` or `test` (70/15/15) by the hash of `run_id`, for learning on weights",
+    ),
+    *_columns(
+        False,
+        pa.float64(),
+        train_accuracy="share of training images classified correctly, 0..1",
+        test_accuracy="share of test images classified correctly, 0..1, by the stored bytes computed in float32",
+        train_loss="mean cross-entropy on the training images, nats",
+        test_nll="mean negative log-likelihood on the test images, nats",
+        test_brier="mean Brier score on the test images, summed over classes, 0..2",
+        test_ece="expected calibration error on the test images, 15 equal-width bins, 0..1",
+    ),
+    *_columns(False, pa.string(), eval_data="name and split of the test images"),
+    *_columns(False, pa.int32(), epochs="epochs of the whole recipe"),
+    *_columns(False, pa.string(), optimizer="optimiser"),
+    *_columns(
+        False,
+        pa.float64(),
+        lr="highest learning rate",
+        momentum="momentum",
+        weight_decay="weight decay, as torch.optim.SGD counts it",
+    ),
+    *_columns(False, pa.int32(), batch_size="images a step"),
+    *_columns(
+        False,
+        pa.string(),
+        schedule="schedule of the learning rate",
+        augmentation="augmentation of the training images",
+        precision="number format the training computed in",
+        recipe="name of the recipe",
+        recipe_hash="hash of everything in the recipe that decides the result",
+        data_fingerprint="hash of the training images and labels",
+    ),
+    *_columns(False, pa.int32(), stack_width="members trained together in one vectorised loop"),
+    *_columns(
+        False,
+        pa.string(),
+        code_version="version of this package that trained the member",
+        torch_version="version of torch that trained the member",
+        device="processor that trained the member",
+    ),
+    *_columns(False, pa.float64(), wall_time_s="seconds of training, shared equally by the members of a stack"),
+    *_columns(False, pa.timestamp("s", tz="UTC"), created="when training ended"),
+    *_columns(
+        False,
+        pa.string(),
+        sha256="content hash: names, shapes and values, whatever file and dtype they are stored in",
+    ),
+    *_columns(
+        False,
+        pa.string(),
+        path="file within the source that holds the bytes; this and the next four are null only where there are none",
+    ),
+    *_columns(
+        False,
+        pa.int64(),
+        offset="where the member's bytes begin in the file",
+        nbytes="how many bytes they are",
+    ),
+    *_columns(
+        False,
+        pa.string(),
+        layout="key into `layouts` of the JSON beside the manifest",
+        dtype="dtype of the weights (statistics are always F32)",
+    ),
+)
+
+SCHEMA = pa.schema(
+    [pa.field(c.name, c.type, nullable=not c.required) for c in COLUMNS],
+    metadata={"schema_version": str(SCHEMA_VERSION)},
+)
+
+
+def dictionary() -> str:
+    """Return the column dictionary as Markdown, the text of `manifests/README.md`."""
+    lines = [
+        "# The manifest's columns",
+        "",
+        f"One row a snapshot, schema version {SCHEMA_VERSION}. Generated from `formats/columns.py` by",
+        "`python -m checkpoints_zoo.formats.columns > manifests/README.md`; a test compares the two. A column that",
+        "is not required is null where the source does not know it. `where` conditions use these names.",
+        "",
+        "| column | type | required | meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| `{c.name}` | {c.type} | {'yes' if c.required else ''} | {c.meaning} |" for c in COLUMNS]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(dictionary())

@@ -1,0 +1,261 @@
+"""The manifest: a Parquet table with one row a snapshot, saying what it is and where its bytes lie.
+
+Nothing here imports torch or pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import the latter).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
+from checkpoints_zoo.formats import limits
+from checkpoints_zoo.formats.columns import SCHEMA
+from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.layout import Layout
+
+ROW_GROUP = 4096
+REQUIRED = ("member", "epoch", "final", "status")
+LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
+
+
+class Described(Protocol):
+    """What says how the bytes of rows are laid out: a collection's description, or that of stored predictions."""
+
+    @property
+    def name(self) -> str:
+        """What to call the rows in errors."""
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Key -> layout."""
+
+
+def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.
+
+    Args:
+        rows: column -> value.
+        schema: of the table.
+
+    Raises:
+        FormatError: a row has a column that the schema lacks, or a value of another type.
+    """
+    rows = list(rows)
+    unknown = sorted({name for row in rows for name in row} - set(schema.names))
+    if unknown:
+        raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown))
+    for row in rows:
+        if type(row.get("member")) is not int or type(row.get("epoch")) is not int:
+            raise FormatError(
+                "manifest row",
+                expected="whole numbers as member and epoch",
+                found=f"{row.get('member')!r} and {row.get('epoch')!r}",
+            )
+    try:
+        ordered = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
+        return pa.Table.from_pylist(ordered, schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
+
+
+def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
+    """Write a manifest by rename: the same rows give the same bytes.
+
+    Args:
+        rows: with the columns of the schema.
+        path: where to; its folder is made.
+        schema: of the file.
+    """
+    with replacing(path) as temporary, temporary.open("wb") as file:  # opened here: Arrow takes only names in UTF-8
+        pq.write_table(
+            rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
+            compression="zstd", store_schema=True, write_page_checksum=True,
+        )  # fmt: skip
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
+    """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
+
+    Args:
+        path: of the file.
+        schema: that it should have.
+
+    Raises:
+        FormatError: no Parquet file, a newer schema, a column of another type, or sizes beyond `limits`.
+    """
+    try:
+        limits.check_file(path)
+        content = pa.BufferReader(path.read_bytes())
+        footer = pq.read_metadata(content)
+        widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
+        limits.check_columns(footer, widths, path)
+        # Texts as Parquet keeps them, each once: a few bytes can say that one of them fills a million rows.
+        texts = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
+        options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
+        with pq.ParquetFile(content, **options) as file:
+            names = file.schema_arrow.names
+            _check_version(file.schema_arrow.metadata or {}, int(schema.metadata[b"schema_version"]), path)
+            if twice := [n for n in schema.names if names.count(n) > 1]:
+                raise FormatError(
+                    f"manifest {path}", expected="each column once", found=f"{twice[0]!r} twice", path=path
+                )
+            known = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
+        known.validate(full=True)  # text that is no UTF-8, and what else damage leaves
+        columns, spent = [], 0
+        for field in schema:
+            if field.name in known.column_names:
+                if pa.types.is_dictionary(known.column(field.name).type):
+                    spent = limits.check_texts(known.column(field.name), spent, path)
+                columns.append(known.column(field.name).cast(field.type))
+            elif not field.nullable:
+                raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)
+            else:
+                columns.append(pa.chunked_array([pa.nulls(known.num_rows, field.type)]))
+    except (pa.ArrowException, OSError, UnicodeError) as error:  # names that are no UTF-8 too
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise FormatError(
+            f"manifest {path}",
+            expected="a Parquet file with the manifest's columns",
+            found=str(error)[:300],
+            path=path,
+        ) from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> None:
+    text = metadata.get(b"schema_version", b"").decode(errors="replace")
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise FormatError(
+            f"manifest {path}",
+            expected="a schema_version in the Parquet metadata",
+            found=repr(text[:40]),
+            path=path,
+        )
+    if int(text) > newest:
+        raise FormatError(
+            f"manifest {path}",
+            expected=f"schema version {newest} or older",
+            found=f"version {text}",
+            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            path=path,
+        )
+
+
+def validate(rows: pa.Table, description: Described, path: Path) -> None:
+    """Check every row of a manifest against its description, trusting nothing.
+
+    Args:
+        rows: as `read` returns them.
+        description: the JSON beside it.
+        path: what to call the manifest in errors.
+
+    Raises:
+        FormatError: a null where a value must be, a row twice, an unknown layout.
+        DamagedError: a path that leaves the source, or an impossible offset or size.
+    """
+
+    def wrong(kind: type[FormatError] | type[DamagedError], at: int, expected: str, found: str) -> Exception:
+        member = columns["member"][at]
+        where = f"row {at} (member {member}) of manifest {path}"
+        return kind(where, expected=expected, found=found, collection=description.name, member=member, path=path)
+
+    columns: dict[str, list[Any]] = {n: rows.column(n).to_pylist() for n in (*REQUIRED, *LOCATION, "sha256")}
+    for name in REQUIRED:
+        if rows.column(name).null_count:
+            raise wrong(FormatError, columns[name].index(None), f"a value for {name}", "null")
+    located = [at for at, inside in enumerate(columns["path"]) if inside is not None]
+    for at, status in enumerate(columns["status"]):
+        nulls = [name for name in LOCATION if columns[name][at] is None]
+        if nulls and (status == "ok" or len(nulls) < len(LOCATION)):
+            raise wrong(FormatError, at, f"a value for {nulls[0]}", "null")
+    seen: set[tuple[int, int]] = set()
+    finals: set[int] = set()
+    for at, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
+        if member < 0 or epoch < 0:
+            raise wrong(FormatError, at, "member and epoch not negative", f"member {member}, epoch {epoch}")
+        if (member, epoch) in seen or (columns["final"][at] and member in finals):
+            raise wrong(FormatError, at, "each (member, epoch) once and one final row a member", "a second one")
+        seen.add((member, epoch))
+        if columns["final"][at]:
+            finals.add(member)
+    for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
+        raise wrong(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
+    for inside in {columns["path"][at] for at in located}:
+        if problem := path_problem(inside):
+            raise wrong(DamagedError, columns["path"].index(inside), "a path inside the source", problem)
+    for at in located:
+        key = columns["layout"][at]
+        layout = description.layouts.get(key)
+        if layout is None:
+            raise wrong(FormatError, at, f"a layout among {', '.join(description.layouts)}", repr(key))
+        offset, nbytes, dtype = columns["offset"][at], columns["nbytes"][at], columns["dtype"][at]
+        if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
+            expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
+            raise wrong(DamagedError, at, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
+    for at, digest in enumerate(columns["sha256"]):
+        if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+            raise wrong(FormatError, at, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+
+
+def path_problem(inside: str) -> str:
+    """Say why a path of a manifest may not be used; return "" if it stays inside its source."""
+    parts = PurePosixPath(inside).parts
+    shown = repr(inside if len(inside) <= 200 else f"{inside[:200]}…")
+    if not inside or "\0" in inside or "\\" in inside or ":" in inside:
+        return f"{shown}, which is empty or has a NUL, a backslash or a colon"
+    # Some systems drop dots and spaces at the end of a name: there "... " is "..".
+    if inside.startswith("/") or any(not part.strip(". ") for part in parts):
+        return f"{shown}, which leads out of it"
+    return "" if "/".join(parts) == inside else f"{shown}, which is no plain path"
+
+
+def check_located(rows: pa.Table, name: str) -> None:
+    """Check that every row has weights somewhere; rows whose status is not ok may have none.
+
+    Args:
+        rows: the selected ones.
+        name: of the collection, for errors.
+
+    Raises:
+        SelectionError: naming the first member without.
+    """
+    if not rows.column("path").null_count:
+        return
+    member = rows.column("member").to_pylist()[rows.column("path").to_pylist().index(None)]
+    raise SelectionError(
+        f"member {member} of {name}",
+        expected="weights",
+        found="a row without any (its status is not ok)",
+        do="Select with where=\"status = 'ok'\"",
+        collection=name,
+        member=member,
+    )
+
+
+def is_null(rows: pa.Table, column: str) -> bool:
+    """Say whether a column is null in every row."""
+    return bool(rows.column(column).null_count == rows.num_rows)
+
+
+def take(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
+    """Return the rows at the given positions, in their order."""
+    # pa.array would import pandas; a buffer of int64 does not.
+    at = np.ascontiguousarray(positions, dtype=np.int64)
+    return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
+
+
+def total(rows: pa.Table, column: str) -> int:
+    """Return the sum of an integer column, 0 for no rows."""
+    return int(pc.sum(rows.column(column)).as_py() or 0)

@@ -1,0 +1,289 @@
+"""Which rows of a manifest are meant: by count, condition, ids or a seeded draw; and the citation that names them.
+
+A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, what pins it, the collection, the ids in their order
+(`0-99,205,7@40`: a bare id is the member's final snapshot, `7@40` the one after epoch 40), and the first eight hex
+digits of a hash over the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.where import columns_in, rows_where
+
+_PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
+_CITATION = re.compile(
+    r"(?P<label>.+)@(?P<commit>[0-9a-f]{40})/(?P<name>[^/#~@]+)#(?P<ids>[^#~]+)~(?P<check>[0-9a-f]{8})"
+)
+
+LONGEST_RANGE = 1_000_000
+
+Key = tuple[int, int | None]
+
+
+def select(
+    rows: pa.Table,
+    name: str,
+    *,
+    n: int | None = None,
+    where: str | None = None,
+    members: str | Iterable[int] | None = None,
+    sample: int | None = None,
+    snapshots: bool = False,
+) -> pa.Table:
+    """Select rows of a manifest; return them, in the order of `members` where given, else of the manifest.
+
+    Rows with status ok that are final are meant, unless `where` names `status` (then rows of any status), or
+    `snapshots` is true or `where` names `epoch` or `final` (then snapshots too).
+
+    Args:
+        rows: the manifest.
+        name: of the collection, for errors.
+        n: how many: the first n, or with `sample` n drawn without replacement.
+        where: an SQL condition on the manifest's columns.
+        members: ids, or their text ("0-99,205,7@40").
+        sample: seed of the draw: the n rows whose sha256("sample|SEED|MEMBER|EPOCH") come first.
+        snapshots: whether rows that are not final are meant as well.
+
+    Raises:
+        SelectionError: a count, condition or combination that can't be met.
+        MemberNotFound: an id that is not there.
+    """
+    if members is not None:
+        if where is not None or sample is not None or snapshots:
+            raise SelectionError(
+                f"selection of {name}",
+                expected="`members` alone or with `n`",
+                found="`where`, `sample` or `snapshots`",
+            )
+        chosen = manifest.take(rows, _positions(rows, name, parse_ids(members)))
+    else:
+        chosen = _meant(rows, name, where, snapshots)
+    if n is None and sample is None:
+        return chosen
+    asked, n = n, whole(n)
+    if n is None or not 1 <= n <= chosen.num_rows:
+        found = "no n beside `sample`" if asked is None else f"n={asked!r}"
+        narrowed = f" {'with ' + where if where else ''}".rstrip()
+        raise SelectionError(
+            f"number of members of {name}",
+            expected=f"n from 1 to {chosen.num_rows:,}, as many as there are{narrowed}",
+            found=found,
+            collection=name,
+        )
+    if sample is None:
+        return chosen.slice(0, n)
+    seed = whole(sample)
+    if seed is None:
+        raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
+    keys = zip(chosen.column("member").to_pylist(), chosen.column("epoch").to_pylist(), strict=True)
+    ranks = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
+    drawn = sorted(range(len(ranks)), key=ranks.__getitem__)[:n]
+    return manifest.take(chosen, sorted(drawn))
+
+
+def _meant(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
+    named = columns_in(where) if where is not None else ()
+    status, final = rows.column("status").to_pylist(), rows.column("final").to_pylist()
+    keep = [
+        at
+        for at in range(rows.num_rows)
+        if (status[at] == "ok" or "status" in named)
+        and (final[at] or snapshots or "epoch" in named or "final" in named)
+    ]
+    meant = manifest.take(rows, keep)
+    if not meant.num_rows:
+        raise SelectionError(
+            f"selection of {name}",
+            expected="rows that are final with status ok",
+            found=f"none of {rows.num_rows}",
+        )
+    return meant if where is None else manifest.take(meant, rows_where(meant, where).tolist())
+
+
+def _positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
+    columns = {c: rows.column(c).to_pylist() for c in ("member", "epoch", "final", "status", "reason")}
+    at: dict[Key, int] = {}
+    for place, final in enumerate(columns["final"]):
+        at[columns["member"][place], columns["epoch"][place]] = place
+        if final:
+            at[columns["member"][place], None] = place
+    positions: list[int] = []
+    for member, epoch in keys:
+        position = at.get((member, epoch))
+        if position is None:
+            raise member_not_found(rows, name, member, epoch)
+        if (status := columns["status"][position]) != "ok":
+            found = f"{status} ({columns['reason'][position] or 'no reason given'})"
+            raise SelectionError(
+                f"member {member} of {name}",
+                expected="status ok",
+                found=found,
+                do=f"""`where="member = {member} and status = '{status}'"` selects it all the same""",
+                collection=name,
+                member=member,
+            )
+        positions.append(position)
+    if len(set(positions)) < len(positions):
+        twice = keys[next(i for i, at in enumerate(positions) if at in positions[:i])]
+        raise SelectionError(
+            f"selection of {name}", expected="each member once", found=f"member {format_ids([twice])} twice"
+        )
+    return positions
+
+
+def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
+    """Return the error for an id that is not among the rows."""
+    known = sorted(set(rows.column("member").to_pylist()))
+    expected = f"an id among {format_ids([(m, None) for m in known])}"
+    found = repr(member)
+    if epoch is not None and member in known:
+        pairs = zip(rows.column("member").to_pylist(), rows.column("epoch").to_pylist(), strict=True)
+        expected = f"an epoch among {', '.join(str(e) for m, e in pairs if m == member)}"
+        found = str(epoch)
+    return MemberNotFound(
+        f"member {member!r} of {name}", expected=expected, found=found, collection=name,
+        member=member if type(member) is int else None,
+    )  # fmt: skip
+
+
+def parse_ids(members: str | Iterable[int]) -> list[Key]:
+    """Read ids; return (member, epoch) pairs, epoch None for a member's final snapshot.
+
+    >>> parse_ids("0-2,7@40")
+    [(0, None), (1, None), (2, None), (7, 40)]
+
+    Raises:
+        SelectionError: no ids, or text that is none.
+    """
+    keys: list[Key] = []
+    if isinstance(members, str):
+        for part in members.split(","):
+            match = _PART.fullmatch(part.strip())
+            if not match or (match[2] and not 0 <= int(match[2]) - int(match[1]) < LONGEST_RANGE):
+                raise SelectionError(
+                    f"members {members[:80]!r}", expected="ids such as '0-99,205,7@40'", found=repr(part[:40])
+                )
+            epoch = int(match[3]) if match[3] else None
+            keys += [(m, epoch) for m in range(int(match[1]), int(match[2] or match[1]) + 1)]
+    else:
+        if not isinstance(members, Iterable):
+            raise SelectionError("members", expected="ids in a list, or their text", found=repr(members)[:80])
+        for member in members:
+            id = whole(member)
+            if id is None:
+                raise SelectionError("members", expected="whole numbers", found=repr(member)[:80])
+            keys.append((id, None))
+    if not keys:
+        raise SelectionError("members", expected="one id or more", found="none")
+    return keys
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def format_ids(keys: Sequence[Key]) -> str:
+    """Write (member, epoch) pairs as text that `parse_ids` reads; return it.
+
+    >>> format_ids([(0, None), (1, None), (2, None), (9, None), (7, 40)])
+    '0-2,9,7@40'
+    """
+    runs: list[list[Any]] = []
+    for member, epoch in keys:
+        if runs and runs[-1][2] == epoch and runs[-1][1] + 1 == member:
+            runs[-1][1] = member
+        else:
+            runs.append([member, member, epoch])
+    return ",".join((f"{a}" if a == b else f"{a}-{b}") + ("" if epoch is None else f"@{epoch}") for a, b, epoch in runs)
+
+
+def keys_of(rows: pa.Table) -> list[Key]:
+    """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
+    columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
+    return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]
+
+
+def check_digits(rows: pa.Table) -> str:
+    """Hash which rows these are: (member, epoch, sha256), or the location where the hash is null; return 8 digits."""
+    digest = hashlib.sha256()
+    names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
+    for m, e, sha, path, offset, nbytes in zip(*(rows.column(c).to_pylist() for c in names), strict=True):
+        digest.update(f"{m}|{e}|{sha or f'{path}|{offset}|{nbytes}'}\n".encode())
+    return digest.hexdigest()[:8]
+
+
+def cite(label: str, commit: str, name: str, rows: pa.Table) -> str:
+    """Return the citation of a selection."""
+    return f"{label}@{commit}/{name}#{format_ids(keys_of(rows))}~{check_digits(rows)}"
+
+
+@dataclass(frozen=True)
+class Citation:
+    """The parts of a citation."""
+
+    label: str
+    commit: str
+    name: str
+    ids: str
+    check: str
+
+    @property
+    def source(self) -> str:
+        """Where it is to be loaded from: on the Hub at the commit that was cited."""
+        return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
+
+
+def parse_citation(text: str) -> Citation | None:
+    """Read a citation; return its parts, or None for text that is none (a collection's name).
+
+    Raises:
+        SelectionError: text that begins like a citation and is damaged.
+    """
+    if match := _CITATION.fullmatch(text):
+        return Citation(**match.groupdict())
+    if "#" in text or "@" in text:
+        raise SelectionError(
+            f"citation {text[:120]!r}", expected="SOURCE@COMMIT/NAME#IDS~CHECK", found="another form",
+            do="Copy it whole, from `#` to the eight digits after `~`",
+        )  # fmt: skip
+    return None
+
+
+def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
+    """Check that the cited rows are still the same.
+
+    Raises:
+        DamagedError: the source has changed since it was cited.
+    """
+    found = check_digits(rows)
+    if (citation.commit, citation.check) == (commit, found):
+        return
+    same = "the same weights" if citation.check == found else "other weights"
+    raise changed(citation, commit, f"with check {found}, these ids now name {same}")
+
+
+def changed(citation: Citation, commit: str, what: str) -> DamagedError:
+    """Return the error for a source that is not any more what was cited."""
+    return DamagedError(
+        f"citation of {citation.name}",
+        expected=f"{citation.label} at {citation.commit[:12]} with check {citation.check}",
+        found=f"it at {commit[:12]}, so it has changed: {what}" if commit != citation.commit else what,
+        do=f"Load it anew with source= and members={citation.ids!r}",
+        collection=citation.name,
+    )

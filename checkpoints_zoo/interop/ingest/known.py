@@ -1,0 +1,286 @@
+"""What a user knows of members and their files can't tell: columns of the manifest, by member or by file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.columns import SCHEMA
+from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.manifest import LOCATION
+from checkpoints_zoo.interop.ingest.filling import FIGURES
+from checkpoints_zoo.sources.source import Source
+
+Row = dict[str, Any]
+# From file -> member to member -> columns.
+Tells = Callable[[Mapping[str, int]], dict[int, Row]]
+
+FILE = "file"  # the column of a table that says whose row it is
+OWN = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
+SPLITS = ("train", "validation", "test")
+
+
+def of_members(given: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
+    """Check columns; return member -> its values.
+
+    Args:
+        given: column -> a value for all members, or one for each, in the order of their ids.
+        ids: of the members.
+
+    Raises:
+        UsageError: no such column, one that is not the user's to give, a value of another type or too few.
+    """
+    check_names(given)
+    rows: dict[int, Row] = {member: {} for member in sorted(ids)}
+    for name, values in given.items():
+        each = listed(values)
+        if each is None:
+            each = [values] * len(rows)
+        if len(each) != len(rows):
+            raise UsageError(
+                f"column {name!r}", expected=f"{len(rows)} values, one a member, or one for all", found=f"{len(each)}"
+            )
+        for (member, row), value in zip(rows.items(), each, strict=True):
+            row[name] = checked(name, value, f"member {member}")
+    return rows
+
+
+def of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
+    """Check a table of columns by file; return member -> its values.
+
+    Args:
+        table: a file's path in the folder, or its name where that is its alone -> column -> value.
+        files: path -> member.
+
+    Raises:
+        UsageError: a file without a row, a row without a file, or a column or value as in `of_members`.
+    """
+    check_names({name for row in table.values() for name in row})
+    names = [path.rpartition("/")[2] for path in files]
+    counts = Counter(names)
+    alone = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
+    rows: dict[int, Row] = {}
+    strange = []
+    for called, values in table.items():
+        path = called if called in files else alone.get(called)
+        if path is None or files[path] in rows:
+            strange.append(called)
+            continue
+        rows[files[path]] = {name: checked(name, value, f"file {called}") for name, value in values.items()}
+    without = [path for path, member in files.items() if member not in rows]
+    if strange or without:
+        found = [f"{what} {_few(some)}" for what, some in (("no row for", without), ("rows for", strange)) if some]
+        raise UsageError(
+            "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
+        )
+    return rows
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+
+
+def read_csv(path: Path) -> dict[str, Row]:
+    """Read a table whose column "file" says whose row it is; return file -> column -> text, None where it is empty.
+
+    Raises:
+        SourceNotFound: no such file, or one that can't be read.
+        FormatError: no table, none with that column, or a file twice.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            names, rows = list(reader.fieldnames or ()), list(reader)
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise SourceNotFound(f"file {path}", expected="a table", found=found, path=path) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise FormatError(f"file {path}", expected="a table with commas", found=str(error), path=path) from error
+    if FILE not in names or len(set(names)) < len(names) or any(None in row or None in row.values() for row in rows):
+        found = f"columns {', '.join(map(str, names[:12]))}" if FILE not in names else "rows of other lengths"
+        raise FormatError(f"file {path}", expected=f"a column {FILE!r} and others, each once", found=found, path=path)
+    return keyed(rows, f"file {path}")
+
+
+def keyed(rows: Iterable[Mapping[str, Any]], what: str) -> dict[str, Row]:
+    """Return the rows of a table by their files.
+
+    Raises:
+        FormatError: a file twice.
+    """
+    table: dict[str, Row] = {}
+    for row in rows:
+        name = str(row[FILE])
+        if name in table:
+            raise FormatError(what, expected="each file once", found=f"{name} twice")
+        table[name] = {column: None if value == "" else value for column, value in row.items() if column != FILE}
+    return table
+
+
+def by_file(table: Mapping[str, Mapping[str, Any]], measured: bool) -> Tells:
+    """Return what tells the columns of a table by member.
+
+    Args:
+        table: file -> column -> value.
+        measured: whether test figures are measured, and so may not be given.
+
+    Raises:
+        UsageError: no such columns.
+    """
+    names = {name for row in table.values() for name in row}
+    check_names(names)
+    if measured:
+        check_unmeasured(names)
+    return lambda files: of_files(table, files)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check that columns are in the dictionary, and the user's to give.
+
+    Raises:
+        UsageError: naming the first that is not.
+    """
+    free = [name for name in SCHEMA.names if name not in OWN]
+    for name in names:
+        if name in OWN:
+            raise UsageError(f"column {name!r}", expected="one that the files can't tell", found="one that they do")
+        if name not in free:
+            near = get_close_matches(str(name), free, n=1)
+            raise UsageError(
+                f"column {name!r}",
+                expected=f"one of the manifest's: {', '.join(free)}",
+                found="no such column",
+                do=f"Did you mean {near[0]!r}?" if near else "manifests/README.md says what each means",
+            )
+
+
+def check_unmeasured(names: Iterable[str]) -> None:
+    """Check that no figure is given that is measured as well.
+
+    Raises:
+        UsageError: one is.
+    """
+    if twice := [name for name in names if name in FIGURES]:
+        raise UsageError("test figures", expected="given ones, or images to measure them on",
+                         found=f"both, for {', '.join(twice)}")  # fmt: skip
+
+
+def write_columns(source: Source, name: str, told: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write columns that a user gives into a manifest, where it has others.
+
+    Args:
+        source, name: of the collection.
+        told: member -> columns.
+    """
+    if not told:
+        return
+    table = source.read(name)[1]
+    rows = [row | told.get(row["member"], {}) for row in table.to_pylist()]
+    if not (now := manifest.table(rows)).equals(table):
+        manifest.write(now, source.manifest_path(name))
+
+
+def files_path(root: Path, name: str) -> Path:
+    """Return where a source on disk says which file each member was."""
+    return root / "files" / f"{name}.csv"
+
+
+def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
+    """Write down which file each member was, by rename.
+
+    Args:
+        root: of the source.
+        name: of the collection.
+        files: path in the imported folder -> member.
+    """
+    if not files:
+        return
+    path = files_path(root, name)
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("member", FILE), *((m, f) for f, m in files.items())])
+
+
+def read_files(root: Path, name: str) -> dict[int, str]:
+    """Return member -> the file that it was, as `write_files` has it; {} where members had none of their own."""
+    path = files_path(root, name)
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {int(row["member"]): row[FILE] for row in csv.DictReader(file)}
+
+
+def listed(values: Any) -> list[Any] | None:
+    """Return the values of a column that has one for each member; None for a single value."""
+    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order that says which is whose
+    if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
+        return None
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def checked(name: str, value: Any, whose: str) -> Any:
+    """Bring a value into its column's type; return it, None for one that is missing.
+
+    Args:
+        name: of the column.
+        value: of Python, numpy or pandas; or text of a table.
+        whose: it is, for errors.
+
+    Raises:
+        UsageError: it is of another type, or out of its range.
+    """
+    kind = SCHEMA.field(name).type
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+            return None
+        found = _converted(kind, value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of arrays and tensors: several numbers
+        found = None
+    if found is None or not _in_range(name, found):
+        raise UsageError(f"column {name!r} of {whose}", expected=_expected(name, kind), found=repr(value)[:80])
+    return found
+
+
+def _converted(kind: pa.DataType, value: Any) -> Any:
+    """Return a value in a column's type, None where it can't be without a loss."""
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else None
+    if pa.types.is_timestamp(kind):
+        when = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if not isinstance(when, datetime):
+            return None
+        return (when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)).replace(microsecond=0)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    number = float(value) if pa.types.is_floating(kind) or isinstance(value, float) else int(value)
+    if not math.isfinite(number):
+        return None
+    return number if pa.types.is_floating(kind) else int(number) if int(number) == number else None
+
+
+def _in_range(name: str, value: Any) -> bool:
+    if name == "split":
+        return value in SPLITS
+    if name.endswith("_accuracy") or name == "test_ece":
+        return bool(0 <= value <= 1)
+    return not isinstance(value, int) or 0 <= value < 2**31
+
+
+def _expected(name: str, kind: pa.DataType) -> str:
+    if name == "split":
+        return f"one of {', '.join(SPLITS)}"
+    if name.endswith("_accuracy") or name == "test_ece":
+        return "a share in 0..1"
+    kinds = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
+             (pa.types.is_floating, "a finite number"))  # fmt: skip
+    return next((words for is_kind, words in kinds if is_kind(kind)), "a whole number in [0, 2³¹)")

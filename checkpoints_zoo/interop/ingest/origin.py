@@ -1,0 +1,287 @@
+"""What is to be imported: files on this disk or in a repo of the Hub, sorted by what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import catalog
+from checkpoints_zoo.formats.header import what_is
+from checkpoints_zoo.sources import addresses, fetching, hub
+from checkpoints_zoo.sources import archives as archive
+from checkpoints_zoo.sources.archives import indexing
+from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
+
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
+SAFETENSORS = ".safetensors"
+SNIFFED = 512
+OURS = (".import", "manifests", "shards")  # folders that an import writes
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Files that hold members.
+
+    Args:
+        label: what to call them to a reader.
+        root: the folder that their paths count from; of a repo, the one that its own archives would be read in.
+        repo: that they lie in, None for this disk.
+        archives: paths of tars, gzipped or not, in the collection's order.
+        gzips: those of them that are gzipped.
+        files: paths of safetensors files, one a member.
+        pickles: paths of files of torch.save, one a member.
+    """
+
+    label: str
+    root: Path
+    repo: hub.Repo | None = None
+    archives: tuple[str, ...] = ()
+    gzips: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+    pickles: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self.archives + self.files + self.pickles
+
+    def size(self, inside: str) -> int:
+        """Return the bytes of a file."""
+        return (self.root / inside).stat().st_size if self.repo is None else fetching.remote(self.repo, inside).size
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which files of a folder are meant.
+
+    Args:
+        pattern: that their names or paths match ("*.pt"); None for the first kind that the folder has.
+        one_kind: whether files of several kinds are refused; else those of the later kinds are left out, and told.
+    """
+
+    pattern: str | None = None
+    one_kind: bool = False
+
+
+def find(
+    sources: Sequence[str | Path], name: str, root: Path | None, without: Path | None, say: Say,
+    chosen: Chosen = Chosen(),
+) -> Origin:  # fmt: skip
+    """Look at what is to be imported; return it.
+
+    Args:
+        sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
+        name: of the collection: one of the catalog may say which folder of a repo is meant.
+        root: folder that the files' paths are to count from, None for the one given.
+        without: a folder whose files are not meant, since members are copied into it; None if they are not copied.
+        say: told of files that are left out.
+        chosen: which files of a folder are meant.
+
+    Raises:
+        SourceNotFound: nothing there, or a file that can't be read.
+        UsageError: files of several kinds, or outside the root.
+        DamagedError: a file that is none of them.
+        NetworkError, AccessError: the Hub can't be reached, or this login may not read the repo.
+    """
+    if not sources:
+        raise UsageError("import", expected="a file, a folder or a place on the Hub", found="none")
+    if any(str(source).startswith(hub.SCHEME) for source in sources):
+        if len(sources) > 1:
+            raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
+        return _on_hub(str(sources[0]), name, say)
+    return _on_disk([_absolute(Path(source).expanduser()) for source in sources], name, root, without, say, chosen)
+
+
+def _absolute(path: Path) -> Path:
+    """Return a path from the root on; a link to a file is left as it is."""
+    return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+
+
+def _on_disk(
+    paths: Sequence[Path], name: str, root: Path | None, without: Path | None, say: Say, chosen: Chosen
+) -> Origin:
+    for path in paths:
+        if not path.exists():
+            raise SourceNotFound(f"source {path}", expected="a file or a folder", found="nothing there", path=path)
+    found = list[Path]()
+    for path in paths:
+        found += _in_folder(path, name, without, say, chosen) if path.is_dir() else [path]
+    base = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path(os.path.commonpath([p.parent for p in paths]))
+    base = base if root is None else root.expanduser().resolve()
+    kinds: dict[str, list[str]] = {"tar": [], "gzip": [], "safetensors": [], "pickle": []}
+    ordered = []
+    for file in dict.fromkeys(found):
+        kind = _kind(_first(file), str(file))
+        inside = _inside(file, base) if without is None else file.relative_to(base).as_posix()
+        _check_text(inside)
+        kinds[kind].append(inside)
+        ordered.append(inside)
+    if len({"archive" if kind in ("tar", "gzip") else kind for kind in kinds if kinds[kind]}) > 1:
+        raise UsageError(
+            f"source {', '.join(map(str, paths))[:200]}",
+            expected="archives, safetensors files or files of torch.save, one kind of them",
+            found=" and ".join(f"{len(some):,} ({kind})" for kind, some in kinds.items() if some),
+        )
+    archives = tuple(p for p in ordered if p in {*kinds["tar"], *kinds["gzip"]})
+    label = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {base}"
+    files, pickles = tuple(kinds["safetensors"]), tuple(kinds["pickle"])
+    return Origin(label, base, None, archives, frozenset(kinds["gzip"]), files, pickles)
+
+
+def _first(file: Path) -> bytes:
+    """Return a file's first bytes.
+
+    Raises:
+        SourceNotFound: it can't be read, such as a link to nothing.
+    """
+    try:
+        with file.open("rb") as opened:
+            return opened.read(SNIFFED)
+    except OSError as error:
+        found = f"{'a link, ' if file.is_symlink() else ''}{error.strerror}"
+        raise SourceNotFound(f"file {file}", expected="a file that can be read", found=found, path=file) from error
+
+
+def _check_text(inside: str) -> None:
+    """Check that a file's name is text, since a manifest and a repo can have no others.
+
+    Raises:
+        UsageError: it is not.
+    """
+    try:
+        inside.encode()
+    except UnicodeEncodeError as error:
+        shown = inside.encode("utf-8", "backslashreplace").decode()
+        raise UsageError(
+            f"file {shown}", expected="a name in UTF-8", found="other bytes", do="Rename it", path=shown
+        ) from error
+
+
+def _inside(file: Path, root: Path) -> str:
+    """Return a file's path in a folder.
+
+    Raises:
+        UsageError: it lies elsewhere.
+    """
+    if file.is_relative_to(root) and file.resolve().is_relative_to(root):
+        return file.relative_to(root).as_posix()
+    raise UsageError(
+        f"file {file}",
+        expected=f"it in the folder {root}, since a manifest names files by their path in its folder",
+        found="it elsewhere" if not file.is_relative_to(root) else f"a link to {file.resolve()}",
+        do="Give a folder that holds all files as --out, or --reshard OUT to copy the members",
+        path=file,
+    )
+
+
+def _in_folder(folder: Path, name: str, without: Path | None, say: Say, chosen: Chosen) -> list[Path]:
+    """List the files of a folder that may hold members: archives in it, else safetensors below it, else pickles."""
+    listing = catalog.collections().get(name)
+    if listing and listing.archives and (folder / listing.archives.folder).is_dir():
+        return [folder / p for p in indexing.in_folder(folder, listing.archives)]
+    below = [p for p in _below(folder, without) if _matches(p.relative_to(folder), chosen.pattern)]
+    pickles = [p for p in below if p.name.lower().endswith(PICKLES)]
+    tars = [p for p in below if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
+    archives = [p for p in tars if p not in pickles]
+    files = [p for p in below if p.name.lower().endswith(SAFETENSORS)]
+    kinds = [kind for kind in (archives, files, pickles) if kind]
+    if not kinds:
+        raise SourceNotFound(
+            f"source {folder}",
+            expected=f"archives ({', '.join(indexing.SUFFIXES)}), safetensors files, or {', '.join(PICKLES)} files",
+            found=f"none among {len(below):,} files{f' that match {chosen.pattern}' if chosen.pattern else ''}",
+            path=folder,
+        )
+    left = sum(map(len, kinds[1:]))
+    if left:
+        others = ", ".join(sorted({p.suffix for kind in kinds[1:] for p in kind}))
+        if chosen.one_kind:
+            raise UsageError(
+                f"source {folder}",
+                expected="checkpoints of one kind",
+                found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left:,} others ({others})",
+                do=f"Say which are meant: files='*{kinds[0][0].suffix}'",
+                path=folder,
+            )
+        say(f"{folder}: {left:,} files ({others}) are left out: the {kinds[0][0].suffix} files are taken")
+    return sorted(kinds[0], key=lambda p: _by_number(p.relative_to(folder).as_posix()))
+
+
+def _matches(path: Path, pattern: str | None) -> bool:
+    return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
+
+
+def _by_number(path: str) -> tuple[list[int], str]:
+    return archive.numbers_in(path), path
+
+
+def _below(folder: Path, without: Path | None) -> Iterable[Path]:
+    """Yield the files below a folder, hidden ones and those that an import wrote aside."""
+    kept = None if without is None else without.resolve()
+    for at, folders, names in os.walk(folder):
+        here = Path(at)
+        own = here.resolve() == kept
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and (here / f).resolve() != kept and not (own and f in OURS)
+        )
+        yield from (here / name for name in sorted(names) if not name.startswith("."))
+
+
+def _kind(first: bytes, what: str) -> str:
+    """Tell a file by its first bytes; return "tar", "gzip", "safetensors" or "pickle".
+
+    Raises:
+        DamagedError: it is none of them.
+    """
+    if first[:2] == b"\x1f\x8b":
+        return "gzip"
+    if is_header(first[:BLOCK]) or first[:BLOCK] == bytes(BLOCK):
+        return "tar"
+    if what.lower().endswith(SAFETENSORS) or (first[8:9] == b"{" and not what.lower().endswith(PICKLES)):
+        return "safetensors"  # a damaged one among others becomes a member that has failed
+    if what.lower().endswith(PICKLES):
+        return "pickle"
+    raise DamagedError(
+        f"file {what}",
+        expected="a tar, a safetensors file or one of torch.save",
+        found=what_is(first) or f"something else: {first[:16]!r}",
+        path=what,
+    )
+
+
+def _on_hub(address: str, name: str, say: Say) -> Origin:
+    """Find archives or safetensors files in a repo; return them."""
+    place, path = addresses.apart(address, "source")
+    repo = hub.resolve(place)
+    label = f"{repo}/{path}" if path else str(repo)
+    listing = catalog.collections().get(name)
+    if not path and listing and listing.archives:
+        path = listing.archives.folder
+    there = hub.files(repo, path) if path else []
+    if path and not there:
+        fetching.remote(repo, path)  # raises where there is no such file either
+        there = [path]
+    archives = [p for p in there if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
+    files = [] if archives else [p for p in there if p.lower().endswith(SAFETENSORS)]
+    left = [p for p in there if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS, *PICKLES))]
+    if not archives and not files:
+        pickles = f"{len(left):,} files of torch.save, which are never opened from the Hub" if left else "none"
+        raise SourceNotFound(
+            f"source {label}",
+            expected="an archive, or a folder of archives or of safetensors files",
+            found=pickles,
+            do="Give the path inside the repo: hf://datasets/ORG/NAME[@REVISION]/PATH" if not path else "",
+            path=path,
+        )
+    if left:
+        say(f"{label}: {len(left):,} other files are left out")
+    archives = sorted(archives, key=_by_number)
+    first = {p: fetching.remote(repo, p).bytes_at(0, SNIFFED) for p in archives}
+    kinds = {p: _kind(head, f"{p} of {repo.label}") for p, head in first.items()}
+    gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
+    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_by_number)))

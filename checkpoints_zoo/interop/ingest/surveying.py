@@ -1,0 +1,165 @@
+"""What an origin holds, before any weights are read: its members, of what net they are, and the rows they get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.interop.ingest import facts, lots, pickles, planning
+from checkpoints_zoo.interop.ingest.known import Tells
+from checkpoints_zoo.interop.ingest.networks import Build, Net, knower, teller
+from checkpoints_zoo.interop.ingest.origin import Origin, Say
+from checkpoints_zoo.interop.ingest.pickles import Within
+from checkpoints_zoo.interop.ingest.planning import Plan
+from checkpoints_zoo.sources import archives
+from checkpoints_zoo.sources.archives import Lot
+from checkpoints_zoo.sources.source import Source
+
+
+@dataclass(frozen=True)
+class How:
+    """What a user says of the members: their net, what builds it, columns, and whether all must fit."""
+
+    net: Net
+    build: Build | None
+    columns: Tells | None
+    strict: bool
+
+    def within(self, origin: Origin) -> Within | None:
+        """Say where in files of torch.save the state dicts lie, None for other files."""
+        return Within(self.net.key, knower(self.net, self.build)) if origin.pickles else None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What an origin holds, written down as a source would: its description, and its rows with their places.
+
+    `files`: path of each member's file, where it has one of its own; `told`: columns that the user gives.
+    """
+
+    origin: Origin
+    description: Description
+    rows: pa.Table
+    given: Mapping[str, Any]
+    like: str | None
+    files: Mapping[str, int]
+    told: Mapping[int, Mapping[str, Any]]
+
+    def plan(self, target: str, reads: bool) -> Plan:
+        headers = lots.unverified(self.origin)
+        return planning.planned(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
+
+    def known(self, source: Source) -> Survey:
+        """Take over what a manifest of these same members says already; return that.
+
+        Raises:
+            UsageError: there is a manifest of that name, of other members.
+        """
+        path = source.manifest_path(self.description.name)
+        if not path.is_file():
+            return self
+        old, rows = source.read(self.description.name)
+        if difference := _difference(self, old, rows):
+            raise UsageError(
+                f"manifest {path}",
+                expected=f"the members of {self.origin.label}, or no manifest of that name",
+                found=difference,
+                do="Give the collection another name or folder, or delete the manifest",
+                collection=self.description.name,
+                path=path,
+            )
+        description = facts.renewed(self.description, self.given, self.like, old)
+        return replace(self, description=replace(description, layouts=old.layouts), rows=rows)
+
+    def write(self, target: Source) -> None:
+        """Write description and manifest, or go on with those of the same members that are there."""
+        now, name = self.known(target), self.description.name
+        manifest.validate(now.rows, now.description, target.manifest_path(name))
+        catalog.write_json(now.description.to_json(), target.description_path(name))
+        if now is self:
+            manifest.write(now.rows, target.manifest_path(name))
+
+
+def survey(
+    found: Origin,
+    name: str,
+    staged: Mapping[str, archives.Index],
+    predicted: bool,
+    given: Mapping[str, Any],
+    like: str | None,
+    how: How,
+    copied: Path | None,
+    say: Say,
+) -> Survey:
+    """Find out what members an origin holds, and of what net; return it, with what its own manifest says already.
+
+    Args:
+        found: the origin.
+        name: of the collection.
+        staged: what its gzipped archives hold.
+        predicted: whether the index of a repo's archive may be predicted.
+        given, like: as in `facts.described`.
+        how: what the user says of the members.
+        copied: folder that they are copied into, whose manifest is that of the copies; None where they stay.
+        say: told of files that are left out.
+
+    Raises:
+        DamagedError, LayoutError: no members, or of no net that is known.
+        UsageError, CollectionNotFound, FormatError: as in `facts.described`; a manifest of other members.
+        NetworkError, AccessError: a repo that can't be read.
+    """
+    if how.columns is not None and found.archives:
+        raise UsageError("columns by file", expected="members that are files of their own", found="archives")
+    there: list[Lot] = lots.of_archives(found, staged, predicted) if found.archives else []
+    if found.files:
+        there.append(lots.numbered(lots.of_files(found, say), found.files))
+    if within := how.within(found):
+        there.append(lots.numbered(pickles.lot_of_pickles(found, within), found.pickles))
+    tell = teller(how.net, there, how.build)
+    if how.strict:
+        lots.check_all(found.label, there, tell)
+    broken = [why for lot in there for _, why in lot.broken]
+    if not any(lot.members for lot in there):
+        first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
+        raise DamagedError(f"source {found.label}", expected="members", found=first)
+    try:
+        rows, layouts, told = archives.rows_of_lots(there, tell)
+    except LayoutError as error:
+        if how.net == Net():
+            error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
+        raise
+    description = facts.described(name, told, layouts, given, like)
+    facts.check_net(description, how.build)
+    if found.repo is not None:
+        description = replace(description, base=str(found.repo))
+    files = lots.members_of(there)
+    columns = {} if how.columns is None else how.columns(files)
+    table = manifest.table(row | columns.get(row["member"], {}) for row in rows)
+    surveyed = Survey(found, description, table, given, like, files, columns)
+    if found.repo is not None or copied == found.root:
+        return surveyed
+    return surveyed.known(Source(found.root, found.root.as_uri()))
+
+
+def _difference(new: Survey, old: Description, rows: pa.Table) -> str:
+    """Say in what a manifest that is there differs from that of these members; return "" if in nothing that counts."""
+    if old.base != new.description.base:
+        return f"members in {old.base or 'this folder'}, not in {new.description.base or 'this folder'}"
+    if (old.architecture, dict(old.arguments)) != (new.description.architecture, dict(new.description.arguments)):
+        return f"members of {old.architecture} with {dict(old.arguments)}"
+    columns = ("member", "epoch", "path", "offset", "nbytes")
+    mine, theirs = (list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (new.rows, rows))
+    if len(mine) != len(theirs):
+        return f"{len(theirs):,} members, not {len(mine):,}"
+    lain = zip(new.rows.column("layout").to_pylist(), rows.column("layout").to_pylist(), strict=True)
+    for one, other, (key, was) in zip(mine, theirs, lain, strict=True):
+        if one != other or (key and new.description.layouts[key] != old.layouts[was]):
+            return f"member {other[0]} elsewhere or of other tensors"
+    return ""

@@ -1,0 +1,292 @@
+"""The draws that are compared: found in a folder, or fitted now, several methods at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
+from checkpoints_zoo.executor import Job, engine
+from checkpoints_zoo.formats.catalog import read_json
+from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.methods import chosen, fitting, searching
+from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.sources import cache
+from checkpoints_zoo.training.pickling import Sent, Skeleton, received, sent
+from checkpoints_zoo.training.recipe import Recipe
+
+_LONGEST = ("deep-ensemble", "hmc")  # begun first, so that no process waits for the last of them
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is compared with the reference.
+
+    Args:
+        name: of the method.
+        members: the draws.
+        facts: what is known of them, JSON values: title, source, settings, seconds, what the fit says of each run, what
+            a search tried, versions; empty for draws that were made elsewhere.
+    """
+
+    name: str
+    members: Collection
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a fit ended: the folder of its draws, or why there are none."""
+
+    root: Path
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Methods fitted to a recipe, each into a folder of its own that a hash of its settings names.
+
+    Args:
+        recipe: of the network.
+        out: folder of the comparison.
+        runs, draws, seed: as in `methods.fitting.fit`.
+        search: whether each method's settings are searched for first.
+        device: to compute on.
+    """
+
+    recipe: Recipe
+    out: Path
+    runs: int
+    draws: int
+    seed: int
+    search: bool = False
+    device: str = "cpu"
+
+    @property
+    def modes(self) -> Path:
+        return self.out / "modes"
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self.recipe.split("train").fingerprint
+
+    def settled(self, method: Method) -> Method | None:
+        """Return a method with the settings that it is fitted with, None where a search has yet to find them."""
+        if not self.search or method.independent:  # members are trained as the recipe says
+            return method
+        tried = self._searched(method)
+        return None if tried is None else type(method)(**tried["settings"])
+
+    def folder(self, method: Method) -> Path | None:
+        """Return the source of a method's draws, None where a search has yet to find its settings."""
+        settled = self.settled(method)
+        return None if settled is None else self._root(settled)
+
+    def there(self, method: Method) -> Draws | None:
+        """Return the draws of a method that was fitted already, None if it was not."""
+        settled = self.settled(method)
+        if settled is None:
+            return None
+        root, name = self._root(settled), self._name(settled)
+        known = fitting.known(root, name)
+        if known is None or known.key != self._key(settled):
+            return None
+        build = Skeleton(self.recipe) if self.recipe.build is not None else None
+        try:
+            members = load(name, source=root, architecture=build)
+        except CollectionNotFound:
+            return None
+        tried = {"search": self._searched(method)} if self.search and not method.independent else {}
+        facts = {"title": settled.title, "source": settled.source, "fit": asdict(known), **tried}
+        return Draws(settled.name, members, finite(facts))
+
+    def __call__(self, method: Method, device: str) -> Outcome:
+        """Fit a method; return where its draws are, or why the network or this machine has none."""
+        try:
+            settled = self.settled(method) or self._search(method)
+            root, name = self._root(settled), self._name(settled)
+            if not settled.independent and fitting.known(root, name) is None:
+                shutil.rmtree(root, ignore_errors=True)  # of a fit that never came to an end; members go on
+            fitting.fit(
+                settled, self.recipe, out=root, runs=self.runs, draws=self.draws, seed=self.seed, device=device,
+                modes=self.modes,
+            )  # fmt: skip
+        except UsageError as error:
+            return Outcome(self.out, str(error))
+        return Outcome(root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
+        return _received, (sent(self.recipe), *rest)
+
+    def _search(self, method: Method) -> Method:
+        problem = Problem.of(self.recipe, held_out=searching.HELD_OUT, folder=self.modes, device=self.device)
+        best, tried = searching.search(type(method), problem, seed=self.seed)
+        found = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
+        with replacing(self._search_path(method)) as temporary:
+            temporary.write_text(json.dumps(finite(found), indent=1, allow_nan=False), encoding="utf-8")
+        return best
+
+    def _searched(self, method: Method) -> dict[str, Any] | None:
+        path = self._search_path(method)
+        try:
+            return read_json(path) if path.is_file() else None
+        except FormatError:
+            return None
+
+    def _search_path(self, method: Method) -> Path:
+        facts = [self.recipe.hash, self._fingerprint, self.seed, searching.HELD_OUT]
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+        return self.out / "searches" / f"{method.name}-{digest}.json"
+
+    def _key(self, method: Method) -> str:
+        settings = asdict(method)
+        return fitting.key_of(
+            method.name, settings, self.recipe.hash, self._fingerprint, self.runs, self.draws, self.seed
+        )
+
+    def _root(self, method: Method) -> Path:
+        return self.out / "draws" / f"{method.name}-{self._key(method)[:8]}"
+
+    def _name(self, method: Method) -> str:
+        return fitting.name_of(self.recipe, method.name, 1 if method.independent else self.runs)
+
+
+def _received(recipe: Sent, *rest: Any) -> Fits:
+    return Fits(received(recipe), *rest)
+
+
+def methods_of(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
+    """Find methods by name; return those that this machine has what they need for, and why others are left out.
+
+    Args:
+        names: None for all; those that are named must not be left out.
+        collection: whose settings were chosen.
+
+    Raises:
+        UsageError: no such method, one twice, or one that is named and needs what is not installed.
+    """
+    wanted = list(chosen.METHODS if names is None else names)
+    if len(set(wanted)) < len(wanted):
+        raise UsageError("methods", expected="each once", found=", ".join(wanted))
+    found, left_out = [], {}
+    for method in [chosen.method_of(name, collection) for name in wanted]:
+        missing = [need for need in method.needs if not _installed(need)]
+        if not missing:
+            found.append(method)
+            continue
+        error = UsageError(
+            f"method {method.name!r}",
+            expected=f"{' and '.join(missing)} to be installed",
+            found="none such",
+            do="Run: pip install " + " ".join(f'"{need}"' for need in missing),
+        )
+        if names is not None:
+            raise error
+        left_out[method.name] = str(error)
+    return found, left_out
+
+
+def _installed(requirement: str) -> bool:
+    from packaging.requirements import Requirement
+
+    needed = Requirement(requirement)
+    try:
+        return needed.specifier.contains(version(needed.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+def fit(
+    fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
+) -> tuple[list[Draws], dict[str, str]]:
+    """Fit the methods that are not in the folder yet, several at once; return all draws, and why others have none.
+
+    Args:
+        fits: what they are fitted to.
+        methods: in the order of the table.
+        workers: processes; each computes on one thread.
+        say: told of the progress.
+
+    Raises:
+        WorkerError, StorageError, and others that are no refusal of a method.
+    """
+    refused: dict[str, str] = {}
+    if any(fits.there(method) is None for method in methods):
+        # Two calls with one folder: the second waits, and finds what the first has fitted.
+        with cache.locked(cache.writable("local/fits"), str(fits.out.resolve())):
+            left = [method for method in methods if fits.there(method) is None]
+            refused = _fitted(fits, left, workers, say)
+    found = [fits.there(method) for method in methods]
+    return [draws for draws in found if draws is not None], refused
+
+
+def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[str], object]) -> dict[str, str]:
+    """Fit methods, several at once; return why some refused."""
+    refused: dict[str, str] = {}
+    if any(not method.independent for method in methods):  # trained once, before several ask for them
+        say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
+        Problem.of(fits.recipe, folder=fits.modes, device=fits.device).modes(fits.runs)
+    ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
+    say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
+    jobs = [Job(method.name, method) for method in ordered]
+    for job, outcome in engine(workers, (fits.device,), say=say).run(fits, jobs):
+        done = fits.there(job.argument)
+        if outcome.refused:
+            refused[job.name] = outcome.refused
+            say(f"{job.name}: left out: {outcome.refused}")
+        elif done is not None:
+            place = f"{done.members.name} in {fits.folder(job.argument)}"
+            say(f"{job.name}: {len(done.members):,} draws in {done.facts['fit']['seconds']:.0f} s: {place}")
+    return refused
+
+
+def given(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[Draws]:
+    """Check draws that were made elsewhere; return them.
+
+    Args:
+        draws: name -> the draws.
+        taken: names of methods that are fitted.
+
+    Raises:
+        UsageError: something else than collections, or a name that is none or taken.
+    """
+    found = []
+    if draws is not None and not isinstance(draws, Mapping):
+        raise UsageError("draws", expected="a dict of name -> Collection", found=type(draws).__name__)
+    for name, members in (draws or {}).items():
+        if not _NAME.fullmatch(str(name)) or name in set(taken) | {"reference"}:
+            raise UsageError(
+                f"name {name!r} of draws",
+                expected="letters, digits, dots and dashes, and no method's that is fitted",
+                found="another",
+            )
+        if not isinstance(members, Collection):
+            raise UsageError(
+                f"draws {name!r}",
+                expected="a Collection, as `zoo.load` and `zoo.from_samples` give it",
+                found=type(members).__name__,
+            )
+        found.append(Draws(name, members))
+    return found
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with null in place of numbers that are not finite, and lists in place of tuples."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and value - value != 0 else value

@@ -1,0 +1,100 @@
+"""Figures with intervals over runs, and the order that they are shown in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from checkpoints_zoo.evaluation.figures import FIGURES, Figure
+from checkpoints_zoo.evaluation.metrics import Interval
+
+MMD_FIGURES: dict[str, Figure] = {
+    "mmd": Figure("", "lower", "MMD² of the weights to the reference's, unbiased, mean over kernels"),
+    "ns": Figure("", "lower", "the same after removing symmetries: scale unit-norm, then permute first"),
+}
+ALL: dict[str, Figure] = {**MMD_FIGURES, **FIGURES}
+SHORT = {
+    "mmd": "MMD", "ns": "NS", "accuracy": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier", "nll": "NLL",
+    "aupr": "AUPR", "fpr95": "FPR95", "auroc": "AUROC", "mi_id": "ID MI", "mi_ood": "OOD MI",
+}  # fmt: skip
+"""The columns of the table, in its order; the other figures are in the frame and in JSON."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its interval.
+
+    Args:
+        value: in the figure's unit; NaN where there is none.
+        low, high: of 95 %; None where none can be given.
+        p: of the permutation test, for distances; None for others.
+        runs: the value of each run, where the figure is their mean.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    runs: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; what is not finite is null."""
+        given = {"value": self.value, "low": self.low, "high": self.high}
+        found: dict[str, Any] = {n: x if x is not None and math.isfinite(x) else None for n, x in given.items()}
+        if self.p is not None:
+            found["p"] = self.p
+        if self.runs:
+            found["runs"] = [x if math.isfinite(x) else None for x in self.runs]
+        return found
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """Read what `to_json` gave; return it."""
+        value = math.nan if given["value"] is None else float(given["value"])
+        runs = tuple(math.nan if x is None else float(x) for x in given.get("runs", ()))
+        return cls(value, given["low"], given["high"], given.get("p"), runs)
+
+
+def mean_of(name: str, values: Sequence[float], p: float | None = None) -> Estimate:
+    """Average a figure over runs; return it with Student's 95 % interval for the mean, none for one run.
+
+    Args:
+        name: of the figure, at whose range the interval is cut.
+        values: of each run.
+        p: to be kept with it.
+
+    >>> found = mean_of("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
+    >>> round(found.value, 3), round(found.low, 3), round(found.high, 3)
+    (0.2, 0.0, 0.448)
+    """
+    count, mean = len(values), math.fsum(values) / len(values)
+    low = high = None
+    if count > 1 and math.isfinite(mean):
+        from scipy.special import stdtrit
+
+        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (count - 1))
+        half = float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
+        low, high = mean - half, mean + half
+    found = estimate(name, Interval(mean, low, high), p)
+    return Estimate(found.value, found.low, found.high, p, tuple(values))
+
+
+def estimate(name: str, interval: Interval, p: float | None = None) -> Estimate:
+    """Return an interval as the estimate of a figure, cut at the figure's range; a distance may be below 0."""
+    within = interval if name in MMD_FIGURES else ALL[name].within(interval)
+    return Estimate(within.value, within.low, within.high, p)
+
+
+def joint_p(values: Sequence[float]) -> float:
+    """Join p-values of one hypothesis, however they depend on each other; return one.
+
+    Twice their median, or K/k times the k-th smallest of K, k = K/2 rounded up (Rüger 1978, Das maximale
+    Signifikanzniveau des Tests "Lehne H0 ab, wenn k unter n gegebenen Tests zur Ablehnung führen").
+
+    >>> joint_p([0.01]), joint_p([0.01, 0.02, 0.03, 0.9])
+    (0.01, 0.04)
+    """
+    k = math.ceil(len(values) / 2)
+    return min(1.0, sorted(values)[k - 1] * len(values) / k)

@@ -1,0 +1,222 @@
+"""A comparison whose arguments were checked: what it has yet to do, and doing it."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.executor import Job, check_picklable, engine
+from checkpoints_zoo.formats import writing
+from checkpoints_zoo.methods.comparing import drawn
+from checkpoints_zoo.methods.comparing.cells import Cells
+from checkpoints_zoo.methods.comparing.closeness import PERMUTE, SCALE, Closeness
+from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
+from checkpoints_zoo.methods.comparing.drawn import Draws, Fits
+from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
+from checkpoints_zoo.methods.comparing.measured import MEASURED, Measuring, Task, tasks_of
+from checkpoints_zoo.methods.comparing.modes import INDEPENDENT, MEMBERS, cited, everyone, modes
+from checkpoints_zoo.methods.comparing.uncertainty import Uncertainty
+from checkpoints_zoo.methods.comparing.worth import all_worth
+from checkpoints_zoo.methods.deep_ensemble import check_fresh
+from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.populations.distances import WHOLE
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a comparison has yet to do.
+
+    Args:
+        fits: methods that have to be fitted, whose cells come after that.
+        cells: measurements to be made of draws that are there.
+        found: how many are there already.
+        left_out: method -> why it can't be fitted here.
+        folders: method -> source of its draws, of those that are there.
+    """
+
+    fits: tuple[str, ...]
+    cells: tuple[str, ...]
+    found: int
+    left_out: Mapping[str, str]
+    folders: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison whose arguments were checked, before anything is fitted."""
+
+    name: str
+    reference: Collection
+    closeness: Closeness
+    uncertainty: Uncertainty
+    out: Path
+    fits: Fits | None
+    methods: tuple[Method, ...]
+    named: bool
+    missing: Mapping[str, str]
+    given: tuple[Draws, ...]
+    workers: int
+    say: Say = field(repr=False)
+
+    @cached_property
+    def cells(self) -> Cells:
+        return Cells(self.out / "cells", self.say)
+
+    @cached_property
+    def work(self) -> Measuring:
+        return Measuring(self.closeness, self.uncertainty)
+
+    def todo(self) -> Todo:
+        """Look at what is there; return what would be fitted and measured."""
+        there = {m.name: None if self.fits is None else self.fits.there(m) for m in self.methods}
+        tasks = self._tasks([*(d for d in there.values() if d is not None), *self.given])
+        missing = tuple(task.name for task in tasks if self.cells.read(self.work.key(task)) is None)
+        folders = {m.name: str(self.fits.folder(m)) for m in self.methods if self.fits and there[m.name] is not None}
+        fits = tuple(n for n, d in there.items() if d is None)
+        return Todo(fits, missing, len(tasks) - len(missing), self.missing, folders)
+
+    def run(self) -> Comparison:
+        """Fit and measure what is missing; return the comparison, which also is in comparison.json of the folder.
+
+        Raises:
+            StorageError: a folder that can't be written to.
+            UsageError: a method that was named and can't be fitted, or trained members that are the reference's.
+        """
+        writing.check_folder(self.out)
+        draws, left_out = list[Draws](), dict(self.missing)
+        if self.fits is not None and self.methods:
+            draws, refused = drawn.fit(self.fits, self.methods, self.workers, self.say)
+            if refused and self.named:
+                name, reason = next(iter(refused.items()))
+                raise UsageError(f"method {name!r}", expected="one that can be fitted here", found=reason)
+            left_out |= refused
+            draws = [_fresh(d, self.reference) for d in draws]
+        draws += self.given
+        for given in self.given:
+            if shared := _shared(given.members, self.reference):
+                self.say(f"{given.name}: {shared:,} of its draws are members of the reference too: p-values don't hold")
+        tasks = self._tasks(draws)
+        values = {task.name: self.cells.read(self.work.key(task)) for task in tasks}
+        missing = [task for task in tasks if values[task.name] is None]
+        if missing:
+            self.say(f"{self.name}: measuring {len(missing)} of {len(tasks)} cells …")
+            for task, found in self._measured(missing):
+                values[task.name] = self.cells.write(self.work.key(task), found)
+        comparison = self._assembled(draws, tasks, values, left_out)
+        comparison.write_json(self.out / "comparison.json")
+        return comparison
+
+    def _tasks(self, draws: Iterable[Draws]) -> list[Task]:
+        """List what is measured, each method's modes in turn, the reference last."""
+        found = [t for d in draws for mode in modes(d.name, d.members) for t in tasks_of(d.name, mode)]
+        return [*found, *tasks_of(REFERENCE, everyone(self.reference))]
+
+    def _measured(self, tasks: list[Task]) -> Iterable[tuple[Task, dict[str, Any]]]:
+        workers = min(self.workers, len(tasks))
+        if workers > 1:
+            try:
+                check_picklable((self.work, tasks))
+            except UsageError as error:
+                self.say(f"measuring in one process: {error.found}")
+                workers = 1
+        jobs = (Job(task.name, task) for task in tasks)
+        for job, found in engine(workers, (self.closeness.device,), say=self.say).run(self.work, jobs):
+            yield job.argument, found
+
+    def _assembled(
+        self, draws: list[Draws], tasks: list[Task], values: Mapping[str, Any], left_out: Mapping[str, str]
+    ) -> Comparison:
+        growth = values[f"{REFERENCE} {MEMBERS} uncertainty"]["growth"]
+        of_rows: dict[tuple[str, str], list[Task]] = {}
+        for task in tasks:
+            of_rows.setdefault((task.method, task.mode.name), []).append(task)
+        inside, outside = self.uncertainty.inside, self.uncertainty.outside
+        settings = {
+            "permutations": self.closeness.permutations,
+            "subsets": self.closeness.subsets,
+            "seed": self.closeness.seed,
+            "runs": None if self.fits is None else self.fits.runs,
+            "per_run": None if self.fits is None else self.fits.draws,
+            "scale": SCALE,
+            "permute": PERMUTE,
+            "inputs": len(inside),
+            "ood_inputs": 0 if outside is None else len(outside),
+            "versions": {n: version(n) for n in ("checkpoints-zoo", "torch")} | {"python": platform.python_version()},
+        }
+        return Comparison(
+            collection=self.name,
+            reference=cited(self.reference),
+            members=len(self.reference),
+            data=measuring.named(inside),
+            ood="" if outside is None else measuring.named(outside),
+            rows=tuple(_row(some, values, growth) for some in of_rows.values()),
+            methods=drawn.finite({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
+            left_out=left_out,
+            settings=settings,
+        )
+
+
+def _fresh(draws: Draws, reference: Collection) -> Draws:
+    """Check by their hashes that trained members are none of the reference's; return the draws with that fact.
+
+    Raises:
+        UsageError: some of them are.
+    """
+    sides = [members.rows.column(n) for members in (draws.members, reference) for n in ("method", "sha256")]
+    if set(sides[0].to_pylist()) != {INDEPENDENT}:
+        return draws
+    known = sides[1].null_count + sides[3].null_count == 0
+    if known:
+        check_fresh(draws.members, reference)
+    return replace(draws, facts={**draws.facts, "fresh": True if known else None})
+
+
+def _shared(draws: Collection, reference: Collection) -> int:
+    """Count, by their hashes, the draws that are members of the reference."""
+    own, theirs = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
+    return sum(count for digest, count in own.items() if digest is not None and digest in theirs)
+
+
+def _row(tasks: list[Task], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
+    """Put the cells of a method and mode together, those of single runs as means over them; return the row."""
+    cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASURED}
+    alone, first = tasks[0].run is not None, tasks[0]
+    near = {
+        name: {group: _joined(name, [cell[name][group] for cell in cells["closeness"]], alone) for group in groups}
+        for name, groups in cells["closeness"][0].items()
+    }
+    figures = {
+        name: _joined(name, [cell["figures"][name] for cell in cells["uncertainty"]], alone)
+        for name in cells["uncertainty"][0]["figures"]
+    }
+    return Row(
+        method=first.method,
+        mode=first.mode.name,
+        runs=len(first.mode.runs),
+        draws=first.mode.draws,
+        figures={**{n: groups[WHOLE] for n, groups in near.items()}, **figures},
+        layers={n: {g: x for g, x in groups.items() if g != WHOLE} for n, groups in near.items()},
+        corollary=cells["corollary"][0]["p"],
+        corollary_layers=cells["corollary"][0]["layers"],
+        worth=all_worth(growth, figures),
+    )
+
+
+def _joined(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
+    """Average a figure over runs that were measured alone; return it as it is otherwise."""
+    found = [Estimate.from_json(cell) for cell in cells]
+    if not alone:
+        return found[0]
+    p_values = [x.p for x in found if x.p is not None]
+    return mean_of(name, [x.value for x in found], joint_p(p_values) if p_values else None)

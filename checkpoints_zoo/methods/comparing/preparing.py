@@ -1,0 +1,145 @@
+"""The arguments of a comparison, checked before anything is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.executor import cores
+from checkpoints_zoo.formats import selection
+from checkpoints_zoo.images import Given
+from checkpoints_zoo.methods import fitting
+from checkpoints_zoo.methods.comparing import drawn
+from checkpoints_zoo.methods.comparing.closeness import Closeness
+from checkpoints_zoo.methods.comparing.drawn import Fits
+from checkpoints_zoo.methods.comparing.modes import modes
+from checkpoints_zoo.methods.comparing.prepared import Prepared, Say
+from checkpoints_zoo.methods.comparing.uncertainty import Uncertainty, images_of
+from checkpoints_zoo.networks.device import check_device
+from checkpoints_zoo.training import recipes
+from checkpoints_zoo.training.recipe import Recipe
+
+PERMUTATIONS = 999
+SUBSETS = 100  # of runs or members, for the jackknife
+
+
+def prepare(
+    collection: Collection | str,
+    methods: Iterable[str] | None = None,
+    data: Given | None = None,
+    ood: Given | None = None,
+    *,
+    out: str | Path | None = None,
+    reference: Collection | str | None = None,
+    draws: Mapping[str, Collection] | None = None,
+    recipe: Recipe | None = None,
+    runs: int = fitting.RUNS,
+    per_run: int = fitting.DRAWS,
+    permutations: int = PERMUTATIONS,
+    search: bool = False,
+    workers: int | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    say: Say = lambda text: None,
+) -> Prepared:
+    """Check the arguments of `compare`; return the comparison with nothing fitted or measured yet.
+
+    Args, Raises: as of `compare`.
+    """
+    numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
+    for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
+        if (known := selection.whole(number)) is None or known < least:
+            raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
+    measuring.check_draws(seed)
+    check_device(device)
+    fitted_to = load(collection) if isinstance(collection, str) else collection
+    target = fitted_to if reference is None else load(reference) if isinstance(reference, str) else reference
+    for members in (fitted_to, target):
+        if not isinstance(members, Collection):
+            raise UsageError("collection", expected="a Collection or its name", found=type(members).__name__)
+    if len(target) < 4:
+        expected = "4 members or more: its halves are compared with each other"
+        raise UsageError(f"reference {target.name}", expected=expected, found=str(len(target)))
+    root = Path(f"{fitted_to.name}-compared" if out is None else out).expanduser().absolute()
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"out {root}", expected="a folder, or a name that is free", found="a file")
+    wanted = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
+    found, missing = drawn.methods_of(wanted, fitted_to.name)
+    fits = None
+    if found:
+        own = _recipe(fitted_to, recipe, required=wanted is not None or not draws)
+        fits = None if own is None else Fits(own, root, runs, per_run, seed, search, device)
+        found, missing = (found, missing) if fits is not None else ([], {})
+    if fits is not None:
+        _check_same(f"methods fitted to {fitted_to.name}", fitted_to, target)
+    others = drawn.given(draws, [m.name for m in found])
+    for draw in others:
+        _check_same(f"draws {draw.name!r}", draw.members, target)
+        modes(draw.name, draw.members)
+    inside, outside = images_of(target, data, ood)
+    return Prepared(
+        name=fitted_to.name,
+        reference=target,
+        closeness=Closeness(target, permutations, SUBSETS, seed, device),
+        uncertainty=Uncertainty(inside, outside, SUBSETS, seed, device),
+        out=root,
+        fits=fits,
+        methods=tuple(found),
+        named=wanted is not None,
+        missing=missing,
+        given=tuple(others),
+        workers=cores() if workers is None else workers,
+        say=say,
+    )
+
+
+def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Recipe | None:
+    """Find the recipe that members were trained by; return it, None where there is none and none is required.
+
+    Raises:
+        UsageError: none, or another one than the members' rows name.
+    """
+    if recipe is None and members.name not in recipes.RECIPES:
+        if not required:
+            return None
+        raise UsageError(
+            f"recipe of {members.name}",
+            expected=f"a collection of the package's recipes ({', '.join(recipes.RECIPES)}), or one that is given",
+            found="neither",
+            do="Give the recipe that its members were trained by (recipe=, --recipe), or no methods and draws of yours",
+        )
+    found = recipes.named(members.name) if recipe is None else recipe
+    hashes = set(members.rows.column("recipe_hash").to_pylist()) - {None}
+    if hashes - {found.hash}:
+        raise UsageError(
+            f"recipe of {members.name}",
+            expected=f"the one that its members were trained by, {', '.join(sorted(hashes))}",
+            found=f"{found.name}, {found.hash}",
+            do="Methods have to approximate the posterior that the population is of",
+        )
+    return found
+
+
+def _check_same(thing: str, members: Collection, reference: Collection) -> None:
+    """Check that members have the reference's tensors.
+
+    Args:
+        thing: what they are, for the error.
+        members, reference: both sides.
+
+    Raises:
+        UsageError: they have others.
+    """
+    own, theirs = ({n: tuple(t.shape) for n, t in c.skeleton().named_parameters()} for c in (members, reference))
+    if own != theirs:
+        differ = [n for n in {**theirs, **own} if own.get(n) != theirs.get(n)]
+        raise UsageError(
+            thing,
+            expected=f"the tensors of {reference.name}",
+            found=f"others, such as {differ[0]!r}",
+            do="All draws have to be of the reference's network",
+        )

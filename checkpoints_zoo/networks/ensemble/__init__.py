@@ -1,0 +1,8 @@
+"""Ensembles: stacked members behind one module, run by whichever execution is quickest."""
+
+from __future__ import annotations
+
+from checkpoints_zoo.networks.ensemble.choosing import EXECUTIONS
+from checkpoints_zoo.networks.ensemble.ensemble import Ensemble
+
+__all__ = ["EXECUTIONS", "Ensemble"]

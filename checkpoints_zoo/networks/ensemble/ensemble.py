@@ -1,0 +1,298 @@
+"""Members as one module: stacked parameters and a batch of inputs give logits (member, batch, class)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SmallerChunk, UsageError
+from checkpoints_zoo.formats.selection import whole
+from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.ensemble.choosing import check_execution
+from checkpoints_zoo.networks.ensemble.executions import Runner
+from checkpoints_zoo.networks.ensemble.graphs import Graphs
+from checkpoints_zoo.networks.ensemble.memory import out_of_memory
+from checkpoints_zoo.networks.ensemble.streaming import Read, Stacked, Stream, chunk_that_fits
+
+
+class Ensemble(nn.Module):
+    """Independent members behind one call, in eval mode.
+
+    They are held in memory, or read chunk by chunk whenever they run (`Ensemble.reading`). A slice is an ensemble that
+    shares their memory; a position gives one member as a module of its architecture, which shares it too.
+
+    Args:
+        skeleton: the members' module; its own parameters are never used.
+        stacked: parameters and buffers, name -> (member, …); not copied. What is written to them later counts.
+        ids: of the members, in the order of the stack.
+        execution: how members run: "loop" one after another, "grouped" side by side with grouped convolutions,
+            "vmap", "graph" as a CUDA graph, "module" through the module's own code; None chooses by device and sizes.
+            Their logits differ by rounding only: in float32 less than 1e-5 of the largest.
+        compile: whether to use torch.compile, for seconds to minutes at the first call; rounding is as without.
+
+    >>> import checkpoints_zoo as zoo
+    >>> members = zoo.load("convnet-digits", n=3)
+    >>> ensemble = members.ensemble()
+    >>> images = zoo.images.load("digits").images[:5]
+    >>> ensemble(members.preprocess(images)).shape  # (member, batch, class)
+    torch.Size([3, 5, 10])
+    >>> ensemble.predict(members.preprocess(images)).shape  # mean probabilities
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        stacked: Mapping[str, Tensor],
+        ids: Sequence[int],
+        *,
+        execution: str | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        self.training = False
+        self.ids = list(ids)
+        self._skeleton = (skeleton,)  # in a tuple, so that it is no submodule and `.to` leaves it alone
+        self._stacked: Stacked | None = modules.settled(stacked)
+        self._stream: Stream | None = None
+        self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
+        self._options: dict[str, Any] = {"asked": execution, "compiled": bool(compile)}
+        self._runner: Runner | None = None
+        self._graphs = Graphs()
+        check_execution(execution, self._device, bool(compile))
+
+    @classmethod
+    def reading(
+        cls,
+        skeleton: nn.Module,
+        read: Read,
+        ids: Sequence[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        chunk: int | None = None,
+        execution: str | None = None,
+        compile: bool = False,
+    ) -> Ensemble:
+        """Make an ensemble of members that are read: all at once, or in chunks where they don't fit; return it.
+
+        Args:
+            skeleton, ids, execution, compile: as above.
+            read: (positions, device, dtype) -> stacked tensors of members at consecutive positions.
+            device, dtype: where and what they are to be.
+            chunk: how many are read at a time, at every call anew; None holds all, or where the memory is too small
+                as many as fit, and a warning says so.
+        """
+        check_execution(execution, device, bool(compile))
+        if chunk is None:
+            try:
+                return cls(skeleton, read(range(len(ids)), device, dtype), ids, execution=execution, compile=compile)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or len(ids) == 1:
+                    raise
+            chunk = chunk_that_fits(read(range(1), device, dtype), len(ids), device)
+            warnings.warn(
+                f"not enough memory on {device} for {len(ids)} members: {chunk} are read at a time, at every call",
+                SmallerChunk,
+                stacklevel=3,
+            )
+        if type(chunk) is not int or chunk < 1:
+            raise UsageError("chunk of an ensemble", expected="a whole number from 1, or None", found=repr(chunk)[:80])
+        stream = Stream(read, len(ids), chunk, device, dtype)
+        return cls._streamed(skeleton, stream, ids, execution=execution, compile=compile)
+
+    @classmethod
+    def _streamed(
+        cls, skeleton: nn.Module, stream: Stream, ids: Sequence[int], *, execution: str | None, compile: bool
+    ) -> Ensemble:
+        nothing = {"": torch.empty(0, 0, dtype=stream.dtype, device=stream.device)}
+        made = cls(skeleton, nothing, ids, execution=execution, compile=compile)
+        made._stacked, made._stream = None, stream
+        return made
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        kind = type(self._skeleton[0]).__name__
+        streamed = "" if self._stream is None else f", read {self._stream.chunk} at a time"
+        return f"Ensemble({len(self)} × {kind}, {self.dtype}, {self.device}{streamed})"
+
+    @property
+    def stacked(self) -> Stacked:
+        """The members' parameters and buffers, name -> (member, …).
+
+        Raises:
+            UsageError: they are not held in memory.
+        """
+        if self._stacked is None:
+            raise UsageError(
+                "stacked weights of an ensemble",
+                expected="members that are held in memory",
+                found=repr(self),
+                do="Use .parts(), or members.batches(...)",
+            )
+        return self._stacked
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that inputs must have; layers with running statistics may hold wider ones."""
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Run every member on a batch of inputs; return logits (member, batch, class).
+
+        Args:
+            inputs: preprocessed, (batch, channel, height, width), of the ensemble's dtype and on its device.
+
+        Raises:
+            UsageError: inputs of another dtype or on another device; an execution that can't run these members.
+            DamagedError: a member's logits are not finite though its inputs are.
+            TooLargeError: not even one member fits into the memory.
+        """
+        return torch.cat(list(self._logits(inputs)))
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the mean over members of their class probabilities, (batch, class), in float32 or wider.
+
+        The arguments and errors are those of a call.
+        """
+        total: Tensor | None = None
+        for logits in self._logits(inputs):
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            some = logits.softmax(-1, dtype=wide).sum(0)
+            total = some if total is None else total + some
+        if total is None:
+            raise UsageError("ensemble", expected="one member or more", found="none")
+        return total / len(self)
+
+    def flat(self, inputs: Tensor) -> Tensor:
+        """Return the logits as (member·batch, class), all of the first member first, as torch-uncertainty has them."""
+        return self(inputs).flatten(0, 1)  # type: ignore[no-any-return]
+
+    def parts(self) -> Iterator[Ensemble]:
+        """Yield ensembles of consecutive members that are held in memory: to run many batches for one reading.
+
+        Of an ensemble that is held in memory, itself.
+        """
+        if self._stream is None:
+            yield self
+        else:
+            yield from self._stream.each(self._part)
+
+    def _part(self, positions: range, stacked: Stacked) -> Ensemble:
+        ids = self.ids[positions.start : positions.stop]
+        options: dict[str, Any] = {"execution": self._options["asked"], "compile": self._options["compiled"]}
+        part = Ensemble(self._skeleton[0], stacked, ids, **options)
+        part._graphs = self._graphs  # captured once, whichever members they run
+        return part
+
+    def _logits(self, inputs: Tensor) -> Iterator[Tensor]:
+        """Run the members; yield logits (member, batch, class), of some of them at a time."""
+        if inputs.dtype != self.dtype or inputs.device != self.device:
+            raise UsageError(
+                "inputs of the ensemble",
+                expected=f"{self.dtype} on {self.device}",
+                found=f"{inputs.dtype} on {inputs.device}",
+                do="Give members.preprocess(images), then .to(...) if another device or dtype is meant",
+            )
+        if self._stream is None:
+            if self._runner is None:
+                self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
+            yield self._checked(self._runner(inputs), inputs)
+        else:
+            yield from self._stream.each(lambda some, stacked: next(self._part(some, stacked)._logits(inputs)))
+
+    def _checked(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
+            bad = ~torch.isfinite(logits).flatten(1).all(1)
+            raise DamagedError(
+                f"logits of members {', '.join(str(self.ids[int(i)]) for i in bad.nonzero()[:5])}",
+                expected="finite numbers",
+                found="infinite ones or NaN",
+                do="float16 ends at 65,504: compute in float32 or bfloat16"
+                if logits.dtype == torch.float16
+                else "`zoo-cli verify` says whether their weights are damaged",
+            )
+        return logits
+
+    @overload
+    def __getitem__(self, position: int) -> nn.Module: ...
+    @overload
+    def __getitem__(self, position: slice) -> Ensemble: ...
+
+    def __getitem__(self, position: int | slice) -> nn.Module | Ensemble:
+        """Take by position: a slice gives an Ensemble, an int one member as a module of its architecture.
+
+        Weights are not copied: both share the ensemble's memory. Members that are not held in memory are read.
+
+        Raises:
+            MemberNotFound: no such position.
+            SelectionError: a slice without members.
+        """
+        if isinstance(position, slice):
+            return self._slice(range(len(self))[position])
+        at = whole(position)
+        if at is None or not -len(self) <= at < len(self):
+            raise MemberNotFound(
+                f"position {position!r} of an ensemble",
+                expected=f"a whole number from 0 to {len(self) - 1}, or a slice",
+                found=repr(position)[:80],
+            )
+        at %= len(self)
+        one = self._stream.one(at) if self._stream else {n: t[at : at + 1] for n, t in self.stacked.items()}
+        return modules.filled(self._skeleton[0], {n: t[0] for n, t in one.items()}, self.device)
+
+    def _slice(self, positions: range) -> Ensemble:
+        if not positions:
+            raise SelectionError("slice of an ensemble", expected="one member or more", found="none")
+        ids = [self.ids[i] for i in positions]
+        options: dict[str, Any] = {"execution": self._options["asked"], "compile": self._options["compiled"]}
+        if self._stream is not None:
+            part = self._stream.part(positions)
+            return self._streamed(self._skeleton[0], part, ids, **options)
+        at = slice(positions.start, positions.stop, positions.step) if positions.step > 0 else list(positions)
+        return Ensemble(self._skeleton[0], {n: t[at] for n, t in self.stacked.items()}, ids, **options)
+
+    def train(self, mode: bool = True) -> Ensemble:
+        """Stay in eval mode; asked for training mode, say why not.
+
+        Raises:
+            UsageError: if `mode` is true.
+        """
+        if mode:
+            raise UsageError(
+                "ensemble.train()",
+                expected="eval mode: the members are finished, and batch statistics would mix their inputs",
+                do="Take members[i].model() to train one of them further",
+            )
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
+        like = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        check_execution(self._options["asked"], like.device, self._options["compiled"])
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._runner, self._graphs = None, Graphs()
+        self._dtype, self._device = like.dtype, like.device
+        if self._stream is not None:
+            self._stream = self._stream.on(like.device, like.dtype)
+            return self
+        norms = modules.norm_tensors(self.stacked)
+        for name, tensor in self.stacked.items():
+            moved = fn(tensor)
+            if name in norms and moved.is_floating_point() and moved.dtype.itemsize < 4:
+                moved = tensor.to(moved.device, torch.float32)  # a variance can be infinite in float16
+            self.stacked[name] = moved
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What it keeps from call to call, a copy finds for itself.
+        return self.__dict__ | {"_runner": None, "_graphs": Graphs()}

@@ -1,0 +1,231 @@
+"""Members of one stack run on a batch: one after another or side by side, by a program or through their own code.
+
+All give the logits of a loop over modules up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.device import one_thread, spare
+from checkpoints_zoo.networks.ensemble.choosing import VMAP_BATCH, Choice, choose, memory_format, pieces, single_thread
+from checkpoints_zoo.networks.ensemble.graphs import Graphs
+from checkpoints_zoo.networks.ensemble.memory import halved, out_of_memory, too_large
+from checkpoints_zoo.networks.ensemble.program import Norm, Program, safe_norms
+from checkpoints_zoo.networks.ensemble.trials import Trials
+
+Ready = tuple[int, list[Tensor | None]]
+_MOST_KEPT = 50_000  # tensors of one member each that are kept from call to call
+
+
+class Runner:
+    """Members of one stack, ready to run.
+
+    Args:
+        skeleton: their module; its own parameters are never used.
+        stacked: parameters and buffers, name -> (member, …).
+        asked: the execution that is to run; None for the table's choice.
+        compiled: whether programs go through torch.compile.
+        graphs: CUDA graphs captured before, of members of the same shapes.
+    """
+
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        stacked: Mapping[str, Tensor],
+        asked: str | None = None,
+        compiled: bool = False,
+        graphs: Graphs | None = None,
+    ) -> None:
+        self.skeleton, self.stacked, self.asked, self.compiled = skeleton, stacked, asked, compiled
+        first = next(iter(stacked.values()))
+        self.members, self.device = len(first), first.device
+        self.dtype = modules.input_dtype(stacked)
+        others = modules.tied(skeleton)
+        self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in others]
+        self.loose = {
+            n: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
+            for n, t in modules.loose(skeleton).items()
+        }
+        self.weights = sum(t[0].numel() for t in self.last.values())
+        self.most = self.members  # side by side; less once memory was short
+        self.trials = Trials.of(skeleton)
+        self._seen: list[Tensor] = []
+        self._versions: list[int] = []
+        self._kept: dict[tuple[int, bool], list[Ready]] = {}
+        self._folded: dict[tuple[int, int], tuple[Norm, ...]] = {}
+        self.graphs = Graphs() if graphs is None else graphs
+        self._compiled: dict[int, Any] = {}
+
+    @property
+    def last(self) -> dict[str, Tensor]:
+        """What the members take, name -> (member, …)."""
+        return {n: self.stacked[n] for n in self.names}
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Run all members on a batch of inputs; return logits (member, batch, …).
+
+        Raises:
+            UsageError: the execution that was asked for can't run these members.
+            TooLargeError: not even one member at a time fits into the memory.
+        """
+        with one_thread(single_thread(self.device.type, self.weights)):
+            while True:
+                choice, program = self.chosen(inputs)
+                try:
+                    return self.run(choice, program, inputs)
+                except (RuntimeError, MemoryError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    if choice.members == 1:
+                        raise too_large(self.device, len(inputs)) from error
+                self._kept.clear()
+                self.most = halved(choice.members, self.device)
+
+    def chosen(self, inputs: Tensor) -> tuple[Choice, Program | None]:
+        """Return what runs for such inputs: the execution, and the program if there is one and it is right."""
+        if self.asked == "module":
+            return Choice("module"), None
+        program = self.program(inputs)
+        batch = self.trials.widest(self, program, inputs) * len(inputs)
+        choice = choose(self.device.type, self.weights, min(self.members, self.most), batch, self.asked)
+        if choice.execution == "grouped" and program is None:
+            if self.asked:
+                raise UsageError(
+                    "execution 'grouped'",
+                    expected="a network all of whose operations are known to treat members apart",
+                    found=type(self.skeleton).__name__,
+                    do="Take 'vmap', 'loop' or None",
+                )
+            slow = batch > VMAP_BATCH.get(self.device.type, batch) or self.compiled
+            choice = Choice("loop") if slow else Choice("vmap", choice.members)
+        if choice.execution == "vmap" and not self.trials.passed("vmap", self, inputs):
+            if self.asked:
+                raise UsageError(
+                    "execution 'vmap'",
+                    expected="a network that torch.func.vmap gives the logits of its own code",
+                    found=type(self.skeleton).__name__,
+                    do="Take 'loop' or None",
+                )
+            choice = Choice("loop")
+        if choice.execution == "graph":
+            if self.asked and self.wants_gradients(inputs):
+                raise UsageError(
+                    "execution 'graph'",
+                    expected="no gradients to be wanted",
+                    found="inputs or weights that require them",
+                    do="Take None, or call the ensemble under torch.no_grad()",
+                )
+            if not self.asked and (program is None or self.compiled or self.wants_gradients(inputs)):
+                choice = Choice("loop")
+        return choice, program
+
+    def program(self, inputs: Tensor) -> Program | None:
+        """Return the network's program, None without one that gives the logits of the module's own code."""
+        program = self.trials.program(self.skeleton, inputs.dim())
+        return program if program is not None and self.trials.passed("program", self, inputs) else None
+
+    def run(self, choice: Choice, program: Program | None, inputs: Tensor) -> Tensor:
+        if choice.execution == "vmap":
+            with self.trials.lock:
+                return self.by_vmap(inputs, choice.members)
+        if choice.execution == "graph":
+            return self.graphs.run(self, program, inputs)
+        if program is None:
+            run = self.compiled_of(0, self.through_module) if self.compiled else self.through_module
+            with self.trials.lock:
+                return torch.stack([run(state, inputs) for state in self.states()])
+        over = not self.wants_gradients(inputs) and not self.compiled
+        last = memory_format(self.device.type, len(inputs)) and choice.members == 1 and inputs.dim() == 4
+        if last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        count = (
+            1
+            if choice.members > 1
+            else pieces(self.device.type, len(inputs), self.trials.widest(self, program, inputs))
+        )
+        parts = inputs.tensor_split(count) if count > 1 else (inputs,)
+        rows = []
+        for members, ready in self.ready(program, choice.members, last):
+            logits = [self.program_run(program, ready, part, members, over) for part in parts]
+            rows.append(logits[0] if count == 1 else torch.cat(logits, 1))
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def program_run(
+        self, program: Program, ready: list[Tensor | None], inputs: Tensor, members: int, over: bool
+    ) -> Tensor:
+        run = self.compiled_of(id(program), program.run) if self.compiled else program.run
+        logits: Tensor = run(ready, inputs, members, over)
+        return logits
+
+    def compiled_of(self, key: int, function: Callable[..., Tensor]) -> Any:
+        if key not in self._compiled:
+            self._compiled[key] = torch.compile(function)
+        return self._compiled[key]
+
+    def ready(self, program: Program, size: int, channels_last: bool) -> Iterator[Ready]:
+        """Yield members side by side: how many, and their tensors as the program takes them; kept where they fit."""
+        tensors = list(self.last.values())
+        versions = [-1 if t.is_inference() else t._version for t in tensors]
+        same = len(tensors) == len(self._seen) and all(a is b for a, b in zip(tensors, self._seen, strict=True))
+        if not same or versions != self._versions:  # somebody wrote to them
+            self._kept.clear()
+            self._folded.clear()
+            self._seen, self._versions = tensors, versions
+        fold = not any(t.requires_grad for t in tensors)
+        if fold and (kept := self._kept.get((size, channels_last))):
+            yield from kept
+            return
+        nbytes = sum(t.numel() * t.element_size() for t in self.last.values())
+        few = -(-self.members // size) * len(program.parameters) <= _MOST_KEPT
+        keep = fold and few and spare(nbytes, self.device)
+        self._kept.clear()  # one form at a time
+        rows = []
+        for at in range(0, self.members, size):
+            part = {n: t[at : at + size] for n, t in self.last.items()}
+            if fold:
+                row = self._row(program, part, (at, size), channels_last and keep)
+            else:
+                row = len(next(iter(part.values()))), program.ready(part)
+            rows += [row] * keep
+            yield row
+        if keep:
+            self._kept[size, channels_last] = rows
+
+    def _row(self, program: Program, part: Mapping[str, Tensor], where: tuple[int, int], channels_last: bool) -> Ready:
+        # What is kept may be needed for gradients later, whatever mode this call runs in.
+        with torch.inference_mode(False), torch.no_grad():
+            if where not in self._folded:
+                # Each member's own statistics decide, so that its logits depend on no other member.
+                self._folded[where] = safe_norms(program.norms, part)
+            return len(next(iter(part.values()))), program.ready(part, self._folded[where], channels_last)
+
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        return ({n: t[i] for n, t in self.last.items()} for i in range(self.members))
+
+    def through_module(self, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Run a member through its module's own code; return logits (batch, …)."""
+        logits: Tensor = functional_call(self.skeleton, {**state, **self.loose}, (inputs,))
+        return logits
+
+    def by_vmap(self, inputs: Tensor, members: int) -> Tensor:
+        logits: Tensor = vmap(lambda state: self.through_module(state, inputs), chunk_size=members)(self.last)
+        return logits
+
+    def wants_gradients(self, inputs: Tensor) -> bool:
+        """Say whether intermediate results may be needed again: for gradients, or by a transform around this call."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(inputs):
+            return True
+        dual = torch.autograd.forward_ad.unpack_dual(inputs)  # type: ignore[no-untyped-call]
+        if dual.tangent is not None:
+            return True
+        return torch.is_grad_enabled() and (
+            inputs.requires_grad or any(t.requires_grad for t in self.last.values())
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Figures about populations: pairs, distances, loss barriers, compact posteriors, minimal mass."""

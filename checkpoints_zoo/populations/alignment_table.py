@@ -1,0 +1,171 @@
+"""A collection's members beside the one they are aligned to: distances before and after, and transpositions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.member import Member
+from checkpoints_zoo.collection.views import Aligned, AlignedToMean
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Params = dict[str, Tensor]
+
+_BATCH = 1 << 28  # bytes of members that are read at once
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
+
+    Args:
+        collection: its name.
+        to: words for what members are aligned to.
+        keys: id and epoch of each member.
+        sizes: group -> units.
+        transpositions: group -> (member), the number of transpositions (NoT) of the permutation that aligns it.
+        before, after: (member), squared distance to the reference as stored, and aligned; without running statistics.
+            To a mean, each is to the mean of the members as they are then.
+    """
+
+    collection: str
+    to: str
+    keys: tuple[tuple[int, int], ...]
+    sizes: Mapping[str, int]
+    transpositions: Mapping[str, Tensor]
+    before: Tensor
+    after: Tensor
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def total(self) -> Tensor:
+        """Transpositions of all groups, (member)."""
+        none = torch.zeros(len(self), dtype=torch.int64)
+        return sum(self.transpositions.values(), start=none)
+
+    @property
+    def expected(self) -> float:
+        """The mean total of permutations drawn at random: a group of n units needs n − (1 + 1/2 + … + 1/n)."""
+        return sum(size - sum(1 / k for k in range(1, size + 1)) for size in self.sizes.values())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row a member: member, epoch, transpositions, and squared distance before and after."""
+        columns = (self.total.tolist(), self.before.tolist(), self.after.tolist())
+        return [
+            {"member": member, "epoch": epoch, "transpositions": count, "before": before, "after": after}
+            for (member, epoch), count, before, after in zip(self.keys, *columns, strict=True)
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows as a DataFrame, with a column of transpositions a group."""
+        import pandas as pd
+
+        groups = {f"transpositions of {name}": counts.tolist() for name, counts in self.transpositions.items()}
+        return pd.DataFrame(self.rows()).assign(**groups)
+
+    def to_json(self) -> str:
+        """Return everything as JSON text."""
+        values = {
+            "collection": self.collection,
+            "to": self.to,
+            "expected_of_random": self.expected,
+            "members": self.rows(),
+            "groups": [
+                {"group": name, "units": self.sizes[name], "transpositions": counts.tolist()}
+                for name, counts in self.transpositions.items()
+            ],
+        }
+        return json.dumps(values, indent=1)
+
+
+def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
+    """Align members by weight matching and measure what that does; return transpositions and distances.
+
+    The aligned weights themselves are `members.align(to)`.
+
+    Args:
+        members: of one architecture.
+        to: as in `Collection.align`.
+
+    Raises:
+        MemberNotFound, UsageError, SymmetryError: as in `Collection.align`.
+        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+
+    >>> import checkpoints_zoo as zoo
+    >>> found = zoo.alignment(zoo.load("convnet-digits", n=3), to=0)
+    >>> found.total[0].item(), bool((found.after[1:] < found.before[1:]).all())
+    (0, True)
+    """
+    return alignment_of(members.align(to))
+
+
+def alignment_of(viewed: Collection) -> Alignment:
+    """Measure what an alignment does that a view has, matching nobody twice; see `alignment`.
+
+    Args:
+        viewed: what `Collection.align` returned, or a part of it.
+
+    Raises:
+        UsageError: members whose view does not end in an alignment.
+        SelectionError, DamagedError, LayoutError, NetworkError: as in `alignment`.
+    """
+    step = viewed.view.steps[-1] if viewed.view else None
+    if not isinstance(step, Aligned | AlignedToMean):
+        raise UsageError(
+            f"alignment of {viewed.name}",
+            expected="members that were aligned last",
+            found=str(step or "weights as they are stored"),
+            do="Give members.align(...)",
+        )
+    members, table = viewed.before(), viewed.symmetry_table
+    size = members.held_by(_BATCH)
+
+    def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
+        for at, (_, params) in enumerate(members.batches(size)):
+            keys = members.keys[at * size : (at + 1) * size]
+            changed, element = step(table, keys, params)
+            yield params, changed, element.permutations
+
+    with one_thread(members.member_nbytes < SMALL_MEMBER):
+        if isinstance(step, Aligned):
+            stored = aligned = dict(step.target())
+        else:
+            stored, aligned = _means(pieces(), len(members))
+        before, after, found = [], [], []
+        for params, changed, permutations in pieces():
+            before.append(squared_distance(table, params, stored))
+            after.append(squared_distance(table, changed, aligned))
+            found.append({name: transpositions(p) for name, p in permutations.items()})
+    return Alignment(
+        collection=members.name,
+        to=str(step).removeprefix("aligned to "),
+        keys=tuple(members.keys),
+        sizes={name: group.size for name, group in table.groups.items()},
+        transpositions={name: torch.cat([part[name] for part in found]) for name in table.groups},
+        before=torch.cat(before),
+        after=torch.cat(after),
+    )
+
+
+def _means(pieces: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], members: int) -> tuple[Params, Params]:
+    """Return the mean of the members as stored, and aligned; name -> (*shape), float64."""
+    sums: list[Params] = [{}, {}]
+    for params, changed, _ in pieces:
+        for total, part in zip(sums, (params, changed), strict=True):
+            for name, tensor in part.items():
+                total[name] = total.get(name, torch.zeros(())) + tensor.double().sum(0)
+    stored, aligned = ({name: tensor / members for name, tensor in total.items()} for total in sums)
+    return stored, aligned

@@ -1,0 +1,248 @@
+"""Are the channels of a layer alike? A test of the corollary that all of them have the same marginal posterior.
+
+Independent initialisations that are constant over a layer make its channels interchangeable (Laurent et al. 2024,
+arXiv 2310.08287, corollary of proposition 1): then the channel that holds the largest weight is each with the same
+probability. So it is for independently trained networks, not for many approximate posteriors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.symmetry import Table
+from checkpoints_zoo.symmetry.applying import members_of
+from checkpoints_zoo.symmetry.table import Group
+
+__all__ = ["Corollary", "LayerTest", "check_layers", "corollary"]
+
+_BATCH = 1 << 28  # bytes of members that are read at once
+_ENTRIES = 1 << 22  # of simulated counts that are held at once
+
+
+@dataclass(frozen=True)
+class LayerTest:
+    """Which unit of a layer holds the largest weight, over the members.
+
+    Args:
+        name: of the layer, as its group of the symmetry table.
+        tensor: whose weights are compared: the first that writes the units.
+        units: (member, block), the unit with the largest weight. Blocks that never change places (a grouped kernel on
+            the network's own inputs) are tested each for itself; all other layers have one.
+        counts: (unit), how often each was it.
+        chi_squared: Pearson's statistic against equal counts, summed over blocks.
+        freedom: its degrees of freedom. Where counts are small it doesn't follow the chi-squared distribution.
+        p: how often units that are alike differ as much or more; uniform between 0 and 1 where they are alike.
+        adjusted: p after Holm's correction for the number of layers.
+    """
+
+    name: str
+    tensor: str
+    units: Tensor
+    counts: Tensor
+    chi_squared: float
+    freedom: int
+    p: float
+    adjusted: float
+
+
+@dataclass(frozen=True)
+class Corollary:
+    """The test of every layer.
+
+    Args:
+        ids: of the members.
+        layers: in topological order.
+        simulations: of the null distribution, a layer.
+        seed: of simulations, ties and random p-values.
+    """
+
+    ids: tuple[int, ...]
+    layers: tuple[LayerTest, ...]
+    simulations: int
+    seed: int
+
+    @property
+    def p(self) -> float:
+        """The smallest of the layers' adjusted p-values: below 0.05, not all channels are alike at that level."""
+        return min((layer.adjusted for layer in self.layers), default=1.0)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __str__(self) -> str:
+        rows = [("layer", "units", "most often", "chi²", "freedom", "p", "p (Holm)")]
+        for layer in self.layers:
+            top = int(layer.counts.argmax())
+            often = f"unit {top}: {int(layer.counts[top])} of {len(self.ids)}"
+            figures = (f"{layer.chi_squared:.4g}", str(layer.freedom), f"{layer.p:.2g}", f"{layer.adjusted:.2g}")
+            rows.append((layer.name, str(len(layer.counts)), often, *figures))
+        head = f"Which unit holds a layer's largest weight, over {len(self.ids)} members"
+        return f"{head}: p = {self.p:.2g} for all layers\n\n{aligned(rows)}"
+
+
+def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) -> Corollary:
+    """Test for each layer whether its largest weight is equally often in each of its units; return the p-values.
+
+    Args:
+        members: two or more of one architecture, of each one snapshot. They have to be independent of each other.
+        seed, simulations: as in `check_layers`.
+
+    Raises:
+        SymmetryError: an architecture whose symmetries can't be derived.
+        UsageError: too few members, or several snapshots of one.
+        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+
+    >>> import checkpoints_zoo as zoo
+    >>> members = zoo.load("convnet-digits")
+    >>> found = zoo.corollary(members)
+    >>> [layer.tensor for layer in found.layers], found.p > 0.05
+    (['conv1.weight', 'conv2.weight', 'fc1.weight'], True)
+    >>> zoo.corollary(members.canonicalize(permute="max")).p < 0.001
+    True
+    """
+    table = members.symmetry_table
+    if len(set(members.ids)) < len(members.ids):
+        raise UsageError(
+            f"members of {members.name}", expected="one snapshot of each", found="several", do="Leave snapshots out"
+        )
+    found: dict[str, list[Tensor]] = {}
+    for _, params in members.batches(members.held_by(_BATCH)):
+        for name, values in largest(table, params).items():
+            found.setdefault(name, []).append(values)
+    largest_of = {name: torch.cat(parts) for name, parts in found.items()}
+    return _tested(table, largest_of, members.ids, seed, simulations)
+
+
+def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000) -> Corollary:
+    """Test stacked parameters as `corollary` tests a collection; return the p-values.
+
+    The statistic is Pearson's, its null distribution simulated: counts are too small for the chi-squared one where
+    units are many and members few. As it takes few values then, ties with simulated ones are broken at random; so p is
+    exactly uniform where channels are alike, for any number of members, units and simulations.
+
+    Args:
+        table: of the network.
+        params: name -> (member, *shape), the first tensor that writes each group.
+        seed: of simulations, of ties of the largest weight (frequent in float16), and of those of the statistic.
+        simulations: of each layer; p is a multiple of about 1 / simulations.
+
+    Raises:
+        LayoutError: a tensor that is missing, or of another shape.
+        UsageError: fewer than two members or a simulation, or tensors without a member axis.
+        DamagedError: weights that are not finite.
+    """
+    members = members_of(table, params)
+    if members is None:
+        raise UsageError("tensors", expected="(member, *shape)", found="no member axis")
+    return _tested(table, largest(table, params), range(members), seed, simulations)
+
+
+def largest(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Find the largest weight of each unit in the first kernel that writes it; return group -> (member, unit).
+
+    Args:
+        table: of the network.
+        params: name -> (member, *shape).
+
+    Raises:
+        LayoutError: a tensor that is missing.
+        DamagedError: weights that are not finite.
+    """
+    result = {}
+    for name, group in table.groups.items():
+        if not group.writers:
+            continue
+        tensor, axis = group.writers[0]
+        if tensor not in params:
+            raise LayoutError(f"tensor {tensor!r}", expected=f"it, as {table.network} has it", found="none")
+        values = params[tensor].detach().movedim(axis + 1, 1).flatten(2 if params[tensor].ndim > 2 else 1)
+        values = values.amax(2) if values.ndim > 2 else values
+        moves = [m for m in table.tensors[tensor].moves if m.group == name and m.axis == axis]
+        parts = [values[:, m.offset : m.offset + group.size * m.span].reshape(-1, group.size, m.span) for m in moves]
+        result[name] = torch.cat(parts, 2).amax(2).cpu()
+        if not bool(result[name].isfinite().all()):
+            raise DamagedError(f"tensor {tensor!r}", expected="finite weights", found="others", tensor=tensor)
+    return result
+
+
+def _tested(table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int) -> Corollary:
+    for thing, number, least in (("members", len(ids), 2), ("simulations", simulations, 1)):
+        if number < least:
+            raise UsageError(thing, expected=f"{least} or more", found=str(number))
+    tests = []
+    for i, (name, unit_values) in enumerate(values.items()):
+        rng = np.random.default_rng([seed, i])
+        group = table.groups[name]
+        units = _places(unit_values, _orbits(table, group), rng)
+        blocks = units.shape[1]
+        counts = torch.bincount(units.flatten(), minlength=group.size)
+        inside = group.size // blocks
+        found = int(counts.square().sum())
+        simulated = _simulate(len(ids), blocks, inside, simulations, rng)
+        # Ranks among equal ones are drawn: the rank of what was found is uniform among all, and so is p.
+        above, level = int((simulated > found).sum()), int((simulated == found).sum())
+        p = (above + rng.random() * (level + 1)) / (simulations + 1)
+        chi_squared = found * inside / len(ids) - len(ids) * blocks
+        freedom = blocks * (inside - 1)
+        tests.append((name, group.writers[0][0], units, counts, chi_squared, freedom, float(p)))
+    adjusted = holm([test[-1] for test in tests])
+    layers = tuple(LayerTest(*test, own) for test, own in zip(tests, adjusted, strict=True))
+    return Corollary(tuple(ids), layers, simulations, seed)
+
+
+def _orbits(table: Table, group: Group) -> Tensor:
+    """Number the places that a group's units can't leave; return each unit's, (unit)."""
+    blocks = torch.arange(group.blocks)
+    if group.mover is not None:
+        blocks = _orbits(table, table.groups[group.mover])
+    return blocks.repeat_interleave(group.size // group.blocks)
+
+
+def _places(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
+    """Find the unit with the largest value in each orbit, ties broken at random; return (member, orbit)."""
+    chance = torch.from_numpy(rng.random(values.shape))
+    result = []
+    for orbit in range(int(orbits.max()) + 1):
+        own = torch.where(orbits == orbit, values.double(), -torch.inf)
+        top = own == own.amax(1, keepdim=True)
+        result.append(torch.where(top, chance, -1.0).argmax(1))
+    return torch.stack(result, 1)
+
+
+def _simulate(
+    members: int, blocks: int, units: int, simulations: int, rng: np.random.Generator
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Draw members' units, all alike; return the sum of squared counts of each simulation.
+
+    Pearson's statistic is this sum times units / members, less a constant; as a whole number it has exact ties.
+    """
+    found = np.zeros(simulations, np.int64)
+    step = max(1, _ENTRIES // max(units, members))
+    for start in range(0, simulations, step):
+        rows = min(step, simulations - start)
+        for _ in range(blocks):
+            drawn = rng.integers(units, size=(rows, members)) + units * np.arange(rows)[:, None]
+            counts = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)
+            found[start : start + rows] += np.square(counts).sum(1)
+    return found
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Adjust p-values for their number; return them in the same order (Holm 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest_so_far = [0.0] * len(values), 0.0
+    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest_so_far = max(largest_so_far, min(1.0, (len(values) - rank) * values[i]))
+        adjusted[i] = largest_so_far
+    return adjusted

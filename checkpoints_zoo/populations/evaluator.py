@@ -1,0 +1,140 @@
+"""Networks that nobody trained — interpolated, averaged, sampled, pruned — on labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints_zoo import images
+from checkpoints_zoo.collection.selected import Selected
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.images import Given, ImageData, Preprocess
+from checkpoints_zoo.networks.device import check_device
+from checkpoints_zoo.networks.ensemble import Ensemble
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+
+PIECE = 1 << 27  # bytes of networks that are made at once
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Images as batches of inputs, of about the same size, as often as they are asked for.
+
+    Args:
+        data: the images.
+        preprocess: what turns them into inputs.
+        device: where the inputs go.
+        batch: images a batch, at most.
+    """
+
+    data: ImageData
+    preprocess: Preprocess
+    device: torch.device
+    batch: int
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for piece in torch.tensor_split(self.data.images, -(-len(self.data) // self.batch)):
+            yield self.data.inputs(piece, self.preprocess).to(self.device)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Stacked networks of one architecture in, log probabilities out.
+
+    Args:
+        skeleton: their module.
+        test: labelled images to evaluate on.
+        labels: of the test images, (input,).
+        training: images to estimate running statistics on; None for networks that have none.
+    """
+
+    skeleton: nn.Module
+    test: Inputs
+    labels: Tensor
+    training: Inputs | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.test.device
+
+    @property
+    def statistics(self) -> str:
+        """Name and fingerprint of the images that running statistics are estimated on, "" without any."""
+        return "" if self.training is None else measuring.named(self.training.data)
+
+    @property
+    def statistics_images(self) -> int:
+        return 0 if self.training is None else len(self.training.data)
+
+    def log_probs(self, stacked: Mapping[str, Tensor], *, anew: bool = True) -> Tensor:
+        """Run stacked networks in float32; return log probabilities (member, input, class), float64 on the CPU.
+
+        Args:
+            stacked: parameters and buffers, name -> (member, …).
+            anew: whether running statistics are estimated first; if not, those of the stack count.
+
+        Raises:
+            DamagedError: logits that are not finite.
+        """
+        networks = {name: t.float() if t.is_floating_point() else t for name, t in stacked.items()}
+        if anew and self.training is not None:
+            networks = reestimate(self.skeleton, networks, self.training)
+        ensemble = Ensemble(self.skeleton, networks, range(len(next(iter(networks.values())))))
+        with torch.inference_mode():
+            logits = torch.cat([ensemble(inputs).cpu() for inputs in self.test], dim=1)
+        return logits.double().log_softmax(-1).clone()
+
+    def accuracies(self, log_probs: Tensor) -> Tensor:
+        """Return the share of test inputs that each network classes correctly, (member,)."""
+        return (log_probs.argmax(-1) == self.labels).double().mean(-1)
+
+    def losses(self, log_probs: Tensor) -> Tensor:
+        """Return each network's mean negative log-likelihood of the labels, nats, (member,)."""
+        return -log_probs.gather(-1, self.labels.expand(len(log_probs), -1)[..., None]).squeeze(-1).mean(-1)
+
+
+def evaluator(
+    members: Selected,
+    data: Given | None,
+    statistics: Given | None,
+    device: str | torch.device,
+    batch: int,
+) -> Evaluator:
+    """Check images against members and get ready to evaluate networks of their architecture; return the Evaluator.
+
+    Args:
+        members: whose architecture, classes and preprocessing count.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
+        statistics: images to estimate running statistics on, by name (the training split) or as `images.of` takes
+            them; None for the collection's own training set.
+        device: what networks run on.
+        batch: images a forward pass, at most.
+
+    Raises:
+        UsageError: images without labels, of other classes, no such device, or a batch that is none.
+    """
+    if type(batch) is not int or batch < 2:
+        raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
+    on, skeleton = check_device(device), members.skeleton()
+    given = measuring.own(members.description) if data is None else images.of(data)
+    test, labels = measuring.labelled(given, members.description)
+    if not len(test):
+        raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
+    training = None
+    if has_statistics(skeleton):
+        given = measuring.own(members.description, "train") if statistics is None else _training(statistics)
+        if len(given) < 2:
+            found = f"{len(given)} of {given.name!r}"
+            raise UsageError("images to estimate running statistics on", expected="two or more", found=found)
+        training = Inputs(given, members.preprocess, on, batch)
+    return Evaluator(skeleton, Inputs(test, members.preprocess, on, batch), labels, training)
+
+
+def _training(statistics: Given) -> ImageData:
+    """Return the training images that were given: of a name alone, that split."""
+    by_name = isinstance(statistics, str) and statistics in images.DATASETS
+    return images.of(statistics, split="train" if by_name else None)

@@ -1,0 +1,174 @@
+"""A diagonal Gaussian over the weights of a network: fitted to members, sampled, pruned.
+
+The compact representation of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
+members that were aligned to one of them. Running statistics are no weights: they are not fitted, and have to be
+estimated anew for every network that a Gaussian gives (see `statistics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.layout import is_statistic
+
+Params = Mapping[str, Tensor]
+RULES = ("sigma", "snr")
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Independent normal distributions, one a weight.
+
+    Args:
+        mean: name -> (*shape), float32.
+        std: name -> (*shape), float32, in the weights' unit; 0 where all members have the same value.
+        fixed: what is no weight, name -> (*shape): integers, and running statistics that await estimation.
+    """
+
+    mean: Params
+    std: Params
+    fixed: Params
+
+    @property
+    def sigmas(self) -> Tensor:
+        """The standard deviations of all weights, (weight,)."""
+        return torch.cat([std.flatten() for std in self.std.values()])
+
+    @property
+    def center(self) -> dict[str, Tensor]:
+        """The network of the means, name -> (1, *shape)."""
+        return self._with({name: mean[None] for name, mean in self.mean.items()}, 1)
+
+    def sample(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw networks; return name -> (draw, *shape). Drawn one by one or together they are the same.
+
+        Args:
+            count: how many.
+            generator: on the CPU, whatever the device of the Gaussian.
+        """
+        drawn: dict[str, list[Tensor]] = {name: [] for name in self.mean}
+        for _ in range(count):
+            for name, mean in self.mean.items():
+                noise = torch.randn(mean.shape, generator=generator).to(mean.device)
+                drawn[name].append(mean + self.std[name] * noise)
+        return self._with({name: torch.stack(values) for name, values in drawn.items()}, count)
+
+    def pruned(self, levels: Sequence[float], by: str = "sigma") -> dict[str, Tensor]:
+        """Set shares of the weights to 0 and keep the others' means; return the networks, name -> (level, *shape).
+
+        The weights of all tensors are ranked together; of equal ones the first is kept.
+
+        Args:
+            levels: shares of weights that are set to 0, 0..1, one a network.
+            by: "sigma" keeps those with the lowest standard deviations, as the paper does; "snr" those with the
+                largest |mean| / standard deviation (Blundell et al. 2015, arXiv 1505.05424, section 5.1).
+
+        Raises:
+            UsageError: a level out of its range, or another rule.
+
+        >>> one = {"w": torch.tensor([1.0, 8.0])}
+        >>> gaussian = Gaussian(one, {"w": torch.tensor([0.5, 1.0])}, {})
+        >>> gaussian.pruned([0.5])["w"], gaussian.pruned([0.5], by="snr")["w"]
+        (tensor([[1., 0.]]), tensor([[0., 8.]]))
+        """
+        for level in levels:
+            if not 0 <= level <= 1:
+                raise UsageError("pruning level", expected="a share from 0 to 1", found=repr(level))
+        if by not in RULES:
+            raise UsageError("rule of pruning", expected=f"one of {', '.join(RULES)}", found=repr(by))
+        keys = self.sigmas
+        if by == "snr":
+            means = torch.cat([mean.flatten() for mean in self.mean.values()])
+            keys = -(means.abs() / keys).nan_to_num(nan=0.0, posinf=torch.inf)
+        order = keys.argsort(stable=True)
+        keep = torch.zeros(len(levels), len(order), dtype=torch.bool, device=order.device)
+        for row, level in zip(keep, levels, strict=True):
+            row[order[: len(order) - round(level * len(order))]] = True
+        masks = torch.split(keep, [mean.numel() for mean in self.mean.values()], dim=1)
+        kept = {
+            name: torch.where(mask.view(-1, *mean.shape), mean, 0)
+            for (name, mean), mask in zip(self.mean.items(), masks, strict=True)
+        }
+        return self._with(kept, len(levels))
+
+    def _with(self, weights: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+        return weights | {name: tensor.expand(count, *tensor.shape) for name, tensor in self.fixed.items()}
+
+
+def fit(stacked: Params) -> Gaussian:
+    """Fit mean and variance of every weight over the members of a stack; return the Gaussian.
+
+    The variance is the unbiased one, over members - 1; it has no floor.
+
+    Args:
+        stacked: parameters and buffers, name -> (member, *shape), of two members or more.
+
+    Raises:
+        UsageError: fewer than two members, or integers that differ between them.
+
+    >>> found = fit({"w": torch.tensor([[1.0], [3.0]])})
+    >>> found.mean["w"], found.std["w"]
+    (tensor([2.]), tensor([1.4142]))
+    """
+    members = len(next(iter(stacked.values())))
+    return fit_subsets([stacked], torch.ones(1, members, dtype=torch.bool))[0]
+
+
+def fit_subsets(
+    batches: Iterable[Params], subsets: Tensor, device: str | torch.device = "cpu", leave: Collection[str] = ()
+) -> list[Gaussian]:
+    """Fit a Gaussian to each of many subsets of members that are read once; return them.
+
+    Args:
+        batches: of stacked members in their order, name -> (member, *shape).
+        subsets: (subset, member) bool, two members or more in each.
+        device: where the sums are kept, in float64.
+        leave: names to leave out: those tied to one that is not.
+
+    Raises:
+        UsageError: a subset of fewer than two members, or integers that differ between members.
+    """
+    sizes = subsets.sum(1).tolist()
+    if min(sizes) < 2:
+        expected = "two or more: one has no variance"
+        raise UsageError("members to fit a Gaussian to", expected=expected, found=str(min(sizes)), do="Select more")
+    first: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    squares: dict[str, Tensor] = {}
+    at = 0
+    for stacked in batches:
+        count = len(next(iter(stacked.values())))
+        chosen = subsets[:, at : at + count].to(device, torch.float64)
+        at += count
+        for name, tensor in stacked.items():
+            if name in leave:
+                continue
+            values = tensor.to(device)
+            center = first.setdefault(name, values[0].clone())
+            if not tensor.is_floating_point() or is_statistic(name):
+                _check_same(name, values, center)
+                continue
+            # Around the first member: the sums of squares of values far from 0 would lose digits.
+            apart = (values.double() - center.double()).flatten(1)
+            sums[name] = sums.get(name, 0) + chosen @ apart
+            squares[name] = squares.get(name, 0) + chosen @ apart.square()
+    found = []
+    for i, size in enumerate(sizes):
+        mean, std = {}, {}
+        for name, total in sums.items():
+            center, shift = first[name], total[i] / size
+            variance = (squares[name][i] - size * shift.square()).clamp(min=0) / (size - 1)
+            mean[name] = (center.double() + shift.view(center.shape)).float()
+            std[name] = variance.sqrt().view(center.shape).float()
+        found.append(Gaussian(mean, std, {name: t for name, t in first.items() if name not in sums}))
+    return found
+
+
+def _check_same(name: str, values: Tensor, center: Tensor) -> None:
+    if not values.is_floating_point() and not (values == center).all():
+        raise UsageError(f"tensor {name!r}", expected="the same integers in all members", found="others", tensor=name)

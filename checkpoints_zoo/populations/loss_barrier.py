@@ -1,0 +1,253 @@
+"""The loss barrier: how far the loss rises on the straight line between two members.
+
+Axes: losses and accuracies (pair, point).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.member import Member
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
+from checkpoints_zoo.images import Given
+from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, evaluator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Params = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Barriers:
+    """Loss and accuracy on the lines (1 − λ)·first + λ·second between pairs of members.
+
+    Args:
+        pairs: member ids of the two ends.
+        lambdas: (point,), from 0 to 1.
+        losses: mean negative log-likelihood, nats, (pair, point).
+        accuracies: 0..1, (pair, point).
+        stored: losses of the two ends with the running statistics that they are stored with, nats, (pair, 2); without
+            running statistics these are the ends of `losses`.
+        data: name and fingerprint of the images evaluated on.
+        inputs: how many.
+        statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
+        statistics_images: how many.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    lambdas: Tensor
+    losses: Tensor
+    accuracies: Tensor
+    stored: Tensor
+    data: str
+    inputs: int
+    statistics: str
+    statistics_images: int
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def barriers(self) -> Tensor:
+        """The largest loss of the points minus the mean of the two ends, nats, (pair,); 0 or more."""
+        return self.losses.amax(-1) - (self.losses[:, 0] + self.losses[:, -1]) / 2
+
+    @property
+    def mean(self) -> Interval:
+        """Mean of the barriers, with its bootstrap interval over the pairs: for the first member, if they share it."""
+        mean = bootstrap_mean(self.barriers)
+        return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # no barrier is below 0
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a pair and point: first, second, lambda, loss, accuracy."""
+        import pandas as pd
+
+        rows = [
+            {"first": a, "second": b, "lambda": x, "loss": loss, "accuracy": accuracy}
+            for (a, b), losses, accuracies in zip(
+                self.pairs, self.losses.tolist(), self.accuracies.tolist(), strict=True
+            )
+            for x, loss, accuracy in zip(self.lambdas.tolist(), losses, accuracies, strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def to_json(self) -> str:
+        """Return everything as JSON text."""
+        mean = self.mean
+        values: dict[str, Any] = {
+            "data": self.data, "inputs": self.inputs, "statistics": self.statistics,
+            "statistics_images": self.statistics_images, "unit": "nats", "level": mean.level,
+            "mean": {"value": mean.value, "low": mean.low, "high": mean.high}, "pairs": [list(p) for p in self.pairs],
+            "barriers": self.barriers.tolist(), "lambdas": self.lambdas.tolist(), "losses": self.losses.tolist(),
+            "accuracies": self.accuracies.tolist(), "stored": self.stored.tolist(),
+        }  # fmt: skip
+        return json.dumps(values, indent=1)
+
+
+def barrier(
+    first: Member,
+    second: Member,
+    data: Given | None = None,
+    *,
+    points: int = 25,
+    statistics: Given | None = None,
+    device: str | torch.device = "cpu",
+    batch: int = 512,
+) -> Barriers:
+    """Measure the loss on the straight line between two members as their views have them; return it as one pair.
+
+    The barrier is the largest loss of the points minus the mean of the two ends (Ainsworth et al. 2023, Git Re-Basin,
+    arXiv 2209.04836). Running statistics of batch norm are estimated anew at every point, the ends included, so that
+    a line has no jumps.
+
+    Args:
+        first, second: members of one architecture, of one collection or two.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
+        points: on the line, both ends included, evenly spaced.
+        statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
+            the collection's own.
+        device: what the networks run on, in float32.
+        batch: images a forward pass, at most.
+
+    Raises:
+        UsageError: images without labels or of other classes, fewer than two points, members that don't fit together.
+        DamagedError: weights or logits that are not finite.
+
+    >>> import checkpoints_zoo as zoo
+    >>> members = zoo.load("convnet-digits", n=2)
+    >>> found = barrier(members[0], members[1])
+    >>> found.losses.shape, bool(found.barriers > 0.5)
+    (torch.Size([1, 25]), True)
+    """
+    judge = evaluator(first.selected, data, statistics, device, batch)
+    one, other = (m.selected.read(judge.device, torch.float32) for m in (first, second))
+    shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (one, other)]
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"members {first.collection}/{first.id} and {second.collection}/{second.id}",
+            expected="tensors of the same names and shapes",
+            found="others",
+        )
+    ends = {name: t[0] for name, t in one.items()}
+    return _measured(judge, [(first.id, second.id)], iter([(ends, {n: t[0] for n, t in other.items()})]), points)
+
+
+def barriers(
+    members: Collection,
+    data: Given | None = None,
+    *,
+    to: int | None = None,
+    points: int = 25,
+    statistics: Given | None = None,
+    device: str | torch.device = "cpu",
+    batch: int = 512,
+) -> Barriers:
+    """Measure the loss on the lines from one member to all others, as the view has them; return all pairs.
+
+    `barriers(members)` is before alignment, `barriers(members.align(to=0))` after it.
+
+    Args:
+        members: two or more; a snapshot is a member of its own.
+        data, points, statistics, device, batch: as in `barrier`.
+        to: id of the member that all lines start from; None for the first.
+
+    Raises:
+        UsageError, DamagedError: as in `barrier`; fewer than two members.
+        MemberNotFound: no such member.
+
+    >>> import checkpoints_zoo as zoo
+    >>> found = barriers(zoo.load("convnet-digits", n=4))
+    >>> found.pairs, bool(found.mean.low > 0.5)
+    (((0, 1), (0, 2), (0, 3)), True)
+    """
+    if len(members) < 2:
+        found = f"{len(members)} of {members.name}"
+        raise UsageError("members of a loss barrier", expected="two or more", found=found, do="Select more members")
+    judge = evaluator(members, data, statistics, device, batch)
+    start = members[0] if to is None else members.member(to)
+    key = (start.id, start.epoch)
+    keys = [k for k in members.keys if k != key]
+    reference = {name: t[0] for name, t in start.selected.read(judge.device, torch.float32).items()}
+
+    def lines() -> Iterator[tuple[Params, Params]]:
+        everyone = iter(members.keys)
+        for _, stacked in members.batches(members.held_by(PIECE), judge.device, torch.float32):
+            for i in range(len(next(iter(stacked.values())))):
+                if next(everyone) != key:
+                    yield reference, {name: t[i] for name, t in stacked.items()}
+
+    return _measured(judge, [(start.id, member) for member, _ in keys], lines(), points)
+
+
+def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
+    """Return the networks (1 − λ)·first + λ·second, stacked: name -> (point, *shape); ends are exact.
+
+    Running statistics are interpolated like weights and have to be estimated anew: see `statistics.reestimate`.
+
+    Args:
+        first, second: name -> (*shape).
+        lambdas: (point,).
+
+    Raises:
+        UsageError: integers that differ.
+
+    >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, torch.tensor([0.0, 0.25]))["w"]
+    tensor([[0.0000, 0.0000],
+            [0.2500, 0.2500]])
+    """
+    line = {}
+    for name, start in first.items():
+        end = second[name]
+        if start.is_floating_point():
+            weight = lambdas.to(start.device, start.dtype).view(-1, *[1] * start.ndim)
+            line[name] = torch.lerp(start[None], end[None], weight)
+        elif torch.equal(start, end):
+            line[name] = start.expand(len(lambdas), *start.shape)
+        else:
+            raise UsageError(f"tensor {name!r}", expected="the same integers in both members", found="others")
+    return line
+
+
+def _measured(
+    judge: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
+) -> Barriers:
+    if type(points) is not int or points < 2:
+        raise UsageError("points on a line", expected="a whole number from 2", found=repr(points))
+    lambdas = torch.linspace(0, 1, points, dtype=torch.float64)
+    losses, accuracies, stored = [], [], []
+    for first, second in lines:
+        each = sum(t.numel() * t.element_size() for t in first.values())
+        with one_thread(each < SMALL_MEMBER and judge.device.type == "cpu"):
+            parts = [
+                judge.log_probs(interpolate(first, second, some))
+                for some in torch.split(lambdas, max(1, PIECE // each))
+            ]
+            losses.append(torch.cat([judge.losses(part) for part in parts]))
+            accuracies.append(torch.cat([judge.accuracies(part) for part in parts]))
+            ends = losses[-1][[0, -1]]
+            if judge.training is not None:
+                both = {name: torch.stack([first[name], second[name]]) for name in first}
+                ends = judge.losses(judge.log_probs(both, anew=False))
+            stored.append(ends)
+    return Barriers(
+        pairs=tuple(pairs),
+        lambdas=lambdas,
+        losses=torch.stack(losses),
+        accuracies=torch.stack(accuracies),
+        stored=torch.stack(stored),
+        data=measuring.named(judge.test.data),
+        inputs=len(judge.test.data),
+        statistics=judge.statistics,
+        statistics_images=judge.statistics_images,
+    )

@@ -1,0 +1,285 @@
+"""What every pair of members has: mutual information in and out of distribution, their correlation, disagreement.
+
+The poster's population figure (Laurent et al., A symmetry-aware exploration of Bayesian neural network posteriors,
+2024): how little the mutual information of pairs spreads, and that in and out of distribution hardly correlate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import images
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring, metrics
+from checkpoints_zoo.evaluation.figures import figure_of
+from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.images import Given
+from checkpoints_zoo.populations import pairwise_plots, tables
+from checkpoints_zoo.populations.divergence import Pairs, compare, over_inputs
+from checkpoints_zoo.predictions import Predictions, check_same, logits
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["FIGURES", "Pairs", "Pairwise", "compare", "correlation", "measure", "over_inputs", "pairwise"]
+
+ROUNDING = 1e-7  # of float32
+FIGURES = {
+    "mi_id": ("nats", "mutual information of label and member of a pair, mean over inputs and pairs"),
+    "disagreement": ("0..1", "share of inputs on which the classes of a pair differ, mean over pairs"),
+    "mi_ood": ("nats", "the same as mi_id on the out-of-distribution inputs"),
+    "disagreement_ood": ("0..1", "the same as disagreement on the out-of-distribution inputs"),
+    "correlation": ("-1..1", "Pearson's, of mi_id and mi_ood over pairs"),
+}
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """All pairs of some members, and what they are on average.
+
+    Args:
+        collection: its name.
+        citation: of the members.
+        ids: of the members, in the order of the matrices.
+        data, ood: names and fingerprints of the images, ood "" without any.
+        inside, outside: the matrices; outside None without images out of distribution.
+        figures: name -> Interval by a jackknife over members, as pairs that share one are not independent.
+    """
+
+    collection: str
+    citation: str
+    ids: tuple[int, ...]
+    data: str
+    ood: str
+    inside: Pairs
+    outside: Pairs | None
+    figures: Mapping[str, Interval]
+
+    def __len__(self) -> int:
+        return len(self.ids) * (len(self.ids) - 1) // 2
+
+    def __getitem__(self, figure: str) -> Interval:
+        """Return a figure.
+
+        Raises:
+            UsageError: no such figure.
+        """
+        return figure_of(self.figures, figure)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
+        import pandas as pd
+
+        first, second = upper(len(self.ids))
+        ids = torch.tensor(self.ids)
+        columns = {"member_a": ids[first].numpy(), "member_b": ids[second].numpy()}
+        columns |= {
+            name: matrix[first, second].numpy() for name, matrix in _matrices(self.inside, self.outside).items()
+        }
+        return pd.DataFrame(columns)
+
+    def to_json(self) -> str:
+        """Return the figures, not the pairs, as JSON text; what could not be computed is null."""
+        rows: list[dict[str, object]] = []
+        for name, x in self.figures.items():
+            bounds = {"value": x.value, "low": x.low, "high": x.high}
+            known = {key: None if v is None or not math.isfinite(v) else v for key, v in bounds.items()}
+            rows.append({"figure": name, **known, "unit": FIGURES[name][0]})
+        facts = {"collection": self.collection, "citation": self.citation, "data": self.data, "ood": self.ood}
+        inputs = {"inputs": self.inside.inputs, "ood_inputs": 0 if self.outside is None else self.outside.inputs}
+        counts = {"members": len(self.ids), "pairs": len(self), **inputs}
+        return json.dumps({**facts, **counts, "level": 0.95, "figures": rows}, indent=1)
+
+    def write(self, path: str | Path) -> Path:
+        """Write one row a pair, as `to_frame` has them, as .parquet or .csv; return the file's path.
+
+        Raises:
+            UsageError: another ending of the name.
+            StorageError: a place that can't be written to.
+        """
+        return tables.write(self.to_frame(), path)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw histograms of both informations, one against the other, and disagreements into a PNG; return its path.
+
+        Raises:
+            UsageError: a name that is no PNG's, or a place that can't be written to.
+        """
+        return pairwise_plots.pairwise_figure(self, path)
+
+
+def pairwise(
+    members: Collection | Predictions,
+    data: Given | None = None,
+    ood: Given | Predictions | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    batch: int = 512,
+    memory: int = 1 << 27,
+    seed: int = 0,
+) -> Pairwise:
+    """Compare every pair of members on images; return the matrices and their means, with intervals.
+
+    Args:
+        members: two or more of a collection, or their stored predictions, which say what images they are on.
+        data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
+            not used.
+        ood: images out of distribution, or the same members' stored predictions on them; None for none.
+        device, dtype: what the members run on and in; pairs are computed there too, in float32.
+        batch: images a forward pass.
+        memory: bytes to compare in, beside the members' logits.
+        seed: of the intervals.
+
+    Raises:
+        UsageError: one member, predictions of others, or images of a size the members can't take.
+        DamagedError: members whose weights or logits are not finite.
+
+    >>> import checkpoints_zoo as zoo
+    >>> found = zoo.pairwise(zoo.load("convnet-digits", n=8), "digits", ood="photos")
+    >>> len(found), found["mi_ood"].value > 5 * found["mi_id"].value
+    (28, True)
+    """
+    measuring.check_measurable(members)
+    measuring.check_draws(seed)
+    name = members.facts.collection if isinstance(members, Predictions) else members.name
+    if len(members) < 2:
+        raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")
+
+    def compared(shown: Given | Predictions) -> tuple[Pairs, str]:
+        if isinstance(shown, Predictions):
+            check_same(shown, members)
+            return compare(shown.blocks(), device=device, memory=memory), shown.data
+        if isinstance(members, Predictions):
+            do = "Give the collection, to run its members on images"
+            raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
+        given = images.in_order(images.of(shown), members.classes)
+        found = compare(logits(members, given, device, dtype, batch), device=device, memory=memory)
+        return found, measuring.named(given)
+
+    if data is not None:
+        inside, named = compared(data)
+    else:
+        own = members if isinstance(members, Predictions) else measuring.own(members.description)
+        inside, named = compared(own)
+    outside, named_ood = (None, "") if ood is None else compared(ood)
+    result = measure(inside, outside, ids=members.ids, seed=seed)
+    return replace(result, collection=name, citation=members.citation, data=named, ood=named_ood)
+
+
+def measure(
+    inside: Pairs, outside: Pairs | None = None, *, ids: Sequence[int] | None = None, seed: int = 0
+) -> Pairwise:
+    """Average over pairs that were compared; return them with their means and intervals.
+
+    Args:
+        inside, outside: what `compare` found on inputs in and out of distribution, of the same members.
+        ids: of the members; None for their positions.
+        seed: of the intervals.
+
+    Raises:
+        UsageError: other numbers of members.
+
+    >>> import torch
+    >>> logits = torch.randn(5, 20, 3, generator=torch.Generator().manual_seed(0))
+    >>> found = measure(compare(logits[:, :10]), compare(logits[:, 10:]))
+    >>> print(f"{found['mi_id'].low:.2f} {found['mi_id'].value:.2f} {found['mi_id'].high:.2f}")
+    0.04 0.09 0.13
+    """
+    counts = {len(inside), *([] if outside is None else [len(outside)]), *([] if ids is None else [len(ids)])}
+    if len(counts) > 1:
+        raise UsageError("members", expected="as many in each", found=" and ".join(map(str, sorted(counts))))
+    names = tuple(range(len(inside)) if ids is None else ids)
+    return Pairwise("", "", names, "", "", inside, outside, _figures(_matrices(inside, outside), seed))
+
+
+def correlation(first: Tensor, second: Tensor, seed: int = 0) -> Interval:
+    """Correlate two figures of pairs over all pairs; return Pearson's correlation with its jackknife interval.
+
+    Leaving out members, not pairs: Arvesen, Jackknifing U-statistics (1969). On Fisher's scale, so that the interval
+    stays within -1 and 1. NaN where a figure is the same for all pairs.
+
+    Args:
+        first, second: (member, member), symmetric; the diagonal is not used.
+        seed: of the members that are left out.
+
+    Raises:
+        UsageError: matrices of other shapes.
+
+    >>> import torch
+    >>> a = torch.arange(25.0).reshape(5, 5)
+    >>> correlation(a + a.T, -(a + a.T)).value
+    -1.0
+    """
+    if first.ndim != 2 or first.shape[0] != first.shape[1] or first.shape != second.shape or len(first) < 2:
+        found = f"shapes {tuple(first.shape)} and {tuple(second.shape)}"
+        raise UsageError("figures of pairs", expected="two matrices (member, member), of two or more", found=found)
+    return _figures({"mi_id": first, "mi_ood": second}, seed)["correlation"]
+
+
+def upper(members: int) -> tuple[Tensor, Tensor]:
+    """Return the first and the second member of every pair, (pair,) each, in the order of the upper triangle."""
+    first, second = torch.triu_indices(members, members, 1)
+    return first, second
+
+
+def _matrices(inside: Pairs, outside: Pairs | None) -> dict[str, Tensor]:
+    found = {"mi_id": inside.information, "disagreement": inside.disagreement}
+    if outside is not None:
+        found |= {"mi_ood": outside.information, "disagreement_ood": outside.disagreement}
+    return found
+
+
+def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
+    """Average over pairs, and correlate; return the intervals by name."""
+    members = len(next(iter(matrices.values())))
+    at = upper(members)
+    means = {name: float(matrix.double()[at].mean()) for name, matrix in matrices.items()}
+    # From their means, so that sums of squares lose nothing to rounding.
+    terms = {name: (matrix.double() - means[name]).fill_diagonal_(0) for name, matrix in matrices.items()}
+    correlated = "mi_ood" in terms
+    if correlated:
+        x, y = terms["mi_id"], terms["mi_ood"]
+        terms |= {"xx": x * x, "yy": y * y, "xy": x * y}
+    stacked = torch.stack(list(terms.values()))
+    # What rounding leaves of a figure that is the same for all pairs is no variance.
+    least = [(ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices]
+
+    def figure(chosen: Tensor) -> Tensor:
+        among = torch.zeros(members, dtype=torch.float64)
+        among[chosen] = 1
+        found = dict(zip(terms, (stacked @ among) @ among / (len(chosen) * (len(chosen) - 1)), strict=True))
+        values = [found[name] for name in matrices]
+        if correlated:
+            mean_x, mean_y = found["mi_id"], found["mi_ood"]
+            spread_x, spread_y = found["xx"] - mean_x**2, found["yy"] - mean_y**2
+            slope = (found["xy"] - mean_x * mean_y) / (spread_x * spread_y).sqrt()
+            differ = spread_x > least[0] and spread_y > least[1]
+            values.append(slope.clamp(-1, 1).atanh() if differ else slope.new_tensor(math.nan))
+        return torch.stack(values)
+
+    results = metrics.jackknife(figure, members, seed=seed)
+    by_name = zip(matrices, results[: len(matrices)], strict=True)
+    intervals = {name: _shifted(x, means[name], FIGURES[name][0]) for name, x in by_name}
+    if correlated:
+        fisher = results[-1]
+        low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))
+        intervals["correlation"] = Interval(math.tanh(fisher.value), low, high)
+    return intervals
+
+
+def _shifted(interval: Interval, by: float, unit: str) -> Interval:
+    """Return an interval that lies higher, cut at 0 and at what a figure of a unit is at most."""
+    most = 1.0 if unit == "0..1" else math.inf
+    bounds = (interval.low, interval.high)
+    low, high = (None if bound is None else min(max(0.0, bound + by), most) for bound in bounds)
+    return replace(interval, value=interval.value + by, low=low, high=high)

@@ -1,0 +1,227 @@
+"""How near two predictives are: agreement and total variation of two ensembles on the same inputs, with intervals.
+
+After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): an ensemble's mean prediction
+against that of another method's draws.
+
+Axes: logits and probabilities (member, input, class).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import images, predictions
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation.figures import figure_of
+from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
+from checkpoints_zoo.evaluation.sides import Held, Logits
+from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.predictions import Predictions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLOCK_BYTES = 1 << 24  # of the mean probabilities of all subsets on a block of inputs
+FIGURES = {
+    "agreement": ("0..1", "share of inputs to which both give the same class"),
+    "total_variation": ("0..1", "half the sum over classes of |p - q|, mean over inputs"),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two predictives, each the mean of its members' probabilities, against each other.
+
+    Args:
+        first, second: citations of the members.
+        members: how many each has.
+        data: name and fingerprint of the images.
+        inputs: how many.
+        figures: "agreement" and "total_variation", with intervals over the members of both.
+    """
+
+    first: str
+    second: str
+    members: tuple[int, int]
+    data: str
+    inputs: int
+    figures: Mapping[str, Interval]
+
+    def __getitem__(self, figure: str) -> Interval:
+        """Return a figure.
+
+        Raises:
+            UsageError: no such figure.
+        """
+        return figure_of(self.figures, figure)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"figure": name, "value": x.value, "low": x.low, "high": x.high, "unit": FIGURES[name][0]}
+            for name, x in self.figures.items()
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a figure: figure, value, low, high, unit."""
+        import pandas as pd
+
+        return pd.DataFrame(self._rows())
+
+    def to_json(self) -> str:
+        """Return all of it as JSON text."""
+        facts = {n: getattr(self, n) for n in ("first", "second", "members", "data", "inputs")}
+        return json.dumps({**facts, "level": 0.95, "figures": self._rows()}, indent=1)
+
+
+def compare_predictives(
+    first: Collection | Predictions,
+    second: Collection | Predictions,
+    data: Given | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    batch: int = 512,
+    subsets: int = 100,
+    seed: int = 0,
+) -> Comparison:
+    """Compare the ensembles of two sets of members on the same images; return agreement and total variation.
+
+    Two ensembles of one population are apart as well, the further the fewer members they have.
+
+    Args:
+        first, second: collections with the same classes, or stored predictions on the same images.
+        data: the images, by name ("digits", "digits/train") or given; None for a collection's own test set, or those
+            of stored predictions. Labels are not used.
+        device, dtype: what members run on and in.
+        batch: images a forward pass.
+        subsets: random halves of either set that the intervals come from.
+        seed: of these.
+
+    Raises:
+        UsageError: other classes, predictions on other images, or images of a size the members can't take.
+        DamagedError: members whose weights or logits are not finite.
+
+    >>> import checkpoints_zoo as zoo
+    >>> members = zoo.load("convnet-digits", n=16)
+    >>> found = zoo.compare_predictives(members[:8], members[8:])
+    >>> found["agreement"].value > 0.95, found["total_variation"].value < 0.05
+    (True, True)
+    """
+    for side in (first, second):
+        measuring.check_measurable(side)
+    measuring.check_draws(seed, subsets)
+    if first.classes != second.classes:
+        expected, found = (", ".join(side.classes[:12]) for side in (first, second))
+        raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
+    shown = None if data is None else images.in_order(images.of(data), first.classes)
+    run = (device, dtype, batch)
+    one, other = _said(first, shown, run), _said(second, shown, run)
+    if one.data != other.data:
+        expected, found = (f"predictions on images {side.data}" for side in (one, other))
+        raise UsageError("images of two predictives", expected=expected, found=found)
+    shared = not _identities(first).isdisjoint(_identities(second))
+    figures = measure(one.logits, other.logits, shared=shared, subsets=subsets, seed=seed)
+    counts = len(first), len(second)
+    return Comparison(first.citation, second.citation, counts, one.data, one.logits.shape[1], figures)
+
+
+def measure(
+    first: Tensor | Logits, second: Tensor | Logits, *, shared: bool = False, subsets: int = 100, seed: int = 0
+) -> dict[str, Interval]:
+    """Compare two predictives by the logits of their members; return the figures with intervals.
+
+    The interval of each set's members, the other set being whole, is a delete-half jackknife; the two sets are
+    independent, so half widths add in squares. None where a set has fewer than three members.
+
+    Args:
+        first, second: logits (member, input, class), on the same inputs.
+        shared: whether some members are in both, and there are no intervals.
+        subsets: random halves of either set.
+        seed: of these.
+
+    Raises:
+        UsageError: other inputs or classes.
+
+    >>> logits = torch.tensor([[[4.0, 0.0], [0.0, 4.0]]])
+    >>> measure(logits, -logits)["agreement"].value
+    0.0
+    """
+    sides = [Held(side) if isinstance(side, Tensor) else side for side in (first, second)]
+    shapes = [tuple(side.shape) for side in sides]
+    if shapes[0][1:] != shapes[1][1:] or len(shapes[0]) != 3 or 0 in shapes[0] or 0 in shapes[1]:
+        expected = "logits (member, input, class) on the same inputs and classes"
+        raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
+    plans = [jackknife_plan(members, seed, subsets) for members, *_ in shapes]
+    weights = [_weights(plan) for plan in plans]
+    _, inputs, classes = shapes[0]
+    size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in weights)))
+    sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in weights]
+    for at in range(0, inputs, size):
+        means = [_means(side, w, at, min(inputs, at + size)) for side, w in zip(sides, weights, strict=True)]
+        # The first row of either is of all its members.
+        for total, some, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
+            total[:, 0] += (some.argmax(-1) == whole.argmax(-1)).sum(1)
+            total[:, 1] += (some - whole).abs_().sum(-1).double().sum(1) / 2
+    one, other = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
+    return {name: _joined(a, b, shared) for name, a, b in zip(FIGURES, one, other, strict=True)}
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What members say of some images: logits, and the name and fingerprint of the images."""
+
+    logits: Logits
+    data: str
+
+
+def _said(
+    members: Collection | Predictions, shown: ImageData | None, run: tuple[str | torch.device, torch.dtype, int]
+) -> _Said:
+    if isinstance(members, Predictions):
+        if shown is not None:
+            members.check_data(shown)
+        return _Said(members, members.data)
+    given = measuring.own(members.description) if shown is None else shown
+    return _Said(Held(predictions.logits(members, given, *run)), measuring.named(given))
+
+
+def _identities(members: Collection | Predictions) -> set[object]:
+    """Return what tells members apart: the hashes of their weights, or names where there are none."""
+    if isinstance(members, Predictions):
+        return {weights for *_, weights in members.keys}
+    hashes = members.rows.column("sha256").to_pylist()
+    return {known or (members.name, *key) for known, key in zip(hashes, members.keys, strict=True)}
+
+
+def _weights(plan: Plan) -> Tensor:
+    """Return (subset, member), 1 for those that are in it."""
+    found = torch.zeros(len(plan.chosen), plan.members)
+    for row, chosen in zip(found, plan.chosen, strict=True):
+        row[chosen] = 1
+    return found
+
+
+def _means(side: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
+    """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
+    kind = torch.promote_types(side.dtype, torch.float32)
+    probs = side.block(begin, end, kind).softmax(-1)
+    # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
+    sums = weights.to(kind) @ probs.flatten(1)
+    return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
+
+
+def _joined(one: Interval, other: Interval, shared: bool) -> Interval:
+    """Join the intervals of a figure over the members of each set, cut at its range; return it."""
+    if shared or one.high is None or other.high is None:
+        return Interval(one.value, None, None)
+    half = math.hypot(one.high - one.value, other.high - other.value)
+    return Interval(one.value, max(0.0, one.value - half), min(1.0, one.value + half))

@@ -1,0 +1,89 @@
+"""Running statistics of batch norm, estimated anew: those of averaged, interpolated or sampled weights are nobody's.
+
+Averaging the running buffers of two networks is wrong: the statistics of an averaged network are not the average
+statistics (Jordan et al. 2023, REPAIR, arXiv 2211.08403, section 3).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.layout import is_counter, is_statistic
+from checkpoints_zoo.networks import modules
+
+
+def has_statistics(skeleton: nn.Module) -> bool:
+    """Say whether a module has running statistics, which have to be estimated anew when its weights change."""
+    return any(is_statistic(name) for name in skeleton.state_dict(keep_vars=True))
+
+
+def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Estimate the running statistics of stacked networks on inputs; return the stack with them, other tensors shared.
+
+    Statistics are reset and become the mean over the batches of each batch's mean and unbiased variance, while the
+    norms normalise by the batch: what `torch.optim.swa_utils.update_bn` does, but that dropout and the like stay off.
+
+    Args:
+        skeleton: the networks' module, in eval mode; it is not changed.
+        stacked: parameters and buffers, name -> (member, …).
+        inputs: preprocessed batches of two inputs or more, of about the same size.
+
+    Raises:
+        UsageError: statistics of a layer that is no batch norm of torch, or no inputs.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
+    >>> stacked = {"0.running_mean": torch.zeros(1, 1), "0.running_var": torch.zeros(1, 1)}
+    >>> found = reestimate(net, stacked, [torch.tensor([[1.0], [3.0]])])
+    >>> found["0.running_mean"], found["0.running_var"]
+    (tensor([[2.]]), tensor([[2.]]))
+    """
+    training = copy.deepcopy(skeleton)
+    states = training.state_dict(keep_vars=True)
+    fresh: dict[str, Tensor] = {}
+    members = len(next(iter(stacked.values())))
+    held = {id(tensor) for norm in _norms(training) for tensor in norm.buffers(recurse=False)}
+    for name, tensor in states.items():
+        if is_statistic(name):
+            if id(tensor) not in held:
+                raise UsageError(
+                    f"running statistics {name!r}",
+                    expected="those of a batch norm of torch or a class derived from it",
+                    found="another layer, whose statistics can't be estimated anew",
+                )
+            value = torch.ones_like if name.endswith("running_var") else torch.zeros_like
+            fresh[name] = value(stacked[name])
+        elif is_counter(name) and id(tensor) in held:
+            device = next(iter(stacked.values())).device
+            fresh[name] = torch.zeros(members, dtype=torch.int64, device=device)
+    for norm in _norms(training):
+        norm.training, norm.momentum = True, None  # None: a cumulative average
+    networks = modules.settled({**stacked, **fresh})
+    # Of names tied to one tensor the last counts, as in a strict load.
+    last = set({id(tensor): name for name, tensor in states.items()}.values())
+    device, kind = next(iter(networks.values())).device, modules.input_dtype(networks)
+    loose = {
+        name: tensor.to(device, kind if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in modules.loose(training).items()
+    }
+    batches = 0
+    with torch.no_grad():
+        for batch in inputs:
+            for i in range(members):
+                # Views of the stack: the norms write into it.
+                state = {name: tensor[i] for name, tensor in networks.items() if name in last}
+                functional_call(training, state | loose, (batch,))
+            batches += 1
+    if not batches:
+        raise UsageError("inputs to estimate running statistics on", expected="two or more", found="none")
+    return {name: networks[name] for name in stacked}
+
+
+def _norms(module: nn.Module) -> list[_BatchNorm]:
+    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]

@@ -1,1 +1,0 @@
-"""What a population says about the posterior: figures on collections."""

@@ -1,0 +1,240 @@
+"""What an archive holds: its members with their places, and everything else with the reason it is none."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from checkpoints_zoo.errors import DamagedError, FormatError
+from checkpoints_zoo.formats.header import header_length, parse_header, what_is
+from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
+from checkpoints_zoo.sources.archives.tar import BLOCK, Take, TarHeader, leads_out
+
+VERSION = 1
+MOST_LEAD = 2**20  # bytes of a member's own header: some ten thousand tensors
+
+
+@dataclass(frozen=True)
+class Head:
+    """A header that members share: where their tensors begin, and (name, dtype, shape) of each as they lie."""
+
+    lead: int
+    tensors: tuple[tuple[str, str, Shape], ...]
+
+    @cached_property
+    def payload(self) -> int:
+        """Bytes of the tensors."""
+        return sum(math.prod(shape) * ELEMENT_BYTES[dtype] for _, dtype, shape in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One member's file in an archive.
+
+    Args:
+        name: in the archive.
+        start: first byte of its tar header, pax records and long names included.
+        data: first byte of the file: its own header, then at once its tensors.
+        head: position in the index's heads.
+        verified: whether its headers were read, or all this was only predicted.
+    """
+
+    name: str
+    start: int
+    data: int
+    head: int
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A file that is no member, or a damaged one (`member`), and why."""
+
+    name: str
+    why: str
+    member: bool
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an archive holds.
+
+    Args:
+        name: of the archive.
+        size: of the archive, in bytes.
+        kind: "tar", or "gzip": that one can only be streamed, and nothing is known of its contents.
+        heads: the headers that its members have.
+        entries: its members as they lie.
+        others: what else is there.
+    """
+
+    name: str
+    size: int
+    kind: str
+    heads: tuple[Head, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    others: tuple[Other, ...] = ()
+
+    @cached_property
+    def _by_offset(self) -> dict[int, Entry]:
+        return {e.data + self.heads[e.head].lead: e for e in self.entries}
+
+    def at(self, offset: int) -> Entry:
+        """Find the member whose tensors begin at a byte of the archive, as its manifest row says; return it.
+
+        Raises:
+            KeyError: none does.
+        """
+        return self._by_offset[offset]
+
+    def span(self, entry: Entry) -> tuple[int, int]:
+        """Return (offset, length) of the one range that has a member's bytes and the headers that prove it is it."""
+        head = self.heads[entry.head]
+        return entry.start, entry.data + head.lead + head.payload - entry.start
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the index as JSON values."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "size": self.size,
+            "kind": self.kind,
+            "heads": [[h.lead, [[n, d, list(s)] for n, d, s in h.tensors]] for h in self.heads],
+            "entries": [[e.name, e.start, e.data, e.head, e.verified] for e in self.entries],
+            "others": [[o.name, o.why, o.member] for o in self.others],
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> Index:
+        """Read what `to_json` wrote, trusting nothing; return the index.
+
+        Raises:
+            FormatError: anything else, members that overlap or leave the archive among it.
+        """
+        try:
+            heads = tuple(Head(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
+            entries = tuple(Entry(*entry) for entry in values["entries"])
+            others = tuple(Other(*other) for other in values["others"])
+            found = cls(values["name"], values["size"], values["kind"], heads, entries, others)
+            good = values["version"] == VERSION and type(values["version"]) is int and found._is_sound()
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise FormatError("index of an archive", expected="what `to_json` writes", found=repr(error)) from error
+        if not good:
+            expected = "what `to_json` writes: members one behind the other within the archive"
+            raise FormatError("index of an archive", expected=expected, found=reprlib.repr(values))
+        return found
+
+    def _is_sound(self) -> bool:
+        """Say whether all types are right and no member overlaps another or leaves the archive."""
+        for head in self.heads:
+            if type(head.lead) is not int or not 10 <= head.lead <= MOST_LEAD or not head.tensors:
+                return False
+            if not all(type(n) is str and d in ELEMENT_BYTES and good_shape(s) for n, d, s in head.tensors):
+                return False
+        if not (type(self.name) is str and type(self.size) is int and self.kind in ("tar", "gzip")):
+            return False
+        at, entries = 0, list[Any](self.entries)
+        for e in entries:
+            numbers = (e.start, e.data, e.head)
+            if type(e.name) is not str or type(e.verified) is not bool or any(type(x) is not int for x in numbers):
+                return False
+            if not (at <= e.start <= e.data - BLOCK and 0 <= e.head < len(self.heads)):
+                return False
+            at = e.data + self.heads[e.head].lead + self.heads[e.head].payload
+        kinds = all(type(o.name) is str and type(o.why) is str and type(o.member) is bool for o in self.others)
+        return kinds and at <= self.size
+
+
+@dataclass
+class Contents:
+    """Files of an archive, sorted into members and others as they are met.
+
+    Args:
+        archive: its name, for errors.
+    """
+
+    archive: str
+    heads: list[Head] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    others: list[Other] = field(default_factory=list)
+    _known: dict[tuple[bytes, int], int] = field(default_factory=dict)
+
+    def add(self, file: TarHeader, take: Take) -> Entry | None:
+        """Look at a file's first bytes; return it as a member, or None where it is none.
+
+        Args:
+            file: its tar header.
+            take: reads the archive.
+        """
+        if why := _foreign(file):
+            self.others.append(Other(file.name, why, False))
+            return None
+        named = file.name.lower().endswith(".safetensors")
+        first = take(file.data, min(file.size, 512 if named else 9))
+        if first[8:9] != b"{" and not named:
+            self.others.append(Other(file.name, "no safetensors file", False))
+            return None
+        path = f"{file.name!r} in {self.archive}"
+        try:
+            lead = 0 if what_is(first) else 8 + header_length(first, file.size, path)
+            if lead > MOST_LEAD:
+                raise DamagedError(f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{lead:,}")
+        except DamagedError as error:
+            self.others.append(Other(file.name, str(error), named))
+            return None
+        raw = first if len(first) >= lead else take(file.data, lead)  # what it raises is the archive's damage
+        try:
+            head = self._head(raw, lead, file.size, path)
+        except DamagedError as error:
+            self.others.append(Other(file.name, str(error), named))
+            return None
+        self.entries.append(Entry(file.name, file.start, file.data, head, True))
+        return self.entries[-1]
+
+    def _head(self, raw: bytes, lead: int, size: int, path: str) -> int:
+        """Read a member's own header, unless one of the same bytes was read before; return its head's position."""
+        key = hashlib.sha256(raw[:lead]).digest(), size
+        if key not in self._known:
+            header = parse_header(raw, size, path)
+            head = Head(lead, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
+            if not head.tensors:
+                raise DamagedError(f"header of {path}", expected="tensors", found="none")
+            if head not in self.heads:
+                self.heads.append(head)
+            self._known[key] = self.heads.index(head)
+        return self._known[key]
+
+    def index(self, size: int) -> Index:
+        """Return the index: of files with one name the last counts, as it does where a tar is unpacked."""
+        last = {e.name: e for e in self.entries}
+        twice = [e for e in self.entries if last[e.name] is not e]
+        others = [Other(e.name, "a later file has the same name", False) for e in twice]
+        entries = tuple(e for e in self.entries if last[e.name] is e)
+        return Index(self.archive, size, "tar", tuple(self.heads), entries, (*self.others, *others))
+
+
+def _foreign(file: TarHeader) -> str:
+    """Say why a file can be no member, by its tar header; return "" if it can."""
+    if leads_out(file.name) or "\0" in file.name:
+        return "a name that leads out of the archive's folder"
+    if file.kind:
+        return file.kind
+    if file.name.rpartition("/")[2].startswith("."):
+        return "a hidden file"
+    return "" if file.size else "an empty file"
+
+
+def numbers_in(name: str) -> list[int]:
+    """Return the whole numbers in a name."""
+    return [int(digits) for digits in re.findall("[0-9]{1,18}", name)]
+
+
+def tensors_of(head: Head) -> Mapping[str, tuple[str, Shape]]:
+    """Return stored name -> (dtype, shape) of a head's tensors, as they lie."""
+    return {name: (dtype, shape) for name, dtype, shape in head.tensors}

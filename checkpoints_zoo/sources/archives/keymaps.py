@@ -1,0 +1,233 @@
+"""Upstream's tensor names and ours, as rules that are data, and which net the tensors of a file are.
+
+The members that lie on the Hub carry torch-uncertainty's names; ours are timm's. Values never change, nor does
+the order of their bytes: a filter response norm's (1, C, 1, 1) is read as (C,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from checkpoints_zoo.errors import LayoutError
+from checkpoints_zoo.formats.layout import FLOATS, Shape, differences, is_counter
+from checkpoints_zoo.sources.archives.wrappers import unwrapped
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMap:
+    """Rules between stored names and ours.
+
+    Args:
+        parts: (stored, ours): what a part between dots is called.
+        norms: endings of the names, ours, of layers whose tensors are called otherwise and stored as (1, C, 1, 1).
+        leaves: (stored, ours): what the tensors of those layers are called.
+        by_shape: nobody knows what the stored tensors are called, and their shapes all differ.
+    """
+
+    parts: tuple[tuple[str, str], ...] = ()
+    norms: tuple[str, ...] = ()
+    leaves: tuple[tuple[str, str], ...] = ()
+    by_shape: bool = False
+
+    def ours(self, name: str, shape: Shape) -> tuple[str, Shape]:
+        """Translate a stored tensor's name and shape; return ours. Names that are ours already stay.
+
+        >>> UPSTREAM["resnet20-frn-silu"].ours("layer2.0.shortcut.1.gamma", (1, 32, 1, 1))
+        ('layer2.0.downsample.1.weight', (32,))
+        """
+        parts, leaves = dict(self.parts), dict(self.leaves)
+        *path, leaf = [parts.get(part, part) for part in name.split(".")]
+        if leaf in leaves and self._is_norm(path):
+            flat = len(shape) == 4 and shape == (1, shape[1], 1, 1)
+            leaf, shape = leaves[leaf], shape[1:2] if flat else shape
+        return ".".join([*path, leaf]), shape
+
+    def stored(self, name: str, shape: Shape) -> tuple[str, Shape]:
+        """Translate one of our tensors' name and shape; return upstream's.
+
+        >>> UPSTREAM["resnet18"].stored("layer2.0.downsample.1.weight", (128,))
+        ('layer2.0.shortcut.1.weight', (128,))
+        """
+        parts, leaves = ({ours: stored for stored, ours in rule} for rule in (self.parts, self.leaves))
+        *path, leaf = name.split(".")
+        if leaf in leaves and self._is_norm(path):
+            leaf, shape = leaves[leaf], (1, *shape, 1, 1)
+        return ".".join([parts.get(part, part) for part in path] + [leaf]), shape
+
+    def _is_norm(self, path: list[str]) -> bool:
+        layer = "." + ".".join(path)
+        return any(layer.endswith("." + norm) for norm in self.norms)
+
+
+_PARTS = (("shortcut", "downsample"), ("linear", "fc"))
+
+UPSTREAM: dict[str, KeyMap] = {
+    "resnet18": KeyMap(_PARTS),
+    "resnet20-frn-silu": KeyMap(
+        _PARTS,
+        norms=("bn1", "bn2", "downsample.1"),
+        leaves=(("gamma", "weight"), ("beta", "bias"), ("tau", "tau")),
+    ),
+    "optunet": KeyMap(_PARTS, by_shape=True),
+}
+
+
+class Recognised(NamedTuple):
+    """A net told by its tensors.
+
+    Args:
+        architecture: a name in `ARCHITECTURES`.
+        arguments: what that function takes.
+        tensors: our name -> (dtype, shape as ours), in the order of the stored tensors, counters where stored.
+    """
+
+    architecture: str
+    arguments: dict[str, Any]
+    tensors: dict[str, tuple[str, Shape]]
+
+
+def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
+    """Tell which of upstream's nets a member is by its tensors; return it with the tensors under our names.
+
+    Args:
+        tensors: stored name -> (dtype, shape) of one member, whatever wraps it; counters of any dtype, or none.
+
+    Raises:
+        LayoutError: it is none of them, naming what differs from the nearest one; or a weight is no float.
+
+    >>> recognise({"a": ("F16", (2, 1, 4, 4)), "b": ("F16", (10, 1, 5, 5)),
+    ...            "c.w": ("F16", (10, 10)), "c.b": ("F16", (10,))}).arguments
+    {'classes': 10, 'hidden': None}
+    """
+    *_, bare = unwrapped(list(tensors))
+    tried = []
+    for architecture in UPSTREAM:
+        for renamed in _renamings(architecture, bare, tensors):
+            found = {name: shape for name, (_, shape) in renamed.items()}
+            arguments = _NETS[architecture].arguments(found)
+            wanted = tensor_shapes(architecture, **arguments)
+            wanted = {n: s for n, s in wanted.items() if n in found or not is_counter(n)}
+            wrong, phrase = differences(found, wanted)
+            if not wrong:
+                _check_floats(renamed)
+                return Recognised(architecture, arguments, renamed)
+            tried.append((wrong, f"{phrase}, against {architecture}"))
+    wrong, phrase = min(tried, key=lambda one: len(one[0]))
+    raise LayoutError(
+        "tensors of a member",
+        expected=f"those of {' or '.join(UPSTREAM)} by name and shape",
+        found=phrase,
+        do="Give the architecture that the members were trained with",
+        tensor=wrong[0],
+    )
+
+
+def _renamings(
+    architecture: str, bare: list[str], tensors: Mapping[str, tuple[str, Shape]]
+) -> Iterator[dict[str, tuple[str, Shape]]]:
+    """Yield the tensors under our names: by the rules, then by shape where the names are not known."""
+    key_map = UPSTREAM[architecture]
+    renamed: dict[str, tuple[str, Shape]] = {}
+    for name, (dtype, shape) in zip(bare, tensors.values(), strict=True):
+        ours, flat = key_map.ours(name, shape)
+        # Two stored names may have one of ours: the second is then found to be extra.
+        renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
+    yield renamed
+    if key_map.by_shape:
+        for arguments in _OPTUNETS:
+            names = {shape: name for name, shape in tensor_shapes(architecture, **arguments).items()}
+            if sorted(names) == sorted(shape for _, shape in tensors.values()):
+                yield {names[shape]: (dtype, shape) for dtype, shape in tensors.values()}
+
+
+def _check_floats(renamed: Mapping[str, tuple[str, Shape]]) -> None:
+    for name, (dtype, _) in renamed.items():
+        if dtype not in FLOATS and not is_counter(name):
+            expected = f"a dtype among {', '.join(FLOATS)}"
+            raise LayoutError(f"tensor {name!r}", expected=expected, found=dtype, tensor=name)
+
+
+def tensor_shapes(architecture: str, /, **arguments: Any) -> dict[str, Shape]:
+    """Return name -> shape of a net's tensors, counters included, in the order of the module; no torch needed.
+
+    Args:
+        architecture: a key of `UPSTREAM`.
+        arguments: of the architecture, without `channels`: upstream's nets have three, OptuNet one.
+    """
+    return _NETS[architecture].shapes(**arguments)
+
+
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def _resnet(
+    widths: tuple[int, ...], blocks: int, norm: tuple[str, ...], classes: int, conv_bias: bool
+) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {}
+
+    def conv_and_norm(conv: str, after: str, width: int, width_in: int, kernel: int) -> None:
+        shapes[f"{conv}.weight"] = (width, width_in, kernel, kernel)
+        if conv_bias:
+            shapes[f"{conv}.bias"] = (width,)
+        shapes.update({f"{after}.{leaf}": () if is_counter(leaf) else (width,) for leaf in norm})
+
+    conv_and_norm("conv1", "bn1", widths[0], 3, 3)
+    width_in = widths[0]
+    for stage, width in enumerate(widths, 1):
+        for number in range(blocks):
+            block = f"layer{stage}.{number}"
+            conv_and_norm(f"{block}.conv1", f"{block}.bn1", width, width_in, 3)
+            conv_and_norm(f"{block}.conv2", f"{block}.bn2", width, width, 3)
+            if width != width_in:
+                conv_and_norm(f"{block}.downsample.0", f"{block}.downsample.1", width, width_in, 1)
+            width_in = width
+    return {**shapes, "fc.weight": (classes, width_in), "fc.bias": (classes,)}
+
+
+def _resnet18(classes: int) -> dict[str, Shape]:
+    return _resnet((64, 128, 256, 512), 2, _BATCH_NORM, classes, conv_bias=False)
+
+
+def _resnet20(classes: int, conv_bias: bool) -> dict[str, Shape]:
+    return _resnet((16, 32, 64), 3, ("weight", "bias", "tau"), classes, conv_bias)
+
+
+def _optunet(classes: int, hidden: int | None) -> dict[str, Shape]:
+    layers = {"fc": (classes, 10)} if hidden is None else {"fc1": (hidden, 10), "fc2": (classes, hidden)}
+    shapes: dict[str, Shape] = {"conv1.weight": (2, 1, 4, 4), "conv2.weight": (10, 1, 5, 5)}
+    for layer, shape in layers.items():
+        shapes.update({f"{layer}.weight": shape, f"{layer}.bias": shape[:1]})
+    return shapes
+
+
+_OPTUNETS: tuple[dict[str, Any], ...] = ({"classes": 10, "hidden": None}, {"classes": 10, "hidden": 3})
+
+
+class _Net(NamedTuple):
+    shapes: Callable[..., dict[str, Shape]]
+    arguments: Callable[[Mapping[str, Shape]], dict[str, Any]]
+
+
+def _rows(found: Mapping[str, Shape], name: str) -> int:
+    """Return how many rows a matrix has; 10 where there is none, so that it is found to be misshapen."""
+    shape = found.get(name, ())
+    return shape[0] if len(shape) == 2 and shape[0] > 0 else 10
+
+
+_NETS = {
+    "resnet18": _Net(_resnet18, lambda found: {"classes": _rows(found, "fc.weight")}),
+    "resnet20-frn-silu": _Net(
+        _resnet20,
+        lambda found: {"classes": _rows(found, "fc.weight"), "conv_bias": "conv1.bias" in found},
+    ),
+    "optunet": _Net(
+        _optunet,
+        lambda found: (
+            {"classes": _rows(found, "fc2.weight"), "hidden": _rows(found, "fc1.weight")}
+            if "fc1.weight" in found
+            else {"classes": _rows(found, "fc.weight"), "hidden": None}
+        ),
+    ),
+}

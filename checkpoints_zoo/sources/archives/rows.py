@@ -1,0 +1,241 @@
+"""From the index of archives to the rows of a manifest, and the layouts that their members' bytes have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.layout import Layout, is_counter
+from checkpoints_zoo.sources.archives import walking
+from checkpoints_zoo.sources.archives.contents import Head, Index, tensors_of
+from checkpoints_zoo.sources.archives.keymaps import Recognised, recognise, tensor_shapes
+from checkpoints_zoo.sources.archives.names import numbers_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """A member where it lies.
+
+    Args:
+        name: of its own file, which may have its number.
+        path: of the file in the source that holds its bytes.
+        offset: of its first tensor there.
+        head: what its tensors are.
+    """
+
+    name: str
+    path: str
+    offset: int
+    head: Head
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Members that are numbered together, those of one archive or one folder.
+
+    Args:
+        members: with their places.
+        broken: (name, why) of damaged ones.
+        numbers: of the members, then of the damaged ones; () for what their names say.
+    """
+
+    members: Sequence[Lying]
+    broken: Sequence[tuple[str, str]] = ()
+    numbers: Sequence[int] = ()
+
+
+# Says which net a head's tensors are, and how they lie; raises LayoutError for tensors that are of none.
+Tell = Callable[[Head], tuple[Recognised, Layout]]
+
+
+def layout_of_head(head: Head) -> tuple[Recognised, Layout]:
+    """Tell which net a header's tensors are; return that and their layout under our names.
+
+    Raises:
+        LayoutError: none that is known.
+    """
+    stored = tensors_of(head)
+    net = recognise(stored)
+    wanted = tensor_shapes(net.architecture, **net.arguments)
+    tensors = (
+        (ours, dtype, shape, name, was)
+        for (ours, (dtype, shape)), (name, (_, was)) in zip(net.tensors.items(), stored.items(), strict=True)
+    )
+    missing = [name for name in wanted if is_counter(name) and name not in net.tensors]
+    return net, Layout.of_stored(tensors, missing, head.lead)
+
+
+def rows_of(
+    indexes: Mapping[str, Index],
+) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
+    """Write the manifest of a collection that lies in archives; return rows, layouts, and architecture with arguments.
+
+    A member's id is the number in its name; where an archive's numbers were taken by those before, it counts on after
+    the largest of them. Members of other nets than most are `excluded`, damaged ones `failed`.
+
+    Args:
+        indexes: path in the source -> index, in the collection's order.
+
+    Raises:
+        LayoutError: the members are none of the nets that are known.
+        DamagedError: no members.
+        UsageError: a gzipped archive.
+    """
+    for path, index in indexes.items():
+        if index.kind != "tar":
+            raise UsageError(
+                f"archive {path}",
+                expected="an uncompressed tar, whose members have a place",
+                found="a gzipped one",
+                do="It can only be read from front to back: `stream` yields its members",
+            )
+    return rows_of_lots([lot_of(path, index) for path, index in indexes.items()], layout_of_head)
+
+
+def lot_of(path: str, index: Index) -> Lot:
+    """Return an archive's members with their places, given its path in the source."""
+    heads = index.heads
+    members = [Lying(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
+    return Lot(members, [(other.name, other.why) for other in index.others if other.member])
+
+
+def rows_of_lots(lots: Sequence[Lot], tell: Tell) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
+    """Write the manifest of members wherever they lie, numbered as `rows_of` says; return what it returns.
+
+    Args:
+        lots: in the collection's order.
+        tell: which net a head's tensors are.
+
+    Raises:
+        LayoutError: no member is of a net that is known.
+        DamagedError: no members.
+    """
+    # By identity: heads are few, and a hash over all of their names takes long.
+    heads = {id(m.head): m.head for lot in lots for m in lot.members}
+    nets = {key: _told(head, tell) for key, head in heads.items()}
+    majority = _majority(Counter(id(m.head) for lot in lots for m in lot.members), nets)
+    rows, layouts, taken = list[dict[str, Any]](), dict[str, Layout](), set[int]()
+    alike = {key: _of_head(net, majority, layouts) for key, net in nets.items()}
+    for lot in lots:
+        names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
+        numbers = list(lot.numbers) or numbers_of(names)
+        if taken & set(numbers):
+            shift = max(taken) + 1 - min(numbers)
+            numbers = [number + shift for number in numbers]
+        taken |= set(numbers)
+        # The numbers of the damaged members come last; their rows are made below.
+        for member, number in zip(lot.members, numbers[: len(lot.members)], strict=True):
+            row = _row(number) | alike[id(member.head)]
+            if row["status"] == "ok":
+                row |= {"path": member.path, "offset": member.offset}
+            rows.append(row)
+        for (_, why), number in zip(lot.broken, numbers[len(lot.members) :], strict=True):
+            rows.append(_row(number) | {"status": "failed", "reason": why})
+    return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
+
+
+def _told(head: Head, tell: Tell) -> tuple[Recognised, Layout] | LayoutError:
+    try:
+        return tell(head)
+    except LayoutError as error:
+        return error
+
+
+def _of_head(
+    net: tuple[Recognised, Layout] | LayoutError, majority: Recognised, layouts: dict[str, Layout]
+) -> dict[str, Any]:
+    """Return what the rows of members with one header have in common, its layout among those known by now."""
+    if isinstance(net, LayoutError):
+        return {"status": "excluded", "reason": str(net)}
+    if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
+        return {"status": "excluded", "reason": f"a {net[0].architecture} with {net[0].arguments}"}
+    key = layout_key(majority.architecture, net[1])
+    layouts[key] = net[1]
+    return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
+
+
+def _row(number: int) -> dict[str, Any]:
+    return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
+
+
+def _majority(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
+    """Return the net that most members are, given how many have each head."""
+    if not counts:
+        raise DamagedError("archives or folder", expected="members", found="none")
+    votes: dict[str, tuple[int, Recognised]] = {}
+    for head, count in counts.items():
+        net = nets[head]
+        if not isinstance(net, LayoutError):
+            key = json.dumps([net[0].architecture, net[0].arguments], sort_keys=True)
+            votes[key] = votes.get(key, (0, net[0]))[0] + count, net[0]
+    if not votes:
+        raise next(net for net in nets.values() if isinstance(net, LayoutError))
+    return max(votes.values(), key=lambda vote: vote[0])[1]
+
+
+def layout_key(architecture: str, layout: Layout) -> str:
+    """Name a layout; return a key that is the same for the same layout."""
+    text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
+    return f"{architecture}-{hashlib.sha256(text).hexdigest()[:8]}"
+
+
+def source_of_archive(
+    paths: Path | Iterable[Path], root: Path | None = None, known: Mapping[str, Any] | None = None
+) -> tuple[Description, pa.Table]:
+    """Walk archives on disk; return the description and manifest of the collection that lies in them.
+
+    Args:
+        paths: of the archives, in the collection's order.
+        root: the source's folder, from which the rows' paths count; None for that of the first archive.
+        known: what the archives can't tell, as fields of `Description`: name, title, dataset, classes and so on.
+
+    Raises:
+        DamagedError, LayoutError, UsageError: see `index` and `rows_of`.
+    """
+    files = [paths] if isinstance(paths, Path) else list(paths)
+    if not files:
+        raise UsageError("archives", expected="one path or more", found="none")
+    base = (files[0].parent if root is None else root).resolve()
+    indexes = {path.resolve().relative_to(base).as_posix(): index_file(path) for path in files}
+    rows, layouts, net = rows_of(indexes)
+    fields: dict[str, Any] = {
+        "name": files[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (), "preprocessing": {},
+        "licence": "", "citation": "", **net, "layouts": layouts,
+    }  # fmt: skip
+    description = Description(**fields | dict(known or {}))
+    table = manifest.table(rows)
+    manifest.validate(table, description, files[0])
+    return description, table
+
+
+def index_file(path: Path) -> Index:
+    """Index an archive on disk, every header read; return the index.
+
+    Raises:
+        DamagedError: see `walking.index`.
+    """
+    with path.open("rb", buffering=0) as file:
+
+        def read(offset: int, length: int) -> bytes:
+            file.seek(offset)
+            pieces, left = [], length
+            while left and (piece := file.read(left)):
+                pieces.append(piece)
+                left -= len(piece)
+            return b"".join(pieces)
+
+        size = path.stat().st_size
+        found = walking.index(read, size, str(path), threads=1)
+        # On disk headers cost next to nothing: nothing stays predicted.
+        return found if all(e.verified for e in found.entries) else walking.walk(read, size, str(path), threads=1)

@@ -1,0 +1,92 @@
+"""Gzipped archives, read once from front to back."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.formats.header import Header, parse_header
+from checkpoints_zoo.sources.archives.contents import Contents
+from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, plain
+
+PIECE = 2**20
+LARGEST_MEMBER = 2**33
+MOST_AFTER = 2**26  # bytes after the end mark that are looked at, for gzip's own checksum at its end
+
+
+def stream(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
+    """Read a gzipped tar once; yield (name, header, the whole file's bytes) of each member, one in memory at a time.
+
+    Args:
+        file: opened for reading bytes.
+        name: of the archive, for errors.
+        largest: bytes of a member that are still accepted.
+
+    Raises:
+        DamagedError: the archive is cut, no gzipped tar, or has a damaged or too large member.
+    """
+    with gzip.GzipFile(fileobj=file) as unpacked:
+        tape, start = _Forward(unpacked, name), 0
+        while True:
+            tape.forget(start)
+            found = header_at(tape.take, start, LARGEST, name)
+            if found is None:
+                break
+            contents = Contents(name)
+            member = contents.add(found, tape.take)
+            if broken := next((other for other in contents.others if other.member), None):
+                raise DamagedError(broken.why.rstrip("."), path=name)
+            if member:
+                if found.size > largest:
+                    expected = f"at most {largest:,} bytes a member"
+                    raise damaged(name, start, expected, f"{found.size:,} for {found.name!r}")
+                raw = tape.take(found.data, found.size)
+                yield plain(found.name), parse_header(raw, found.size, f"{found.name!r} in {name}"), raw
+            start = found.end
+        tape.finish(MOST_AFTER)
+
+
+@dataclass
+class _Forward:
+    """Bytes of a stream from where it was last told to forget on."""
+
+    file: gzip.GzipFile
+    name: str
+    begin: int = 0
+    kept: bytes = b""
+
+    def _read(self, length: int) -> bytes:
+        try:
+            return self.file.read(length)
+        except (OSError, EOFError, zlib.error) as error:
+            at = self.begin + len(self.kept)
+            raise damaged(self.name, at, "a whole gzip file", str(error) or "its end") from error
+
+    def take(self, offset: int, length: int) -> bytes:
+        pieces, end = [self.kept], offset + length - self.begin
+        there = len(self.kept)
+        while there < end:  # piece by piece: a size that is a lie costs no memory
+            pieces.append(self._read(min(PIECE, end - there)))
+            there += len(pieces[-1])
+            if not pieces[-1]:
+                raise damaged(self.name, offset, f"{length:,} bytes more", "the end of the tar: it is cut")
+        self.kept = b"".join(pieces)
+        return self.kept[offset - self.begin :][:length]
+
+    def forget(self, start: int) -> None:
+        """Leave out everything before a byte."""
+        while self.begin + len(self.kept) < start:
+            self.begin, self.kept = self.begin + len(self.kept), b""
+            self.kept = self._read(min(PIECE, start - self.begin))
+            if not self.kept:
+                raise damaged(self.name, start, "an end mark of zeros", "the end of the tar: it is cut")
+        self.begin, self.kept = start, self.kept[start - self.begin :]
+
+    def finish(self, most: int) -> None:
+        """Read what follows the end mark, so that gzip compares its checksum."""
+        while most > 0 and (raw := self._read(PIECE)):
+            most -= len(raw)

@@ -1,0 +1,269 @@
+"""The index of a tar: predicted from a few of its headers where they are regular, else read header by header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.formats.header import what_is
+from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index
+from checkpoints_zoo.sources.archives.names import names_in_order
+from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, damaged, header_at, is_header, padded
+
+# (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
+Read = Callable[[int, int], bytes]
+
+FIRST = 2**16  # bytes of the first read
+SMALL = 2**18  # members closer together than this are read in pieces of PIECE bytes, several at a time
+PIECE = 2**20
+LEAST = 2**14
+SAMPLES = 27
+MOST_FILES = 2**20
+
+
+def index(read: Read, size: int, name: str, threads: int = 8) -> Index:
+    """Find out what an archive holds from few of its bytes; return its index.
+
+    Where all sampled headers fit one size and the numeric or lexicographic order of names, the others are predicted:
+    `verify_entry` tells, once a member is read, whether it is the right one. Otherwise the archive is walked.
+
+    Args:
+        read: (offset, length) -> bytes, a request each; called from several threads at once.
+        size: of the archive, in bytes.
+        name: of the archive, for errors.
+        threads: reads at once; 1 calls `read` from this thread alone.
+
+    Raises:
+        DamagedError: no tar, nor a gzipped one; or a tar that is cut or contradicts itself.
+    """
+    first = read(0, min(size, FIRST))
+    if first[:2] == b"\x1f\x8b":
+        return Index(name, size, "gzip")
+    if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
+        raise damaged(name, 0, "a tar, or a gzipped one", what_is(first) or f"something else: {first[:16]!r}")
+    tape = _Tape(read, size, name, threads, {0: first})
+    return _predicted(tape) or _walked(_Tape(read, size, name, threads, tape.kept, spare=-len(tape.kept)))
+
+
+def walk(read: Read, size: int, name: str, threads: int = 8) -> Index:
+    """Read a whole tar header by header; return its index.
+
+    One read a file, and at most twice as many and four in all; where sizes repeat, the next ones are read at once.
+
+    Args:
+        read, size, name, threads: as for `index`.
+
+    Raises:
+        DamagedError: as for `index`.
+    """
+    return _walked(_Tape(read, size, name, threads, {}))
+
+
+def verify_entry(window: bytes, entry: Entry, of: Index) -> None:
+    """Compare the headers in front of a member's tensors with the index; return nothing.
+
+    Args:
+        window: bytes of the archive from `entry.start` to its tensors, or further.
+        entry: the member.
+        of: the index that it is from.
+
+    Raises:
+        DamagedError: another file lies there: the archive has to be walked.
+    """
+
+    def take(offset: int, length: int) -> bytes:
+        begin = offset - entry.start
+        if begin + length > len(window):
+            raise damaged(of.name, offset, f"{length:,} bytes", f"{max(0, len(window) - begin):,}")
+        return window[begin : begin + length]
+
+    contents = Contents(of.name)
+    head = of.heads[entry.head]
+    try:
+        file = header_at(take, entry.start, of.size, of.name)
+        there = file and contents.add(file, take)
+        right = there and (there.name, there.data) == (entry.name, entry.data) and contents.heads == [head]
+        found = f"{file.name!r}, {file.size:,} bytes" if file else "the archive's end"
+    except DamagedError as error:
+        right, found = False, error.found
+    if not right:
+        expected = f"{entry.name!r}, {head.lead + head.payload:,} bytes"
+        raise damaged(of.name, entry.start, expected, found, "The archive isn't regular; walk it")
+
+
+@dataclass
+class _Tape:
+    """Bytes of an archive around the file that is looked at, and some of those after it.
+
+    Args:
+        read, size, name, threads: as for `index`.
+        kept: pieces that were read already, by offset.
+        spare: reads that may still turn out to be useless, without more than two a file in all.
+    """
+
+    read: Read
+    size: int
+    name: str
+    threads: int
+    kept: dict[int, bytes]
+    spare: int = 0
+    begin: int = 0
+    piece: bytes = b""
+    wanted: int = FIRST
+    most: int = BLOCK  # bytes that one file needed
+    files: int = 0
+    count_ahead: int = 1
+    ahead: dict[int, bytes] = field(default_factory=dict)
+    strides: list[int] = field(default_factory=list)
+
+    def goto(self, start: int) -> None:
+        """Move to the file that starts at a byte."""
+        needed = min(start + self.most, self.size)
+        if self.begin <= start and needed <= self.begin + len(self.piece):
+            return
+        if start not in self.kept and start not in self.ahead:
+            self.count_ahead = 1 if self.ahead else self.count_ahead
+            self._read_on(start)
+        found = self.kept.get(start)
+        self.begin, self.piece = start, self.ahead.pop(start) if found is None else found
+
+    def _read_on(self, start: int) -> None:
+        """Read from a byte on, and at once where the next files start if sizes repeat."""
+        count = 0
+        even = len(self.strides) == 2 and self.strides[0] == self.strides[1] > self.wanted
+        if even and self.threads > 1:
+            count = max(0, min(self.count_ahead, self.spare))
+            self.count_ahead = min(2 * self.count_ahead, 32)
+        places = [start, *(start + i * self.strides[0] for i in range(1, count + 1))]
+        starts = [at for at in places if at < self.size and at not in self.kept]
+        self.spare -= len(starts) - 1
+        self.ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
+
+    def read_all(self, starts: list[int], length: int) -> list[bytes]:
+        """Read pieces of one length, several at once; return them."""
+
+        def one(at: int) -> bytes:
+            return self._whole(at, min(length, self.size - at))
+
+        if len(starts) == 1 or self.threads == 1:
+            return [one(at) for at in starts]
+        with ThreadPoolExecutor(min(self.threads, len(starts)), thread_name_prefix="zoo-archive") as pool:
+            return list(pool.map(one, starts))
+
+    def _whole(self, offset: int, length: int) -> bytes:
+        raw = self.read(offset, length)
+        if len(raw) != length:
+            raise damaged(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
+        return raw
+
+    def take(self, offset: int, length: int) -> bytes:
+        """Return bytes of the file that is looked at, reading on where they aren't at hand."""
+        begin, there = offset - self.begin, len(self.piece)
+        if offset + length > self.size:
+            raise damaged(self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut")
+        if begin + length > there:
+            # Records and a member's own header are limited: where reads must be spared one is enough for both.
+            room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
+            until = min(begin + length + room, self.size - self.begin)
+            self.piece += self._whole(self.begin + there, until - there)
+            self.spare -= 1
+        return self.piece[begin : begin + length]
+
+    def passed(self, start: int, end: int, lead_end: int) -> None:
+        """Learn from a file that was looked at: how far apart they are, and how many bytes to read of each."""
+        self.files += 1
+        self.spare += 1
+        self.strides = [*self.strides[-1:], end - start]
+        if self.files > MOST_FILES:
+            raise damaged(self.name, start, f"at most {MOST_FILES:,} files", "more")
+        self.most = max(self.most, padded(lead_end - start))
+        small = len(self.strides) == 2 and max(self.strides) < SMALL
+        self.wanted = PIECE if small else max(self.most, LEAST)
+
+
+def _next(tape: _Tape, start: int, contents: Contents) -> int | None:
+    """Look at the file that starts at a byte; return where the next one starts, or None at the end mark."""
+    if start >= tape.size:
+        raise damaged(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
+    tape.goto(start)
+    file = header_at(tape.take, start, tape.size, tape.name)
+    if file is None:
+        return None
+    member = contents.add(file, tape.take)
+    lead = contents.heads[member.head].lead if member else 0
+    tape.passed(start, file.end, file.data + lead)
+    return file.end
+
+
+def _walked(tape: _Tape) -> Index:
+    contents, start = Contents(tape.name), 0
+    while (after := _next(tape, start, contents)) is not None:
+        start = after
+    if not contents.entries:
+        pickles = any(other.name.lower().endswith((".pt", ".pth", ".ckpt")) for other in contents.others)
+        found = f"none among {len(contents.others)} files"
+        raise DamagedError(
+            f"archive {tape.name}", expected="safetensors files in the tar", path=tape.name,
+            found=f"{found}, but files of torch.save" if pickles else found,
+            do="Unpack it and give the folder: only there are such files opened" if pickles else "",
+        )  # fmt: skip
+    return contents.index(tape.size)
+
+
+def _predicted(tape: _Tape) -> Index | None:
+    """Predict a regular tar from its first two members and a few others; return None where they don't fit."""
+    contents, after = Contents(tape.name), 0
+    for _ in range(8):
+        following = _next(tape, after, contents)
+        if following is None:
+            return None
+        after = following
+        if len(contents.entries) == 2:
+            break
+    else:
+        return None
+    one, two = contents.entries
+    stride, before = two.start - one.start, two.data - two.start
+    alike = after - two.start == stride and one.head == two.head and one.data - one.start == before
+    count, rest = divmod(tape.size - one.start, stride)
+    if not alike or stride < SMALL or rest < BLOCK or count < 2:
+        return None
+    places = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)} - {0, 1})
+    pieces = tape.read_all(
+        [one.start + count * stride, *(one.start + k * stride for k in places)], before + contents.heads[0].lead
+    )
+    tape.kept |= {tape.begin: tape.piece}
+    tape.kept |= {one.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
+    if pieces[0].strip(b"\0"):
+        return None
+    for k, piece in zip(places, pieces[1:], strict=True):
+        if not _fits(contents, tape, piece, one.start + k * stride, before, one.head):
+            return None
+    sampled = dict(zip((0, 1, *places), (e.name for e in contents.entries), strict=True))
+    names = names_in_order(sampled, count, tape.name)
+    if names is None:
+        return None
+    entries = tuple(
+        Entry(name, one.start + k * stride, one.data + k * stride, one.head, k in sampled)
+        for k, name in enumerate(names)
+    )
+    return Index(tape.name, tape.size, "tar", tuple(contents.heads), entries, tuple(contents.others))
+
+
+def _fits(contents: Contents, tape: _Tape, piece: bytes, start: int, before: int, head: int) -> bool:
+    """Say whether a sampled piece is the beginning of a member like the first."""
+
+    def take(offset: int, length: int) -> bytes:
+        raw = piece[offset - start :][:length]
+        if len(raw) < length:
+            raise damaged(tape.name, offset, f"{length:,} bytes", f"{len(raw):,}")
+        return raw
+
+    try:
+        file = header_at(take, start, tape.size, tape.name)
+        entry = file and contents.add(file, take)
+    except DamagedError:
+        return False
+    return bool(entry and entry.data - start == before and entry.head == head and len(contents.heads) == 1)

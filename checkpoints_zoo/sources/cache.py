@@ -1,0 +1,296 @@
+"""Fetched members on disk: one plain safetensors file each, under its final name only once it is whole.
+
+$HF_HOME/assets/checkpoints_zoo/datasets--org--name/
+    members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     the same at every commit that has the same bytes
+    files/COMMIT/HASH.json                            which ETag and size a path has at a commit
+    folders/COMMIT/HASH.json                          which archives a folder has at a commit
+    indexes/HASH.json                                 what an archive holds
+    unpacked/ETAG.tar                                 what a gzipped archive unpacks to
+    locks/ETAG.lock                                   held while members of that file are fetched
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import mmap
+import re
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from checkpoints_zoo.errors import StorageError
+from checkpoints_zoo.formats.header import shard_header
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.sources import hub, spares
+
+STALE_SECONDS = 24 * 3600  # a temporary file this old was left by a process that was killed
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the cache holds of one repo: "org/name", members, and bytes."""
+
+    repo: str
+    members: int
+    bytes: int
+
+
+def root() -> Path:
+    """Return the cache's folder, which the client's HF_HOME and HF_ASSETS_CACHE move."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_ASSETS_CACHE).expanduser() / hub.LIBRARY
+
+
+def _folder(repo: str) -> str:
+    return f"datasets--{repo.replace('/', '--')}"
+
+
+def places(repo: str) -> list[Path]:
+    """Return where to look: the cache, and what stands in for it in this process."""
+    return [place / _folder(repo) for place in (root(), *spares.spares())]
+
+
+def writable(repo: str) -> Path:
+    """Return a repo's folder that can be written to: where the cache can't be, one that goes with this process.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    place = root() / _folder(repo)
+    try:
+        (place / "members").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place / "members"):
+            return place
+    except OSError as error:
+        if error.errno in _FULL:
+            raise full(place, error) from error
+        place = spares.spare(root(), error) / _folder(repo)
+    (place / "members").mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def full(path: Path, error: OSError, needed: int = 0) -> StorageError:
+    """Return the error for a disk that can't take more."""
+    return StorageError(
+        f"cache {path}",
+        expected=f"room for {needed:,} bytes" if needed else "room for what is fetched",
+        found=str(error.strerror or error),
+        do="Free some, or set HF_HOME to a folder on a larger disk: members that had arrived are kept",
+        path=path,
+    )
+
+
+def check_room(place: Path, needed: int) -> None:
+    """Check that the disk has room, before anything is fetched.
+
+    Raises:
+        StorageError: it has not.
+    """
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise full(place, OSError(errno.ENOSPC, f"{free:,} bytes free"), needed)
+
+
+def head_of(layout: Layout) -> bytes:
+    """Return what stands before a member's tensors in its file; b"" for a member that has a header of its own."""
+    return b"" if layout.lead else shard_header(layout, [""])
+
+
+def name_of(etag: str, offset: int, layout: Layout, head: bytes, called: str = "") -> str:
+    """Return the name of a member's file: of the same bytes read the same way, wherever they lie.
+
+    Args:
+        etag, offset: of the file that the member is part of, and where its tensors begin there.
+        layout, head: as it is kept; see `head_of`.
+        called: its name in an archive: a file is kept under it only if the archive was seen to call it so.
+    """
+    tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
+    described = (head or json.dumps(layout.to_json()).encode()) + called.encode("utf-8", "surrogateescape")
+    return f"{tag}-{offset}-{layout.nbytes}-{hashlib.sha256(described).hexdigest()[:8]}.safetensors"
+
+
+def find(repo: str, name: str, size: int) -> Path | None:
+    """Look for a member's file of so many bytes; return its path, None where it is not there."""
+    for place in places(repo):
+        path = place / "members" / name
+        try:
+            if path.stat().st_size == size:
+                return path
+        except OSError:
+            continue
+    return None
+
+
+def files(repo: str) -> set[Path]:
+    """Return the files of a repo's members that are here."""
+    return {path for place in places(repo) for path in (place / "members").glob("*.safetensors")}
+
+
+def _note(place: Path, commit: str, inside: str) -> Path:
+    return place / "files" / commit / f"{hashlib.sha256(inside.encode()).hexdigest()[:32]}.json"
+
+
+def recall(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
+    """Return the ETag and size of a file at a commit, None where that was never noted."""
+    for place in places(repo):
+        try:
+            noted = json.loads(_note(place, commit, inside).read_bytes())
+            if noted["path"] == inside and type(noted["etag"]) is str and type(noted["size"]) is int:
+                return noted["etag"], noted["size"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def note(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
+    """Write down the ETag and size of a file at a commit, by rename.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    path = _note(place, commit, inside)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"path": inside, "etag": etag, "size": size}), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise full(place, error) from error
+
+
+@contextmanager
+def locked(place: Path, etag: str) -> Iterator[None]:
+    """Hold a file's lock, so that processes that want the same members fetch them once."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    name = hashlib.sha256(etag.encode()).hexdigest()[:32]
+    (place / "locks").mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(place / "locks" / f"{name}.lock"):
+        yield
+
+
+class Draft:
+    """A member's file while it arrives, under a temporary name.
+
+    Args:
+        path: its final name.
+        head: what stands before the bytes that arrive.
+        size: of the bytes that arrive.
+        before: how many of them are not kept: they come first, and prove what the others are.
+    """
+
+    def __init__(self, path: Path, head: bytes, size: int, before: int = 0) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        self._start, self.size, self._left = len(head), size, size
+        self.before = bytearray(before)
+        self._lock = threading.Lock()
+        self._head = head
+        self._file: FileIO | None = None
+        self._at = 0  # in the file
+
+    def write(self, at: int, piece: bytes) -> bool:
+        """Put bytes at a place behind the head, each once; return whether these were the last.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        with self._lock:
+            try:
+                if self._file is None:
+                    self._file, self._at = FileIO(self.temporary, "w+"), self._start
+                    _write(self._file, self._head)
+                skipped = max(0, min(len(piece), len(self.before) - at))
+                self.before[at : at + skipped] = piece[:skipped]
+                if kept := piece[skipped:]:
+                    begin = self._start + at + skipped - len(self.before)
+                    if begin != self._at:  # a call of the system that most pieces can do without
+                        self._file.seek(begin)
+                    _write(self._file, kept)
+                    self._at = begin + len(kept)
+            except OSError as error:
+                raise full(self.path.parent, error, self.size) from error
+            self._left -= len(piece)
+            return self._left == 0
+
+    def content(self) -> memoryview:
+        """Return the bytes of the file as it stands, mapped."""
+        with self.temporary.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def keep(self) -> None:
+        """Give the file its final name."""
+        self._close()
+        self.temporary.replace(self.path)
+
+    def discard(self) -> None:
+        """Delete what has arrived."""
+        with self._lock:
+            self._close()
+            self.temporary.unlink(missing_ok=True)
+            self._left = self.size
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _write(file: FileIO, piece: bytes) -> None:
+    left = memoryview(piece)
+    while left:
+        left = left[file.write(left) or 0 :]
+
+
+def sweep(place: Path) -> None:
+    """Delete temporary files that killed processes left behind long ago."""
+    for path in (place / "members").glob(".*.tmp"):
+        try:
+            if path.stat().st_mtime < time.time() - STALE_SECONDS:
+                path.unlink()
+        except OSError:
+            continue
+
+
+def kept() -> list[Kept]:
+    """List what the cache holds; return one line a repo."""
+    lines = []
+    for place in sorted(root().glob("datasets--*--*")):
+        sizes = [p.stat().st_size for p in (place / "members").glob("*.safetensors") if not p.name.startswith(".")]
+        if sizes:
+            lines.append(Kept("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
+    return lines
+
+
+def drop(repo: str | None = None) -> int:
+    """Delete the cached members of a repo, None for all; return how many bytes that freed.
+
+    What is being fetched just now is left alone; what somebody has open stays readable to them.
+    """
+    freed = 0
+    for place in sorted(root().glob("datasets--*--*")) if repo is None else [root() / _folder(repo)]:
+        for path in (place / "members").glob("*.safetensors"):
+            if path.name.startswith("."):
+                continue
+            size = path.stat().st_size
+            path.unlink(missing_ok=True)
+            freed += size
+        sweep(place)
+        for path in (place / "unpacked").glob("*.tar"):
+            freed += path.stat().st_size
+            path.unlink(missing_ok=True)
+        for folder in ("files", "folders", "indexes"):
+            shutil.rmtree(place / folder, ignore_errors=True)
+    return freed

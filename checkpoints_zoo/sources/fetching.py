@@ -1,0 +1,296 @@
+"""Members of a repo on the Hub, brought to this disk: what is here already, and the rest by a few range reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from checkpoints_zoo.errors import DamagedError, NetworkError
+from checkpoints_zoo.formats.header import check_own_header
+from checkpoints_zoo.formats.layout import Layout, content_hash
+from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.selection import Key, format_ids
+from checkpoints_zoo.sources import cache, hub
+from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources.ranges import Remote
+
+GAP = 256 * 2**10  # bytes that cost less than another request
+LARGEST_RUN = 32 * 2**20  # several connections share a longer one
+PARALLEL = 8
+WHOLE_FROM = 0.4  # share of a file from which on all of it is fetched
+
+_asked: dict[tuple[Repo, str], Remote] = {}  # files that were read from: one HEAD each for a process
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A snapshot whose bytes are asked for, as its row says.
+
+    Args:
+        key: member, and epoch where it is not the final one.
+        prefix: what stands before its tensor names in the shard.
+        inside: path of the file in the repo.
+        offset: of its first tensor in the file.
+        layout: of its bytes.
+        sha256: of its content, None where nobody knows.
+        called: its name in the archive that it lies in.
+        before: bytes in front of it that are to be read as well, to see that it is called so.
+        prove: looks at these and at its own header; raises a DamagedError for another member's.
+    """
+
+    key: Key
+    prefix: str
+    inside: str
+    offset: int
+    layout: Layout = field(compare=False)
+    sha256: str | None
+    called: str = ""
+    before: int = 0
+    prove: Callable[[bytes], None] | None = field(default=None, compare=False)
+
+    @property
+    def begin(self) -> int:
+        return self.offset - self.layout.lead - self.before
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.layout.nbytes
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A member to be fetched, and the file it is to become."""
+
+    wanted: Wanted
+    remote: Remote
+    draft: cache.Draft
+
+
+class _Stopped(Exception):
+    """Another thread has failed: this one need not go on."""
+
+
+def remote(repo: Repo, inside: str) -> Remote:
+    """Ask where a file of a repo lies, once in a process; return it.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+    """
+    if (repo, inside) not in _asked:
+        _asked[repo, inside] = Remote.of(repo, inside)
+    return _asked[repo, inside]
+
+
+def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -> list[Location]:
+    """Bring members to this disk, all that are missing in one go; return where they lie now.
+
+    Args:
+        repo: at the commit that the rows are of.
+        name: of the collection, for errors.
+        wanted: the members.
+        whole: whether a file of which most is missing may be fetched whole, into the client's cache.
+
+    Raises:
+        NetworkError: no answer, or offline with members missing: they are listed.
+        AccessError, SourceNotFound: a file that may not be read, or is not there.
+        DamagedError: bytes that are not what the manifest says; they are not kept.
+        StorageError: the disk is full.
+    """
+    from huggingface_hub import is_offline_mode
+
+    heads = {key: cache.head_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
+    found = _here(repo, wanted, heads)
+    missing = [x for x in wanted if x not in found]
+    if missing and is_offline_mode():
+        raise _offline(repo, name, missing, len(wanted))
+    if missing:
+        in_pieces = {x.inside for x in (found if whole else wanted)}
+        _fetch(repo, name, missing, heads, in_pieces)
+        found |= _here(repo, missing, heads)
+    return [found[x] for x in wanted]
+
+
+def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> dict[Wanted, Location]:
+    """Look for members in the client's cache, then in ours; return those found."""
+    files = {x.inside: None for x in wanted}
+    whole = {inside: path for inside in files if (path := hub.cached(repo, inside)) is not None}
+    noted = {inside: cache.recall(repo.id, repo.commit, inside) for inside in files if inside not in whole}
+    found = {}
+    for x in wanted:
+        if x.inside in whole:
+            if x.prove is not None:
+                x.prove(_peek(whole[x.inside], x.begin, x.offset))
+            found[x] = Location(x.key[0], x.prefix, whole[x.inside], x.offset, x.layout)
+        elif (at := noted[x.inside]) is not None:
+            head = heads[id(x.layout)]
+            start = len(head) or x.layout.lead
+            name = cache.name_of(at[0], x.offset, x.layout, head, x.called)
+            path = cache.find(repo.id, name, start + x.layout.nbytes)
+            if path is not None:
+                found[x] = Location(x.key[0], "", path, start, x.layout)
+    return found
+
+
+def _peek(path: Path, begin: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)
+
+
+def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int, bytes], partly: set[str]) -> None:
+    """Fetch members, whole files where most of one is missing and nothing of it is here (`partly`) yet."""
+    files: dict[str, list[Wanted]] = {}
+    for x in missing:
+        files.setdefault(x.inside, []).append(x)
+    # A link that has run out by now is renewed on the way. One that brought nothing good is asked for anew.
+    known = {inside: remote for inside in files if (remote := _asked.pop((repo, inside), None)) is not None}
+    place = cache.writable(repo.id)
+    cache.sweep(place)
+
+    def ask(inside: str) -> Remote:
+        remote = known.get(inside) or Remote.of(repo, inside)
+        remote.check_size(max(x.end for x in files[inside]))
+        cache.note(place, repo.commit, inside, remote.etag, remote.size)
+        return remote
+
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
+        remotes = dict(zip(files, pool.map(ask, files), strict=True))
+        for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: nobody waits in a circle
+            locks.enter_context(cache.locked(place, etag))
+        here = _here(repo, missing, heads)  # another process may have been faster
+        parts = []
+        for inside, remote in remotes.items():
+            rest = [x for x in files[inside] if x not in here]
+            untouched = inside not in partly and len(rest) == len(files[inside])
+            if untouched and sum(x.end - x.begin for x in rest) > WHOLE_FROM * remote.size:
+                hub.fetch(repo, inside)
+                continue
+            for x in rest:
+                head = heads[id(x.layout)]
+                path = place / "members" / cache.name_of(remote.etag, x.offset, x.layout, head, x.called)
+                parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
+        if parts:
+            cache.check_room(place, sum(p.draft.size for p in parts))
+            _read(parts, name, pool)
+    _asked.update({(repo, inside): remote for inside, remote in remotes.items()})
+
+
+def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> None:
+    """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    stop = threading.Event()
+    ranges = list(_ranges(parts))
+    total = sum(end - begin for _, begin, end in ranges)
+    title = f"{name}: {len(parts)} member{'s' if len(parts) > 1 else ''}"
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
+    with bar:
+
+        def run(those: Sequence[_Part], begin: int, end: int) -> None:
+            def sink(at: int, piece: bytes) -> None:
+                if stop.is_set():
+                    raise _Stopped
+                for part in those:
+                    start = max(at, part.wanted.begin)
+                    some = piece[start - at : max(start - at, part.wanted.end - at)]
+                    if some and part.draft.write(start - part.wanted.begin, some):
+                        _finish(part)
+                bar.update(len(piece))
+
+            those[0].remote.read(begin, end, sink)
+
+        futures = [pool.submit(run, *each) for each in ranges]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            failed = [f for f in done if f.exception() is not None]
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            for part in parts:
+                part.draft.discard()
+    for future in failed:
+        future.result()
+
+
+def _ranges(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], int, int]]:
+    """Join members that lie close together, and cut what is long; yield (members, begin, end)."""
+    runs: list[list[_Part]] = []
+    reached = 0
+    for part in sorted(parts, key=lambda p: (p.wanted.inside, p.wanted.begin)):
+        if runs and runs[-1][0].remote is part.remote and part.wanted.begin <= reached + GAP:
+            runs[-1].append(part)
+            reached = max(reached, part.wanted.end)
+        else:
+            runs.append([part])
+            reached = part.wanted.end
+    for run in runs:
+        begin, end = run[0].wanted.begin, max(p.wanted.end for p in run)
+        count = -(-(end - begin) // LARGEST_RUN)
+        cuts = [begin + (end - begin) * i // count for i in range(count + 1)]
+        for start, stop in pairwise(cuts):
+            yield [p for p in run if p.wanted.begin < stop and p.wanted.end > start], start, stop
+
+
+def _finish(part: _Part) -> None:
+    """Check a member that has arrived, once more from afresh where it is not what it should be, and keep it."""
+    if (problem := _problem(part)) is None:
+        return part.draft.keep()
+    part.draft.discard()
+    begin = part.wanted.begin
+
+    def again(at: int, piece: bytes) -> None:
+        part.draft.write(at - begin, piece)
+
+    part.remote.read(begin, part.wanted.end, again)
+    if (problem := _problem(part)) is not None:
+        part.draft.discard()
+        raise problem
+    part.draft.keep()
+
+
+def _problem(part: _Part) -> DamagedError | None:
+    """Return the error for bytes that are not what the manifest says, None where they are."""
+    x = part.wanted
+    if not x.layout.lead and x.sha256 is None and x.prove is None:
+        return None
+    content = part.draft.content()
+    if x.prove is not None:
+        try:
+            x.prove(bytes(part.draft.before) + bytes(content[: x.layout.lead]))
+        except DamagedError as error:
+            return error
+    what = f"member {format_ids([x.key])} in file {x.inside} of {part.remote.repo.label}"
+    if x.layout.lead:
+        try:
+            check_own_header(bytes(content[: x.layout.lead]), x.layout, what)
+        except DamagedError as error:
+            return error
+    if x.sha256 is None:
+        return None
+    digest = content_hash(x.layout, content[len(content) - x.layout.nbytes :])
+    if digest == x.sha256:
+        return None
+    return DamagedError(
+        what,
+        expected=f"sha256 {x.sha256[:16]}… in the {x.layout.nbytes:,} bytes at {x.offset:,}",
+        found=f"{digest[:16]}…, twice",
+        do="Nothing of it was kept: tell the producer, or try another network",
+        member=x.key[0],
+        path=x.inside,
+    )
+
+
+def _offline(repo: Repo, name: str, missing: Sequence[Wanted], asked: int) -> NetworkError:
+    ids = format_ids([x.key for x in missing])
+    return NetworkError(
+        f"{len(missing)} of {asked} members of {name}",
+        expected="them in the cache, since HF_HUB_OFFLINE is set",
+        found=f"no members {ids} of {repo}",
+        do=f"Get them online: `zoo-cli download {name} --members {ids} --source {repo}`",
+        collection=name,
+    )

@@ -1,0 +1,1 @@
+"""The derivation of a symmetry table from the trace of any module."""

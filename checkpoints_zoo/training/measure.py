@@ -1,0 +1,201 @@
+"""Trained members made ready to be stored: packed, measured by the bytes that are stored, their rows written down."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.formats import manifest, pieces, writing
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.columns import SCHEMA
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.networks import tensors
+from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.training.population import Trained
+from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
+from checkpoints_zoo.training.reproducible import exact
+from checkpoints_zoo.training.seeds import derive
+
+Key = tuple[int, int]  # member, epoch
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A snapshot that is ready to be stored.
+
+    Args:
+        row: of the manifest, but for where its bytes lie.
+        raw: its bytes in the recipe's layout; None for a member that failed.
+    """
+
+    row: Row
+    raw: bytearray | None
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.row)
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return member and epoch of a row."""
+    return row["member"], row["epoch"]
+
+
+def prefix_of(row: Mapping[str, Any]) -> str:
+    """Return what stands before the tensor names of a row's snapshot in its shard."""
+    return tensors.prefix(row["member"], None if row["final"] else row["epoch"])
+
+
+def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Finished]:
+    """Pack and measure trained members; return their snapshots in order.
+
+    Args:
+        recipe: that trained them.
+        trained: the members.
+        device: that they are measured on, by their stored bytes, in float32.
+    """
+    layout = layout_of(recipe)
+    fingerprint = recipe.split("train").fingerprint
+    found = {
+        (t.member, epoch): Finished(
+            _row(recipe, t, epoch, fingerprint), tensors.pack(state, layout) if t.status == "ok" else None
+        )
+        for t in trained
+        for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()
+    }
+    ordered = [found[key] for key in sorted(found)]
+    measured = _measure(recipe, layout, [f for f in ordered if f.raw is not None], torch.device(device))
+    for finished in ordered:
+        finished.row.update(measured.get(finished.key, {}))
+    return ordered
+
+
+def layout_of(recipe: Recipe) -> Layout:
+    """Lay out a member's tensors as the recipe stores them; return the layout."""
+    return tensors.layout_of(recipe.skeleton().state_dict(), STORAGE[recipe.storage])
+
+
+def _measure(
+    recipe: Recipe, layout: Layout, finished: Sequence[Finished], device: torch.device
+) -> dict[Key, dict[str, Any]]:
+    """Measure snapshots by their bytes in a shard, in float32; return (member, epoch) -> figures and hash."""
+    if not finished:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="zoo-training-") as name:
+        root = Path(name)
+        members = [(prefix_of(f.row), f.raw) for f in finished if f.raw is not None]
+        with writing.writing_into(root):
+            path = writing.write_shard(root, 0, layout, members)
+        first = writing.first_offset(layout, [prefix for prefix, _ in members])
+        rows = [
+            f.row | {"path": path.name, "offset": first + at * layout.nbytes, "nbytes": layout.nbytes,
+                     "layout": recipe.storage, "dtype": layout.dtype}
+            for at, f in enumerate(finished)
+        ]  # fmt: skip
+        with exact(device):
+            return _figures(recipe, Source(root, "training"), description_of(recipe, layout), rows, device)
+
+
+def _figures(
+    recipe: Recipe, source: Source, description: Description, rows: Sequence[Row], device: torch.device
+) -> dict[Key, dict[str, Any]]:
+    architecture = recipe.skeleton if recipe.build is not None else None
+    members = Collection(source, "", description, manifest.table(rows), architecture)
+    train, test = recipe.split("train"), recipe.split("test")
+    found: dict[Key, dict[str, Any]] = {}
+    for row, digest, (_, on_train), (_, on_test) in zip(
+        members.rows.to_pylist(),
+        pieces.hash_members(members.locations()),
+        measuring.figures(members, train, device),
+        measuring.figures(members, test, device),
+        strict=True,
+    ):
+        found[key_of(row)] = {
+            "sha256": digest,
+            "train_accuracy": on_train["accuracy"],
+            "train_loss": on_train["nll"],
+            **{f"test_{figure}": value for figure, value in on_test.items()},
+            "eval_data": measuring.eval_data(test),
+        }
+    return found
+
+
+def _row(recipe: Recipe, t: Trained, epoch: int, fingerprint: str) -> dict[str, Any]:
+    """Write down what is known of a snapshot before its bytes are stored.
+
+    Args:
+        recipe, t: it and its member.
+        epoch: epochs trained.
+        fingerprint: of the training split.
+    """
+    run_id = hashlib.sha256(f"{recipe.hash}|{t.seed}".encode()).hexdigest()[:16]
+    return {
+        **dict.fromkeys(SCHEMA.names),
+        "member": t.member,
+        "epoch": epoch,
+        "final": epoch == recipe.epochs,
+        "status": t.status,
+        "reason": t.reason or None,
+        "method": "independent",
+        "seed": t.seed,
+        "seed_init": initial_seed(recipe, t.seed),
+        **{f"seed_{purpose}": derive(t.seed, purpose) for purpose in ("order", "augment")},
+        "run_id": run_id,
+        "split": split_of(run_id),
+        **{n: getattr(recipe, n) for n in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size",
+                                           "schedule", "augmentation", "precision", "stack_width")},
+        "recipe": recipe.made_from or recipe.name,
+        "recipe_hash": recipe.hash,
+        "data_fingerprint": fingerprint,
+        "code_version": version("checkpoints-zoo"),
+        "torch_version": str(torch.__version__),
+        "device": device_name(t.device),
+        "wall_time_s": round(t.wall_time_s, 3),
+        "created": datetime.now(UTC).replace(microsecond=0),
+    }  # fmt: skip
+
+
+def split_of(run_id: str) -> str:
+    """Return the split of a run: 70/15/15 by the first 32 bits of sha256("split|RUN_ID")."""
+    at = int(hashlib.sha256(f"split|{run_id}".encode()).hexdigest()[:8], 16) / 2**32
+    return "train" if at < 0.7 else "validation" if at < 0.85 else "test"
+
+
+def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)
+    """Return a device's name: of a processor, with the instruction set that torch uses on it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def description_of(recipe: Recipe, layout: Layout) -> Description:
+    """Return what a source says of a recipe's collection, beside the manifest."""
+    return Description(
+        name=recipe.name,
+        title=recipe.title,
+        architecture=recipe.architecture,
+        arguments={n: list(v) if isinstance(v, tuple) else v for n, v in recipe.arguments.items()},
+        dataset=recipe.dataset,
+        classes=recipe.split("test").classes,
+        preprocessing=recipe.preprocess.to_json(),
+        layouts={recipe.storage: layout},
+        licence=recipe.licence,
+        citation=f"checkpoints_zoo, collection {recipe.name}, recipe {recipe.hash}",
+    )

@@ -1,0 +1,84 @@
+"""The pages on symmetries cannot go stale: their code runs, their tables are computed again."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
+from tests.support.commands import run
+from tests.support.symmetry_page import along, counts, distribution, figures, layers
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("symmetries.md", "architectures.md")
+RUNS = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_the_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"__name__": "page"}
+    blocks = re.findall(r"```(python|bash)\n(.*?)```", page(name), flags=re.DOTALL)
+    assert len(blocks) > 4
+    for at, (language, code) in enumerate(blocks):
+        if language == "bash":
+            for line in code.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["zoo-cli"] and "snapshots/" not in line:  # these need a minute of training first
+                    result = run(*words[1:])
+                    assert result.exit_code == 0, result.output
+        elif ">>>" in code:
+            test = doctest.DocTestParser().get_doctest(code, scope, f"{name}, block {at}", name, 0)
+            found: list[str] = []
+            RUNS.run(test, out=found.append, clear_globs=False)
+            assert not found, "".join(found)
+            scope |= test.globs
+        else:
+            exec(compile(code, f"{name}, block {at}", "exec"), scope)
+
+
+@pytest.fixture(scope="module")
+def masses() -> dict[str, MinimalMass]:
+    return {name: zoo.minimal_mass(zoo.load(name)) for name in ("convnet-digits", "resnet8-digits")}
+
+
+def test_the_counts() -> None:
+    assert counts() in page("symmetries.md")
+
+
+def test_the_masses(masses: dict[str, MinimalMass]) -> None:
+    text = page("symmetries.md")
+    assert figures(masses) in text
+    for found in masses.values():
+        assert distribution(found) in text
+    # An excess is no error of the minimum: the certificate is a share, the excess a percentage.
+    for found in masses.values():
+        assert bool(found.converged.all())
+        assert bool((found.excess / 100 > 10 * found.residual).all())
+
+
+def test_the_last_line_along_training_is_the_collections(masses: dict[str, MinimalMass]) -> None:
+    """The members that `tests.support.snapshots` trains are the first sixteen of the collection."""
+    assert along(masses["convnet-digits"]) in page("symmetries.md")
+
+
+def test_the_layers() -> None:
+    for name in ("convnet-digits", "resnet8-digits"):
+        assert layers(name) in page("symmetries.md")
+
+
+def test_links_lead_somewhere() -> None:
+    for name in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page(name)):
+            assert (DOCS / target).is_file(), target

@@ -1,0 +1,104 @@
+"""Cells of a comparison outlive the process: read back, checked, measured anew where they are damaged."""
+
+# ruff: noqa: F811 (fixtures are imported, and asked for by name)
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo.methods.comparing.comparison import Comparison
+from checkpoints_zoo.methods.comparing.measured import Measuring
+from checkpoints_zoo.methods.comparing.preparing import prepare
+from tests.support.few_draws import PERMUTATIONS, RUNS, asked, draws, few_images, members  # noqa: F401 (fixtures)
+
+
+@pytest.fixture(scope="module")
+def few(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments, for one method and fewer figures."""
+    return asked | {"draws": {"vi": asked["draws"]["vi"]}, "ood": "none"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compared")
+
+
+@pytest.fixture(scope="module")
+def found(members: zoo.Collection, few: dict[str, Any], folder: Path) -> Comparison:
+    return zoo.compare(members[:8], out=folder, **few)
+
+
+def cells_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted((folder / "cells").iterdir())}
+
+
+def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew(
+    found: Comparison, members: zoo.Collection, few: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, said, measured = cells_of(folder), list[str](), list[str]()
+    assert len(before) == 2 * RUNS + 1 + 3 + 3
+    assert json.loads((folder / "comparison.json").read_text()) == json.loads(found.to_json())
+    whole = Measuring.__call__
+
+    def watched(self: Measuring, task: Any, device: str) -> dict[str, Any]:
+        measured.append(task.name)
+        return whole(self, task, device)
+
+    monkeypatch.setattr(Measuring, "__call__", watched)
+    assert zoo.compare(members[:8], out=folder, **few, say=said.append) == found
+    assert (measured, said, cells_of(folder)) == ([], [], before)
+    for damage in ("{", "[]", None):
+        name = next(n for n in before if n.startswith("vi-multi-uncertainty"))
+        path = folder / "cells" / name
+        changed = json.loads(before[name][0])
+        changed["values"]["figures"]["nll"]["value"] += 1e-6
+        path.write_text(json.dumps(changed) if damage is None else damage)
+        said.clear()
+        measured.clear()
+        assert zoo.compare(members[:8], out=folder, **few, say=said.append) == found
+        assert measured == ["vi multi uncertainty"]
+        assert said[0] == f"{path} is damaged: measured anew"
+        assert path.read_bytes() == before[name][0]
+    # Another seed, other permutations, other images: other cells.
+    more = few | {"permutations": PERMUTATIONS + 1}
+    prepared = prepare(members[:8], out=folder, **more)
+    assert {name.split(" ")[2] for name in prepared.todo().cells} == {"closeness"}
+    other = prepare(members[:8], out=folder, **(few | {"ood": few_images()[1]})).todo()
+    assert {name.split(" ")[2] for name in other.cells} == {"uncertainty"}
+    assert other.found == len(before) - len(other.cells)
+
+
+def test_a_run_that_is_cut_off_goes_on(
+    found: Comparison, members: zoo.Collection, few: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = Measuring.__call__, list[str]()
+
+    def cut(self: Measuring, task: Any, device: str) -> dict[str, Any]:
+        calls.append(task.name)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return whole(self, task, device)
+
+    monkeypatch.setattr(Measuring, "__call__", cut)
+    with pytest.raises(KeyboardInterrupt):
+        zoo.compare(members[:8], out=tmp_path, **few)
+    monkeypatch.undo()
+    first = cells_of(tmp_path)
+    assert len(first) == 7
+    assert not (tmp_path / "comparison.json").exists()
+    assert zoo.compare(members[:8], out=tmp_path, **few) == found
+    after = cells_of(tmp_path)
+    assert {name: after[name] for name in first} == first
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same(
+    found: Comparison, members: zoo.Collection, few: dict[str, Any], tmp_path: Path
+) -> None:
+    assert zoo.compare(members[:8], out=tmp_path, **(few | {"workers": 2})) == found

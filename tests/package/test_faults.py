@@ -1,0 +1,44 @@
+"""The table of faults is what the tests say, and leaves no kind out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import faults
+
+HERE = Path(__file__).parents[1]
+# What the table must have, wherever it strikes.
+WANTED = (
+    "401", "403", "no such repo", "no such revision", "no such file", "gated", "408", "429 with a wait", "429 without",
+    "500", "503", "reset", "cut short", "wrong bytes", "no bytes for a long time", "200 instead of 206", "416",
+    "expired link", "another host", "size 0", "HTML page", "LFS pointer", "disk full", "read-only cache",
+    "eight processes", "SIGKILL", "offline, all", "offline, some", "offline, nothing", "new commit", "re-publication",
+)  # fmt: skip
+
+
+def test_the_table_is_up_to_date() -> None:
+    written = (HERE.parent / "docs" / "faults.md").read_text(encoding="utf-8")
+    assert written == faults.text(), "python -m tests.support.faults > docs/faults.md"
+
+
+@pytest.mark.parametrize("kind", WANTED)
+def test_every_kind_is_there(kind: str) -> None:
+    assert any(kind in row.kind for row in faults.rows())
+
+
+def test_every_test_is_there() -> None:
+    for row in faults.rows():
+        file, _, name = row.test.partition("::")
+        assert re.search(rf"^def {name}\(", (HERE / file).read_text(encoding="utf-8"), re.MULTILINE), row.test
+
+
+def test_pinned_texts_are_those_of_the_tests() -> None:
+    """A text of the table that no list of faults has stands in the test it names, word for word between its dots."""
+    for row in faults.ROWS:
+        file = row.test.partition("::")[0]
+        source = (HERE / file).read_text(encoding="utf-8").replace("\\", "")
+        for words in re.findall(r"(?:expected|found) [a-z][^;.…0-9]{12,}", row.seen):
+            assert words.strip() in source or "HF_HUB_OFFLINE" in words, (row.test, words)

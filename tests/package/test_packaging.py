@@ -1,0 +1,179 @@
+"""What ships: the same files by every road, and a wheel that works far from the clone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "checkpoints_zoo"
+LINKS = ("cards", "manifests")
+SHIPPED_WITH_THE_SOURCE = {
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CITATION.cff",
+    "tests/package/test_packaging.py",
+}
+TIES = {
+    *("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH"),
+    *("UV_PROJECT_ENVIRONMENT", "UV_RUN_RECURSION_DEPTH", "UV_SYSTEM_PYTHON", "UV_NO_CACHE"),
+}
+
+# The package as an installer sees it, found without importing it.
+LIST_INSTALLED = f"""
+import importlib.util, json, os
+top = importlib.util.find_spec({PACKAGE!r}).submodule_search_locations[0]
+walked = os.walk(top, followlinks=True)
+files = [os.path.join(folder, name) for folder, _, names in walked for name in names]
+print(json.dumps([os.path.relpath(file, top) for file in files]))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command as a stranger to this checkout's environment, and return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name not in TIES}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def uv(*arguments: str | Path, cwd: Path) -> str:
+    """Run uv, from its cache alone if that is enough."""
+    found = os.environ.get("UV") or shutil.which("uv")
+    command = [found] if found else [sys.executable, "-m", "uv"]
+    try:
+        return run(*command, *arguments, "--offline", cwd=cwd)
+    except AssertionError:
+        return run(*command, *arguments, cwd=cwd)
+
+
+def package_files(names: list[str], top: str) -> set[str]:
+    """Return the package's files among some names, relative to the package, without compiled leftovers."""
+    below = [name.removeprefix(top) for name in names if name.startswith(top) and not name.endswith("/")]
+    return {name for name in below if "__pycache__" not in name}
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return every file below a folder, behind links as well, relative to it."""
+    walked = os.walk(folder, followlinks=True)
+    return [Path(top, name).relative_to(folder).as_posix() for top, _, names in walked for name in names]
+
+
+def new_environment(folder: Path) -> Path:
+    """Make an empty virtual environment, and return its Python."""
+    uv("venv", "--python", sys.executable, folder, cwd=folder.parent)
+    return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy what a commit of the working tree would hold: files tracked or not yet, none that is ignored."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git clone to tell the project's files from what lies beside them")
+    listing = run("git", "-c", "safe.directory=*", "ls-files", "-coz", "--exclude-standard", cwd=ROOT)
+    copy = tmp_path_factory.mktemp("clone")
+    for name in filter(None, listing.split("\0")):
+        if (ROOT / name).is_symlink() or (ROOT / name).exists():  # a file deleted but not committed is still listed
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def built(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build the sdist, the wheel from it, and the wheel straight from the clone."""
+    through, straight = tmp_path_factory.mktemp("through-sdist"), tmp_path_factory.mktemp("straight")
+    uv("build", "--out-dir", through, cwd=clone)
+    uv("build", "--wheel", "--out-dir", straight, cwd=clone)
+    (sdist,), (wheel,), (straight_wheel,) = (
+        through.glob("*.tar.gz"),
+        through.glob("*.whl"),
+        straight.glob("*.whl"),
+    )
+    return {"sdist": sdist, "wheel from the sdist": wheel, "wheel from the clone": straight_wheel}
+
+
+@pytest.mark.slow
+def test_the_package_has_the_same_files_by_every_road(clone: Path, built: dict[str, Path], tmp_path: Path) -> None:
+    expected = package_files(files_below(clone / PACKAGE), "")
+    assert {"__init__.py", "py.typed", "errors.py"} <= expected
+    for folder in LINKS:
+        assert any(name.startswith(f"{folder}/") for name in expected), f"{folder}/ is empty"
+
+    with tarfile.open(built["sdist"]) as sdist:
+        top = f"{os.path.commonpath(sdist.getnames())}/"
+        assert package_files(sdist.getnames(), f"{top}{PACKAGE}/") == expected
+        assert not [member.name for member in sdist.getmembers() if not member.isreg()]
+        assert {f"{top}{name}" for name in SHIPPED_WITH_THE_SOURCE} <= set(sdist.getnames())
+    for wheel in ("wheel from the sdist", "wheel from the clone"):
+        names = zipfile.ZipFile(built[wheel]).namelist()
+        assert package_files(names, f"{PACKAGE}/") == expected, wheel
+        rest = {name.partition("/")[0] for name in names} - {PACKAGE}
+        assert rest == {f"{PACKAGE}-{metadata.version(PACKAGE)}.dist-info"}, wheel
+
+    python = new_environment(tmp_path / "editable")
+    uv("pip", "install", "--no-deps", "--python", python, "--editable", clone, cwd=tmp_path)
+    assert package_files(json.loads(run(python, "-c", LIST_INSTALLED, cwd=tmp_path)), "") == expected
+
+
+@pytest.mark.slow
+def test_the_wheels_of_both_roads_hold_the_same_bytes(built: dict[str, Path]) -> None:
+    through, straight = (zipfile.ZipFile(built[f"wheel from the {road}"]) for road in ("sdist", "clone"))
+    assert {entry.filename: entry.CRC for entry in through.infolist()} == {
+        entry.filename: entry.CRC for entry in straight.infolist()
+    }
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_the_wheel_away_from_the_clone(built: dict[str, Path], tmp_path: Path) -> None:
+    # The versions already here: nothing new is fetched. Without local parts (+cpu), which no registry has.
+    here = {found.name: found.version.partition("+")[0] for found in metadata.distributions()}
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in here.items()))
+    python = new_environment(tmp_path / "environment")
+    install = ("pip", "install", "--python", python, "--constraints", constraints, "--link-mode", "symlink")
+    uv(*install, built["wheel from the sdist"], cwd=tmp_path)
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run(python.with_name("zoo-cli"), "demo", "--out", elsewhere / "out", cwd=elsewhere)
+    pictures = list((elsewhere / "out").rglob("*.png"))
+    assert pictures
+    assert all(picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for picture in pictures)
+    assert [path.name for path in elsewhere.iterdir()] == ["out"]
+
+
+def test_the_data_folders_are_links_in_a_clone() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("an unpacked sdist has real folders")
+    assert {name: (ROOT / PACKAGE / name).readlink() for name in LINKS} == {name: Path("..", name) for name in LINKS}
+
+
+@pytest.mark.parametrize("name", ["manifests/x.parquet", "manifests/x.json", "shards/x/00000-3f9a1c2b.safetensors"])
+def test_git_does_not_ignore_embedded_data(name: str) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git clone")
+    path = f"{PACKAGE}/embedded/{name}"
+    command = ["git", "-c", "safe.directory=*", "check-ignore", "--no-index", "--quiet", path]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 1
+
+
+def test_the_citation_names_both_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["cff-version"], citation["title"]) == ("1.2.0", "checkpoints_zoo")
+    assert citation["license"] == metadata.metadata(PACKAGE)["License-Expression"] == "Apache-2.0"
+    assert [reference["identifiers"][0]["value"] for reference in citation["references"]] == [
+        "arXiv:2310.08287",
+        "arXiv:2401.00611",
+    ]

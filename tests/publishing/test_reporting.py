@@ -1,0 +1,287 @@
+"""A report page: one well-formed file, the same bytes each time, that says why what is missing is not there."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.populations.mmd import mmd, ns
+from checkpoints_zoo.predictions import predict, predictions_of
+from checkpoints_zoo.publishing.html_report import Page, origin, tags, weighing
+from checkpoints_zoo.publishing.html_report.gathering import Scaling
+from tests.support.commands import run, values
+from tests.support.report_pages import Tree, digits_page, few, left_out, plain, rows
+from tests.support.scenarios import build, load
+
+Oracle = Callable[[str], ModuleType]
+
+
+def test_plotly_takes_every_plot(oracle: Oracle) -> None:
+    objects = oracle("plotly.graph_objects")
+    for panel in digits_page().panels.values():
+        objects.Figure(data=list(panel.traces), layout=dict(panel.layout))
+        kinds = {trace["type"] for trace in panel.traces}
+        assert kinds <= {"bar", "scatter", "heatmap"}, panel.name  # nothing drawn by WebGL
+    with pytest.raises(ValueError, match="nonsense"):
+        objects.Figure(data=[{"type": "bar", "nonsense": 1}])
+
+
+def test_the_page_is_one_well_formed_file() -> None:
+    page = digits_page()
+    tree = Tree(page.html)
+    names = [given["id"] for _, given in tree.elements if "id" in given]
+    assert Counter(names).most_common(1)[0][1] == 1
+    links = [given["href"] or "" for tag, given in tree.elements if tag == "a"]
+    assert {link.removeprefix("#") for link in links} <= set(names)
+    assert all(link.startswith("#") for link in links)
+    assert not any(key in given for _, given in tree.elements for key in ("src", "srcset", "onload", "onerror", "data"))
+    assert not any(tag in {"link", "img", "iframe", "object", "base", "form"} for tag, _ in tree.elements)
+    plots = [given for _, given in tree.elements if given.get("class") == "plot"]
+    assert [p["id"] for p in plots] == list(page.panels)
+    assert all(p["role"] == "img" and len(p["aria-label"] or "") > 20 for p in plots)
+    policy = next(g["content"] for _, g in tree.elements if g.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert page.html.count("window.Plotly = Plotly;") == 1
+    assert "<!--" not in page.html
+    assert len(page.html) < 6e6
+
+
+def test_captions_say_what_is_shown_on_what() -> None:
+    page = digits_page()
+    figures = re.findall(r"<figcaption[^>]*>(.*?)</figcaption>", page.html)
+    texts = [plain(f) for f in figures]
+    assert [t.split(".")[0] for t in texts if t.startswith("Figure")] == [f"Figure {i}" for i in range(1, 9)]
+    assert [t.split(".")[0] for t in texts if t.startswith("Table")] == [f"Table {i}" for i in range(1, 9)]
+    assert texts[0].startswith(
+        "Table 1. All figures. On digits/test, n = 90 inputs; out of distribution: photos/test, n = 200 inputs. [ ]:"
+    )
+    assert all("n = " in t for t in texts if t.startswith(("Figure 1", "Figure 2", "Figure 3", "Figure 4", "Figure 6")))
+
+
+def test_the_same_bytes_each_time_and_the_day_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(tmp_path / "out", members=range(4))
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    first, second = (
+        zoo.report(load(built), few(), few(1, labels=False), subsets=2, path=tmp_path / name)
+        for name in ("new/a.html", "b.htm")
+    )
+    assert (tmp_path / "new" / "a.html").read_bytes() == (tmp_path / "b.htm").read_bytes()
+    assert (tmp_path / "b.htm").read_bytes() == first.html.encode() == second.html.encode()
+    assert first == second
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.htm", "new", "out"]
+    assert "page made" not in first.origin
+    assert str(tmp_path) not in first.html
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert zoo.report(load(built, n=1), few(), None).origin["page made"] == "2023-11-14"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(UsageError) as error:
+        zoo.report(load(built, n=1), few(), None)
+    assert str(error.value) == "SOURCE_DATE_EPOCH: expected seconds since 1970, as a whole number; found 'yesterday'."
+
+
+def test_one_member_and_no_images_out_of_distribution(tmp_path: Path) -> None:
+    page = zoo.report(load(build(tmp_path, members=[3])), few(), None)
+    assert page.title == "tiny: a population of 1 network"
+    assert left_out(page) == {
+        "summary": ["Fewer than 3 members say nothing about intervals."],
+        "sizes": ["Curves over sizes need two members or more."],
+        "ood": ["No images out of distribution were given: --ood NAME (such as photos, svhn) draws these figures."],
+        "pairs": ["Pairs need two members or more."],
+        "symmetry": ["Two halves of the members need four members or more.", "One member has none to be aligned to."],
+    }
+    assert list(page.panels) == [
+        "member-accuracy", "member-nll", "reliability-diagram", "confidences", "mass-minimum", "mass-excess",
+    ]  # fmt: skip
+    assert rows(page, "all-figures").header == ("", "unit", "the member")
+    Tree(page.html)
+
+
+def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(tmp_path / "out", members=range(4))
+    members = load(built)
+    for images in (few(), few(1, labels=False)):
+        predict(members, images, tmp_path / "said")
+    for file in (tmp_path / "out" / "shards" / "tiny").iterdir():
+        file.unlink()
+    inside, ood = (predictions_of(load(built), name, source=tmp_path / "said") for name in ("few-test", "far-test"))
+    page = zoo.report(load(built), inside, ood)
+    weights = "Weights were not read, as stored predictions were given; without --stored this part is here."
+    assert left_out(page) == {"symmetry": [weights], "mass": [weights]}
+    assert page.origin["command"] == (
+        "zoo-cli report tiny --members 0-3 --source out --stored said --data few-test --ood far-test --out report.html"
+    )
+    report = zoo.evaluate(inside, None, ood)
+    assert plain(rows(page, "all-figures").rows[1][-1]) == stated(report["accuracy"], 100)
+
+    alone = zoo.report(inside, ood=ood)
+    assert alone.panels == page.panels
+    assert "How the members were trained is in their manifest, not in their predictions." in alone.html
+    assert "command" not in alone.origin
+
+    monkeypatch.chdir(tmp_path)
+    stored = ("--source", "out", "--stored", "said", "--data", "few-test", "-o", "r.html", "--format", "json")
+    result = run("report", "tiny", *stored, "--ood", "far-test")
+    assert values(result)["command"] == page.origin["command"]
+    assert result.stderr.splitlines() == [
+        "tiny/few-test: stored predictions of 4 members …", "tiny: random ensembles of every size …",
+        "tiny: pairs of members …",
+    ]  # fmt: skip
+    assert "ood" in {p["part"] for p in values(run("report", "tiny", *stored))["parts"] if p["left_out"]}
+
+
+class Odd(nn.Module):
+    """A net whose symmetries are not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(8, 16, 3, padding=1)
+        self.fc1 = nn.Linear(64, 32)
+        self.fc2 = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(self.conv1(x).relu(), 2)
+        x = nn.functional.max_pool2d(self.conv2(x).relu(), 2).flatten(1)
+        out: torch.Tensor = self.fc2(torch.sort(self.fc1(x), -1).values)
+        return out
+
+
+def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
+    built = build(tmp_path, members=range(4))
+    page = zoo.report(zoo.load("tiny", source=tmp_path, architecture=Odd), few(), None, subsets=2)
+    found = left_out(page)
+    assert found["symmetry"][0].startswith("The symmetries of this network can't be derived. ")
+    assert "sort" in found["symmetry"][0]
+    assert len(found["mass"]) == 1
+    before = mmd(load(built))
+    assert rows(page, "halves").header == ("layer", "weights", "MMD² (10⁻³)", "p")
+    assert rows(page, "halves").rows[-1][3] == f"{before.p_value:.3f}"
+    with pytest.raises(UsageError):
+        ns(zoo.load("tiny", source=tmp_path, architecture=Odd)[:2], load(built)[2:])
+
+
+def test_weights_of_many_members_are_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weighing, "MOST_MEMBERS", 5)
+    members = load(build(tmp_path, members=range(7)))
+    page = zoo.report(members, few(), None, subsets=2)
+    assert "Of the first 5 of 7 members." in page.html
+    assert len(page.panels["mass-minimum"].traces[1]["x"]) == 5
+    monkeypatch.setattr(weighing, "MOST_BYTES", 3 * members.member_nbytes)
+    assert len(weighing.weigh(members, "cpu", 0, print).members) == 3
+
+
+@given(st.text())
+def test_text_stays_text(text: str) -> None:
+    shown = tags.one_line(text, tags.LONGEST)
+    written = tags.escape(text)
+    assert not set("<>\"'") & set(written)
+    assert html.unescape(written).strip(" ") == shown
+    assert tags.escape(written) is written
+    assert tags.tag("p", text, title=text) == f'<p title="{html.escape(shown)}">{written}</p>'
+    assert html.unescape(tags.in_plot(text, 10**6)) == tags.one_line(text, 10**6)
+
+
+@settings(max_examples=50)
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_embedded_values_come_back(values: Any) -> None:
+    text = tags.embedded(values)
+    assert json.loads(text) == values
+    assert not set("<>&") & set(text)
+    assert text.isascii()
+
+
+def test_what_can_not_be_made(tmp_path: Path) -> None:
+    built = build(tmp_path / "out", members=range(2))
+    with pytest.raises(UsageError) as error:
+        zoo.report(load(built), path="r.pdf")
+    assert str(error.value) == "page r.pdf: expected a name that ends in .html; found 'r.pdf'."
+    result = run("report", "tiny", "--source", built.root, "-o", "r.pdf")
+    assert result.exit_code == 2
+    assert "'r.pdf' does not end in .html." in result.stderr
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="expected a place that can be written to"):
+        Page("", "", [], {}).save(tmp_path / "file" / "r.html")
+    inside = predict(load(built), few(), tmp_path / "said")
+    with pytest.raises(UsageError) as error:
+        zoo.report(load(built), inside, few(1))
+    assert str(error.value) == (
+        "images for predictions tiny/few-test: expected stored predictions on them, since no members are run; found "
+        "images. Give predictions for all, or images for all."
+    )
+    with pytest.raises(UsageError) as error:
+        zoo.report(load(built, n=1), inside)
+    assert str(error.value) == (
+        "predictions tiny/few-test for tiny: expected those of the same members with the same weights, in the same "
+        "order; found members 0-1. Take both with `members.predictions(…)` from one selection of members."
+    )
+    with pytest.raises(UsageError, match="labels of the classes"):
+        zoo.report(load(built), few(labels=False))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"within": {"nonsense": 0.1}}, "limit of figure 'nonsense': expected one of accuracy, nll, "),
+        ({"within": {"auroc": 0.1}}, "limit of figure 'auroc': expected one of accuracy, nll, "),
+        ({"within": {"nll": -1}}, "distance of nll from its limit: expected a number above 0, or "),
+        ({"held_out": 0.2}, "held_out: expected temperature=True with it; found temperature=False."),
+        ({"temperature": True, "held_out": 1.5}, "share of the inputs held out: expected above 0 and below 1; found"),
+        ({"temperature": True, "held_out": "digits/train"}, "images digits/train held out for the temperature: exp"),
+        ({"sizes": [0]}, "size of an ensemble: expected a whole number from 1 to 2; found 0."),
+        ({"sizes": 5}, "sizes of ensembles: expected several, such as [1, 8]; found 5."),
+        ({"subsets": 1}, "subsets: expected a whole number from 2; found 1."),
+        ({"seed": 0.5}, "seed: expected a whole number of at most 64 bits; found 0.5."),
+        ({"device": "nonsense"}, "device 'nonsense': expected a device of this machine; found "),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_before_anything_is_run(
+    tmp_path: Path, asked: dict[str, Any], text: str
+) -> None:
+    said: list[str] = []
+    with pytest.raises(UsageError) as error:
+        zoo.report(load(build(tmp_path, members=range(2))), few(), None, **asked, say=said.append)
+    assert str(error.value).startswith(text)
+    assert said == []
+
+
+def test_the_command_makes_the_same_page(tmp_path: Path) -> None:
+    options = ("-n", "2", "--ood", "none", "--sizes", "1", "--seed", "5")
+    result = run("report", "convnet-digits", *options, "-o", tmp_path / "a.html")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["part", "figures", "tables", "left", "out"]
+    assert result.stdout.splitlines()[-1].startswith(f"{tmp_path}/a.html, 4.")
+    command = zoo.report(zoo.load("convnet-digits", n=2), ood=None, sizes=[1], seed=5).origin["command"]
+    assert command.startswith("zoo-cli report 'embedded@")
+    assert command.endswith("' --ood none --sizes 1 --seed 5 --out report.html")
+    assert "command" not in zoo.report(zoo.load("convnet-digits", n=2), ood=None, sizes=[1], seed=5, subsets=2).origin
+    words = [w.strip("'") for w in command.split()[2:]]
+    assert run("report", *words[:-1], tmp_path / "b.html").exit_code == 0
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_the_command_names_the_device_and_not_what_it_has_no_option_for() -> None:
+    members, asked = zoo.load("convnet-digits", n=2), Scaling(False, None, None)
+
+    def written(subsets: int, device: torch.device) -> str:
+        return origin.command(members, None, "photos", None, asked, subsets, device, 0)
+
+    plain = written(100, torch.device("cpu"))
+    assert plain.endswith("' --ood photos --out report.html")
+    assert written(100, torch.device("cuda", 1)) == plain.replace(" --out", " --device cuda:1 --out")
+    assert written(99, torch.device("cpu")) == ""

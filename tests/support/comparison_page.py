@@ -1,0 +1,241 @@
+"""The page on approximate posteriors: its words are here, its numbers in the files of `docs/studies`.
+
+Once the files are there, `python -m tests.support.comparison_page > docs/comparison.md` writes the page.
+They are made anew by
+
+    zoo-cli compare convnet-digits --search --json docs/studies/comparison.json
+    zoo-cli compact-table mlp-digits --json docs/studies/compact-mlp.json
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.methods.chosen import METHODS
+from checkpoints_zoo.methods.comparing import compact_text, tables
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
+from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
+from checkpoints_zoo.methods.comparing.estimates import SHORT
+from tests.support import comparison_fits as fits
+from tests.support import comparison_tables as laid
+from tests.support.comparison_tables import JUDGED, Table, markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDY = ROOT / "docs" / "studies" / "comparison.json"
+COMPACT = ROOT / "docs" / "studies" / "compact-mlp.json"
+LEVEL = 0.01  # of tests: there are as many as rows
+# Table 1 of Xiao, Liu & Bamler 2023: HMC sample, q_d, q_r; ensemble sample, q_d, q_r; VI q.
+PAPER = {
+    "agreement": ("1", "0.1212", "0.8249", "0.9931", "0.5239", "0.9868", "0.9885"),
+    "total_variation": ("0", "0.8641", "0.6570", "0.0229", "0.7210", "0.0495", "0.0235"),
+    "sample_accuracy": ("98.43", "11.11", "82.34", "98.66", "52.25", "97.72", "98.11"),
+    "mean_accuracy": ("-", "28.06", "92.25", "-", "86.40", "97.97", "98.04"),
+}
+WORDS = (Path(__file__).parent / "comparison_words.md").read_text(encoding="utf-8")
+
+
+def read(path: Path, command: str) -> str:
+    """Read a result file; what is missing is named with the command that makes it."""
+    if not path.is_file():
+        sys.exit(f"{path.relative_to(ROOT)} is missing: run {command}")
+    return path.read_text(encoding="utf-8")
+
+
+def page(found: Comparison, compact: CompactComparison) -> str:
+    """Return the page."""
+    every = {"digits": laid.values_of(found), "CIFAR-100": laid.poster("CIFAR-100")}
+    every["TinyImageNet"] = laid.poster("TinyImageNet")
+    parts = {
+        "collection": found.collection,
+        "members": f"{found.members:,}",
+        "runs": str(found.settings.get("runs")),
+        "draws": str(found.settings.get("per_run")),
+        "meaning": _listed(tables.meaning(found)),
+        "digits": laid.digits_table(found),
+        "cifar100": laid.poster_table("CIFAR-100"),
+        "tiny": laid.poster_table("TinyImageNet"),
+        "ranks": laid.ranks_table(every),
+        "ranks_say": laid.ranks_say(every),
+        "orders": _listed(orders(every)),
+        "agreement": _listed(agreement(every)),
+        "best": best_table(every),
+        "quality": laid.quality_table(every),
+        "null": null(found),
+        "worth": laid.worth_table(found),
+        "tests": laid.p_values_table(found),
+        "corollary": corollary(found),
+        "searched": fits.searched(found.methods),
+        "settings": fits.settings_table(found.methods),
+        "mixing": fits.mixing(found.methods),
+        "facts": fits.facts_table(found.methods),
+        "slowest": fits.slowest(found.methods),
+        "methods": markdown(
+            ("method", "what", "source"), [(f"`{n}`", m.title, m.source) for n, m in METHODS.items()], 3
+        ),
+        "paper": paper_table(compact),
+        "compact": compact_table(compact),
+        "halves": halves_table(compact),
+        "compact_meaning": _listed(compact_text.meaning(compact)),
+        "compact_says": _listed(compact_says(compact)),
+        "compact_facts": fits.facts_table({n: s.facts for n, s in compact.sources.items()}),
+        "compact_mixing": fits.mixing({n: s.facts for n, s in compact.sources.items()}),
+        "compact_settings": fits.settings_table({n: s.facts for n, s in compact.sources.items()}),
+    }
+    text = WORDS
+    for name, part in parts.items():
+        text = text.replace(f"<<{name}>>", part)
+    return text
+
+
+def _listed(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def orders(every: Mapping[str, Table]) -> list[str]:
+    """Say in what order MMD and NS put the methods."""
+    lines = []
+    for column in ("mmd", "ns"):
+        for mode in ("one", "multi"):
+            texts = [f"{name}: {laid.order(table, mode, column)}" for name, table in every.items()]
+            lines.append(f"{SHORT[column]} (× 100 on digits), {tables.MODES[mode]}, nearest first. {'; '.join(texts)}.")
+    return lines
+
+
+def agreement(every: Mapping[str, Table]) -> list[str]:
+    """Say of how many methods what the posters claim of modes holds."""
+    claims = {
+        "Multi mode is nearer than one mode by MMD": ("mmd", -1),
+        "Multi mode is nearer than one mode by NS": ("ns", -1),
+        "Multi mode is more accurate": ("accuracy", 1),
+        "Multi mode has the lower ECE": ("ece", -1),
+        "Multi mode has the lower ACE": ("ace", -1),
+        "Multi mode has the lower Brier score": ("brier", -1),
+        "Multi mode detects OOD better, by AUPR": ("aupr", 1),
+        "Multi mode detects OOD better, by FPR95": ("fpr95", -1),
+        "Multi mode is more diverse on ID images": ("mi_id", 1),
+        "Multi mode is more diverse on OOD images": ("mi_ood", 1),
+    }
+    lines = [
+        f"{claim}: {', '.join(f'{laid.counted(table, *of)} methods on {name}' for name, table in every.items())}."
+        for claim, of in claims.items()
+    ]
+    smaller = {name: [x["ns"] < x["mmd"] for x in t.values() if {"ns", "mmd"} <= set(x)] for name, t in every.items()}
+    counts = ", ".join(f"{sum(s)} of {len(s)} rows on {name}" for name, s in smaller.items())
+    return [*lines, f"NS is below MMD: {counts}."]
+
+
+def best_table(every: Mapping[str, Table]) -> str:
+    """Lay out the best row of each column."""
+    rows = [(SHORT[column], *(laid.best(table, column) for table in every.values())) for column in JUDGED]
+    return markdown(("best", *every), rows, left=len(every) + 1)
+
+
+def null(found: Comparison) -> str:
+    """Say whether fresh independent members lie within the permutation test's null, and which other rows do."""
+    fresh = [row for row in found.rows if row.method == "deep-ensemble"]
+    said = []
+    for row in fresh:
+        p = {n: row.figures[n].p for n in ("mmd", "ns") if n in row.figures}
+        outside = [SHORT[n] for n, x in p.items() if x is not None and x < LEVEL]
+        texts = ", ".join(f"p = {laid.small(x)} by {SHORT[n]}" for n, x in p.items())
+        words = (
+            f"differ from it by {' and '.join(outside)}"
+            if outside
+            else f"can't be told from it at the level of {LEVEL:g}"
+        )
+        said.append(f"The {row.draws} freshly trained members of `deep-ensemble` {words}: {texts}.")
+    others = [row for row in found.rows if row.method not in ("deep-ensemble", "reference")]
+    for name in ("mmd", "ns"):
+        tested = [row for row in others if name in row.figures and row.figures[name].p is not None]
+        within = [_named(row).strip() for row in tested if (row.figures[name].p or 0) >= LEVEL]
+        count = f"{len(within)} of the {len(tested)} other rows"
+        said.append(f"By {SHORT[name]}, {count} can't either{': ' if within else ''}{', '.join(within)}.")
+    return " ".join(said)
+
+
+def _named(row: Row) -> str:
+    return f" {row.method} ({tables.MODES[row.mode]})"
+
+
+def corollary(found: Comparison) -> str:
+    """Say who fails the corollary's test."""
+    tested = [row for row in found.rows if row.corollary is not None]
+    fails = [_named(row).strip() for row in tested if (row.corollary or 0) < LEVEL]
+    holds = [_named(row).strip() for row in tested if (row.corollary or 0) >= LEVEL]
+    said = []
+    for method, wanted in (("hmc", "fail"), ("deep-ensemble", "pass")):
+        for row in (r for r in tested if r.method == method):
+            has = "fail" if (row.corollary or 0) < LEVEL else "pass"
+            word = "as the paper says" if has == wanted else "**which is not what the paper says**"
+            said.append(f"`{method}` ({tables.MODES[row.mode]}) {has}es" if has == "pass" else
+                        f"`{method}` ({tables.MODES[row.mode]}) fails")  # fmt: skip
+            said[-1] += f" at the level of {LEVEL:g} (p = {laid.small(row.corollary)}), {word}."
+    said.append(f"In all, {len(fails)} of {len(tested)} rows fail; {', '.join(holds) or 'none'} pass.")
+    return " ".join(said)
+
+
+def paper_table(compact: CompactComparison) -> str:
+    """Lay out the paper's table."""
+    names = compact_text.headings(compact)
+    rows = [(compact_text.ROWS[row][0], *values[: len(names)]) for row, values in PAPER.items()]
+    return markdown(("", *names), rows, left=1)
+
+
+def compact_table(compact: CompactComparison) -> str:
+    """Lay out the same of the digits MLP."""
+    rows = [(words, *values) for words, values in compact_text.cells(compact)]
+    return markdown(("", *compact_text.headings(compact)), rows, left=1)
+
+
+def halves_table(compact: CompactComparison) -> str:
+    """Lay out HMC, one half of the chains against the other."""
+    rows = [
+        (compact_text.ROWS[row][0], *(stated(x[row]) for x in compact.halves.values()))
+        for row in ("agreement", "total_variation")
+    ]
+    return markdown(("one half against the other", *(f"HMC {c}" for c in compact.halves)), rows, left=1)
+
+
+def compact_says(compact: CompactComparison) -> list[str]:
+    """Set the paper's findings beside the digits MLP's."""
+    columns = [(m, c) for m, of in compact.table.items() for c in of]
+    paper = {row: dict(zip(columns, values, strict=False)) for row, values in PAPER.items()}
+
+    def both(row: str, one: tuple[str, str], other: tuple[str, str]) -> tuple[bool, bool]:
+        ours = compact[(*one, row)].value > compact[(*other, row)].value
+        return float(paper[row][one]) > float(paper[row][other]), ours
+
+    claims = [
+        ("Alignment brings HMC's Gaussian nearer to HMC, by total variation", "total_variation", ("hmc", "q_d"),
+         ("hmc", "q_r")),
+        ("Alignment brings the ensemble's Gaussian nearer to HMC", "total_variation", ("ensemble", "q_d"),
+         ("ensemble", "q_r")),
+        ("The ensemble's q_r is nearer to HMC than HMC's own q_r", "total_variation", ("hmc", "q_r"),
+         ("ensemble", "q_r")),
+        ("The ensemble itself is nearer to HMC than VI", "total_variation", ("vi", "q"), ("ensemble", "sample")),
+        ("VI is nearer to HMC than the ensemble's q_r", "total_variation", ("ensemble", "q_r"), ("vi", "q")),
+        ("Alignment raises the accuracy of the mean of HMC's draws", "mean_accuracy", ("hmc", "q_r"), ("hmc", "q_d")),
+        ("Alignment raises the accuracy of the ensemble's mean", "mean_accuracy", ("ensemble", "q_r"),
+         ("ensemble", "q_d")),
+        ("Members of the ensemble are more accurate than HMC's draws", "sample_accuracy", ("ensemble", "sample"),
+         ("hmc", "sample")),
+    ]  # fmt: skip
+    lines = []
+    for words, row, one, other in claims:
+        if {one, other} <= set(columns):
+            theirs, ours = both(row, one, other)
+            said = {True: "yes", False: "no"}
+            agree = "" if theirs == ours else " **They differ.**"
+            lines.append(f"{words}: paper {said[theirs]}, digits {said[ours]}.{agree}")
+    return lines
+
+
+if __name__ == "__main__":
+    study = Comparison.from_json(
+        read(STUDY, "zoo-cli compare convnet-digits --search --json docs/studies/comparison.json")
+    )
+    again = read(COMPACT, "zoo-cli compact-table mlp-digits --json docs/studies/compact-mlp.json")
+    print(page(study, CompactComparison.from_json(again)), end="")

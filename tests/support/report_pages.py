@@ -1,0 +1,68 @@
+"""Report pages and what is read from them, shared by their tests."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+
+import torch
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.publishing.html_report import Page
+from checkpoints_zoo.publishing.html_report.content import Rows
+from tests.support.few_digits import some
+
+
+@cache
+def digits_page() -> Page:
+    return zoo.report(zoo.load("convnet-digits", n=6), some("test", 90), photos(), subsets=4)
+
+
+@cache
+def photos() -> ImageData:
+    whole = zoo.images.load("photos")
+    return replace(whole, images=whole.images[:200])
+
+
+def few(seed: int = 0, labels: bool = True) -> ImageData:
+    pixels = torch.randint(256, (24, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    classes = tuple("0123456789") if labels else ()
+    return ImageData("few" if labels else "far", "test", pixels, torch.arange(24) % 10 if labels else None, classes)
+
+
+def rows(page: Page, name: str) -> Rows:
+    return next(b for p in page.parts for b in p.blocks if isinstance(b, Rows) and b.name == name)
+
+
+def plain(cell: str) -> str:
+    return html.unescape(re.sub("<[^>]*>", "", cell)).replace("−", "-")
+
+
+class Tree(HTMLParser):
+    """The elements of a page, which must nest."""
+
+    VOID = frozenset({"br", "col", "hr", "img", "link", "meta"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def left_out(page: Page) -> dict[str, list[str]]:
+    return {p.name: found for p in page.parts if (found := p.values()["left_out"])}

@@ -1,0 +1,101 @@
+"""The tables of `docs/symmetries.md`: `python -m tests.support.symmetry_page` prints them all; a test compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, floor
+
+import torch
+from torch import Tensor
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.populations.mass import along_training, take
+from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
+
+BINS = {"convnet-digits": 1.0, "resnet8-digits": 0.25}  # percent
+POSTER = {
+    "network, data": "OptuNet, MNIST", "members": "", "mass": "about 125 to 250", "minimum": "about 95 to 240",
+    "excess (%)": "0 to 60; modes near 28 to 30 and 10", "members above their minimum": "all", "residual": "not given",
+    "smallest excess / residual": "", "units without a minimum": "",
+}  # fmt: skip
+
+
+def rows_of(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Lay out a Markdown table; return it."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines) + "\n"
+
+
+def counts() -> str:
+    """Return what the tables of the package's architectures count."""
+    rows = []
+    for name in ARCHITECTURES:
+        table = zoo.symmetries(name)
+        every, inner = (table.log10_permutations(streams=streams) for streams in (True, False))
+        freedom = (f"{table.scaling_freedom:,}", f"{table.approximate_scaling_freedom:,}")
+        logs = (f"{inner:.1f}", f"{every:.1f}") if every > 10 else (f"{inner:.2f}", f"{every:.2f}")
+        rows.append((f"`{name}`", str(len(table.groups)), *logs, *freedom))
+    header = ("architecture", "groups", "log10 permutations, inner", "with streams", "exact scales", "approximate")
+    return rows_of(header, rows)
+
+
+def spread(values: Tensor) -> str:
+    return f"{float(values.mean()):.4g} ({float(values.min()):.4g} to {float(values.max()):.4g})"
+
+
+def figures(masses: Mapping[str, MinimalMass]) -> str:
+    """Return the masses of collections beside the poster's."""
+    columns = {}
+    for name, found in masses.items():
+        members = zoo.load(name, n=1)
+        certain = found.excess / 100 / found.residual.clamp(min=torch.finfo(torch.float64).eps)
+        columns[name] = {
+            "network, data": f"{members.description.architecture}, {members.description.dataset}",
+            "members": str(len(found)),
+            "mass": spread(found.before),
+            "minimum": spread(found.after),
+            "excess (%)": spread(found.excess),
+            "members above their minimum": str(int((found.before > found.after).sum())),
+            "residual": f"at most {max(1e-12, float(found.residual.max())):.1g}",
+            "smallest excess / residual": f"over {min(10**6, 10 ** floor(torch.log10(certain.min()))):,}",
+            "units without a minimum": str(sum(map(len, found.degenerate.values()))),
+        }
+    header = ("", *(f"`{name}`" for name in columns), "poster")
+    return rows_of(header, [(row, *(c[row] for c in columns.values()), POSTER[row]) for row in POSTER])
+
+
+def distribution(found: MinimalMass) -> str:
+    """Return how many members have which excess."""
+    name = next(n for n in BINS if len(zoo.load(n)) == len(found))
+    width, excess = BINS[name], found.excess.tolist()
+    first, last = floor(min(excess) / width), ceil(max(excess) / width)
+    rows = []
+    for i in range(first, last):
+        count = sum(i * width <= e < (i + 1) * width for e in excess)
+        rows.append((f"{i * width:g} to {(i + 1) * width:g}", str(count), "█" * count))
+    return rows_of((f"`{name}`: excess (%)", "members", ""), rows)
+
+
+def along(found: MinimalMass) -> str:
+    """Return the line of the last epoch of the first sixteen members of convnet-digits."""
+    (end,) = along_training(take(found, range(16)), [40] * 16)
+    cells = (str(end.epoch), f"{end.mass:.4g}", f"{end.minimum:.4g}", f"{end.excess:.3g}")
+    return f"| {' | '.join(cells)} | {end.lowest:.3g} to {end.highest:.3g} |\n"
+
+
+def layers(name: str) -> str:
+    """Return the p-values of a collection's layers."""
+    tested = zoo.corollary(zoo.load(name))
+    rows = [
+        (f"`{x.tensor}`", str(len(x.counts)), str(int(x.counts.max())), f"{x.chi_squared:.3g}", str(x.freedom),
+         f"{x.p:.2f}", f"{x.adjusted:.2f}")
+        for x in tested.layers
+    ]  # fmt: skip
+    return rows_of((f"`{name}`", "units", "most often", "χ²", "freedom", "p", "p (Holm)"), rows)
+
+
+if __name__ == "__main__":
+    masses = {name: zoo.minimal_mass(zoo.load(name)) for name in BINS}
+    print(counts(), figures(masses), *map(distribution, masses.values()), along(masses["convnet-digits"]), sep="\n")
+    print(*map(layers, BINS), sep="\n")

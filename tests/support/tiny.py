@@ -1,0 +1,90 @@
+"""A recipe of less than a second, its members made once, and sources compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints_zoo import images
+from checkpoints_zoo.formats import manifest, writing
+from checkpoints_zoo.training.export import Export
+from checkpoints_zoo.training.folder import locked
+from checkpoints_zoo.training.measure import Finished, layout_of, prepare
+from checkpoints_zoo.training.merge import TOLD
+from checkpoints_zoo.training.population import train_stack
+from checkpoints_zoo.training.recipes import convnet_digits
+
+TINY = dataclasses.replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
+MEMBERS = tuple(range(9))
+# What children import before they are forked: torch's vmap and the figures import the second and the last on first use.
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "sklearn.datasets",
+    "timm.models.resnet",
+    "checkpoints_zoo.training.merge",
+    "torchmetrics",
+]
+TWO_A_SHARD = 2 * len(layout_of(TINY).tensors)  # for writing.MOST_TENSORS
+
+
+@cache
+def made() -> dict[int, Finished]:
+    """Train the members once; return them, the fifth as one that failed."""
+    data, found = images.load("digits", "train"), {}
+    for first in MEMBERS[:: TINY.stack_width]:
+        stack = MEMBERS[first : first + TINY.stack_width]
+        for one in prepare(TINY, train_stack(TINY, stack, data), "cpu"):
+            found[one.row["member"]] = one
+    measured = ("test_", "train_", "sha256", "eval_data")
+    failed = {name: None if name.startswith(measured) else value for name, value in found[5].row.items()}
+    return found | {5: Finished(failed | {"status": "failed", "reason": "the loss"}, None)}
+
+
+def finished(ids: Iterable[int], **changes: Any) -> list[Finished]:
+    """Return members as they come from training, with some columns changed."""
+    return [Finished(made()[i].row | changes, made()[i].raw) for i in ids]
+
+
+def keep_and_seal(exporting: Export, members: list[Finished]) -> None:
+    """Do what a run does with members that finished."""
+    exporting.keep(members)
+    exporting.seal_whole(members)
+
+
+def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) -> Path:
+    """Put members into a source; with `seal=False` they are left as a killed run leaves them. Return its folder."""
+    ids = list(ids)
+    with locked(out):
+        exporting = Export(TINY, out)
+        exporting.begin(ids)
+        keep_and_seal(exporting, finished(ids, **changes))
+        if seal:
+            exporting.finish()
+    return out
+
+
+def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, Any]:
+    """Return a source's shards by name, its description, and its manifest: whole if `told`, or without `TOLD`."""
+    shards = {path.name: path.read_bytes() for path in (out / "shards" / "tiny").iterdir()}
+    table = out / "manifests" / "tiny.parquet"
+    rows = table.read_bytes() if told else manifest.read(table).drop_columns(list(TOLD)).to_pylist()
+    return shards, (out / "manifests" / "tiny.json").read_bytes(), rows
+
+
+@pytest.fixture
+def two_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a shard hold two members."""
+    monkeypatch.setattr(writing, "MOST_TENSORS", TWO_A_SHARD)
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what only a power cut would show."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

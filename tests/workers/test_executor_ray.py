@@ -1,0 +1,134 @@
+"""A real Ray cluster of two nodes, one of which is killed while jobs run on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints_zoo.errors import MemberNotFound, UsageError
+from checkpoints_zoo.executor import Job, RayCluster, cluster, engine
+from checkpoints_zoo.training.export import run
+from tests.conftest import CI, import_oracle
+from tests.support import works
+from tests.support.tiny import MEMBERS, TINY, contents
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Ray leaves files to its end
+
+NODE = {"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}
+# A node that is gone is to be missed within a second.
+HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """Give a cluster and its second node; this process is connected to it."""
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # Ray looks at it when it is imported
+    import_oracle("ray", required=CI)
+    ray = cluster._import()
+    from ray.cluster_utils import Cluster
+
+    short = tempfile.mkdtemp(prefix="r", dir="/tmp")  # sockets' paths may have 107 characters
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nodes = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": short, "_system_config": HEALTH})
+        second = nodes.add_node(**NODE)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield nodes, second
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        shutil.rmtree(short, ignore_errors=True)
+
+
+def jobs(count: int) -> list[Job[int]]:
+    return [Job(f"job {x}", x) for x in range(count)]
+
+
+def errors_and_lost_workers(tmp_path: Path) -> None:
+    on = engine(ray="auto")
+    with pytest.raises(MemberNotFound, match=r"member 1: expected another\.") as error:
+        list(on.run(works.refused, jobs(3)))
+    assert error.value.__notes__[0].startswith("in job job 1, on node ")
+    assert sorted(x for _, x in on.run(works.Killed(tmp_path, (1,)), jobs(3))) == [0, 1, 2]
+    assert (tmp_path / "1").read_text().count("started") == 2
+
+
+@contextmanager
+def lost_once_it_works(nodes: Any, second: Any, notes: Path) -> Iterator[None]:
+    """Kill a node as soon as it has begun a job."""
+
+    def kill() -> None:
+        while not list(notes.glob("*-doomed")):
+            time.sleep(0.01)
+        nodes.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    yield
+    killer.join()
+
+
+def a_node_is_lost(nodes: Any, second: Any, notes: Path) -> None:
+    said: list[str] = []
+    with lost_once_it_works(nodes, second, notes):
+        on = RayCluster(say=said.append)
+        results = [(job.argument, value) for job, value in on.run(works.Doomed(second.node_id, notes), jobs(8))]
+    assert sorted(results) == [(x, bytes([x]) * 300_000) for x in range(8)]
+    lost = [path.name.partition("-")[0] for path in notes.glob("*-doomed")]
+    assert len(lost) == 1
+    assert len(said) == 1
+    assert said[0].endswith(f" in job job {lost[0]}, start 1 of 3")
+    assert sorted(x for _, (x, _, _) in RayCluster().run(works.squared, jobs(3))) == [0, 1, 4]  # by the one left
+
+
+@dataclass(frozen=True)
+class Failing:
+    """The cluster, one of whose nodes never ends what it begins."""
+
+    node: str
+    notes: Path
+    say: Callable[[str], object]
+    device: str = "cpu"
+
+    def run(self, work: Any, jobs: Any) -> Generator[tuple[Any, Any], None, None]:
+        yield from RayCluster(say=self.say).run(works.Doomed(self.node, self.notes, work), jobs)
+
+
+def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
+    """Nothing is lost, nothing is there twice: the source is that of one process, byte for byte."""
+    second, said = nodes.add_node(**NODE), list[str]()
+    with lost_once_it_works(nodes, second, notes):
+        run(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
+    assert len(said) == 1
+    assert said[0].endswith(", start 1 of 3")
+    run(TINY, MEMBERS, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    lines = (tmp_path / "out" / ".training" / "tiny" / "log.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["member"] for line in lines) == list(MEMBERS)
+
+
+def a_job_that_no_node_can_run() -> None:
+    with pytest.raises(UsageError, match=r"Ray cluster 'auto': expected 1 CPU and 1 GPU for a job; found \d+ CPU\."):
+        list(engine(ray="auto", devices=["cuda"]).run(works.squared, jobs(1)))
+
+
+def test_results_come_once_whatever_is_lost(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:
+    """One test, since a cluster takes seconds to start."""
+    for folder in ("workers", "nodes", "training"):
+        (tmp_path / folder).mkdir()
+    errors_and_lost_workers(tmp_path / "workers")
+    a_job_that_no_node_can_run()
+    a_node_is_lost(*two_nodes, tmp_path / "nodes")
+    a_node_is_lost_that_trains(two_nodes[0], tmp_path / "training", tmp_path)
