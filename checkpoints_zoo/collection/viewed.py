@@ -8,7 +8,7 @@ from typing import Self
 
 from checkpoints_zoo.collection.member import Member
 from checkpoints_zoo.collection.selected import Selected
-from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Given, Step, View
+from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry import Element, files
 from checkpoints_zoo.symmetry.applying import check_element
@@ -115,7 +115,7 @@ class Viewed(Selected):
             rows, element = files.read(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
-        return self._viewed(Given(rows, element, origin))
+        return self._viewed(Transformed(rows, element, origin))
 
     def symmetry(self, position: int) -> Element:
         """Return what this view applies to the member at a position: permutations (unit), scales (value).

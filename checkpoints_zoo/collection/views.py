@@ -125,7 +125,7 @@ class AlignedToMean:
 
 
 @dataclass(eq=False)
-class Given:
+class Transformed:
     """Symmetries that somebody has, one a member.
 
     Args:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.training.seeds import derive, generator
 
-Tensors = dict[str, Tensor]
 # From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
 Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro

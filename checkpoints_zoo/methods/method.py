@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from torch import Tensor
-
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.methods.modes import random_buffer, read, train, twins
+from checkpoints_zoo.methods.modes import Tensors, random_buffer, read, train, twins
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
@@ -37,7 +37,6 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator
 from checkpoints_zoo.training.sgd import first_scaling
 
-Tensors = dict[str, Tensor]
 PIECE = 500  # inputs a forward pass
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from torch import Tensor, vmap
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.own_code import said
 
 REQUIREMENT = "posteriors>=0.1,<0.2"
-Tensors = dict[str, Tensor]
 Batch = tuple[Tensor, Tensor]
 
 

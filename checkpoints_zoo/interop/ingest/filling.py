@@ -16,6 +16,7 @@ from checkpoints_zoo.formats.checks import REPEATING
 from checkpoints_zoo.formats.layout import content_hash, finite_problems
 from checkpoints_zoo.formats.pieces import Location
 from checkpoints_zoo.interop.ingest.origin import Say
+from checkpoints_zoo.interop.ingest.resharding import Row
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.source import Source, bring
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.images import ImageData
 
-Row = dict[str, Any]
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
 STEPS = 20  # of the progress that is told
