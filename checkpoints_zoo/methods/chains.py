@@ -17,8 +17,9 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.diagnostics import effective_size, rhat
 from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.product import Batch, Tensors
+from checkpoints_zoo.methods.product import Batch
 from checkpoints_zoo.training.reproducible import seeded
 from checkpoints_zoo.training.seeds import derive
 

@@ -12,7 +12,8 @@ import torch
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.methods.problem import Problem, Tensors
+from checkpoints_zoo.methods.modes import Tensors
+from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.loop import StackState, train_epochs
 from checkpoints_zoo.training.seeds import derive
 

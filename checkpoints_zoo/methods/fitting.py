@@ -22,7 +22,8 @@ from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
 from checkpoints_zoo.methods import chosen
 from checkpoints_zoo.methods.deep_ensemble import train_members
-from checkpoints_zoo.methods.method import Method, Run, Tensors
+from checkpoints_zoo.methods.method import Method, Run
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.recipe import Recipe

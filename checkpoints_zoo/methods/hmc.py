@@ -19,7 +19,8 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.diagnostics import effective_size, rhat
 from checkpoints_zoo.methods.hamiltonian import Chains, sample
-from checkpoints_zoo.methods.method import Run, Tensors
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.settings import POSITIVE, check_settings
 from checkpoints_zoo.networks.ensemble.executions import Runner

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.methods.method import Run, Tensors
+from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
 from checkpoints_zoo.methods.settings import POSITIVE, check_settings
 from checkpoints_zoo.training.reproducible import seeded

@@ -12,7 +12,8 @@ import torch
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.methods.method import Method, Tensors
+from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
 from checkpoints_zoo.networks.ensemble import Ensemble
 

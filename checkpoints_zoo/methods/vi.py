@@ -17,7 +17,8 @@ from torch.func import stack_module_state
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.methods.method import Run
-from checkpoints_zoo.methods.problem import Problem, Tensors
+from checkpoints_zoo.methods.modes import Tensors
+from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
 from checkpoints_zoo.methods.settings import check_settings
 from checkpoints_zoo.training.reproducible import seeded
