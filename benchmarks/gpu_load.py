@@ -26,7 +26,7 @@ from ensemble import timed
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.loading import load
-from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.catalog import Description, write_json
 from checkpoints_zoo.formats.manifest import table, write
 from checkpoints_zoo.networks import architectures, tensors
@@ -44,8 +44,8 @@ def source(folder: Path, count: int, tiny: bool) -> Collection:
         state = {n: torch.randn(t.shape) * 0.05 if t.is_floating_point() else t for n, t in first.items()}
         state |= {n: t.abs() + 0.5 for n, t in state.items() if n.endswith("running_var")}
         members.append((tensors.prefix(i), tensors.pack(state, layout)))
-    path = writing.write_shard(folder / "shards" / "nets", 0, layout, members)
-    begin = writing.first_offset(layout, [key for key, _ in members])
+    path = safetensors.write_shard(folder / "shards" / "nets", 0, layout, members)
+    begin = safetensors.first_offset(layout, [key for key, _ in members])
     rows = [
         {"member": i, "epoch": 1, "final": True, "status": "ok", "path": f"shards/nets/{path.name}",
          "offset": begin + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16"}

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.loading import load
-from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats import safetensors as writing
 from checkpoints_zoo.formats.catalog import Description, write_json
 from checkpoints_zoo.formats.manifest import table, write
 from checkpoints_zoo.networks import tensors

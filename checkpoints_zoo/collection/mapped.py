@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.networks.tensors import TORCH
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from checkpoints_zoo.collection import store
 from checkpoints_zoo.collection.views import View
 from checkpoints_zoo.errors import FormatError, SelectionError, UsageError
-from checkpoints_zoo.formats import manifest, selection, writing
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats import manifest, safetensors, selection
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.symmetry import Element, Table, files, symmetries
@@ -234,7 +234,7 @@ class Selected:
             )
         what = "; ".join(str(step) for step in self.view.steps)
         element = self.symmetries()
-        with writing.writing_into(Path(path).parent):
+        with safetensors.writing_into(Path(path).parent):
             files.write(Path(path), self.rows, element, what)
         return Path(path)
 

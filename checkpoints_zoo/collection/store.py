@@ -20,8 +20,15 @@ from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.collection.mapped import cut, spacing, strided, views_of
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.layout import TensorSpec, is_counter
-from checkpoints_zoo.formats.pieces import BUFFER_BYTES, Location, buffer, fill, groups, read_at
-from checkpoints_zoo.formats.placement import check_against_files
+from checkpoints_zoo.formats.member_bytes import (
+    BUFFER_BYTES,
+    Location,
+    buffer,
+    check_against_files,
+    fill,
+    groups,
+    read_at,
+)
 from checkpoints_zoo.networks.device import check_device, check_room
 from checkpoints_zoo.networks.tensors import TORCH, check_tensors
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.pieces import Location, fill, groups
+from checkpoints_zoo.formats.member_bytes import Location, fill, groups
 from checkpoints_zoo.networks.tensors import TORCH
 
 GROUP_BYTES = 2**26  # neighbours that are converted together

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
-from checkpoints_zoo.formats import limits
+from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
 
@@ -175,12 +175,12 @@ def read_json(path: Path) -> Any:
     Raises:
         FormatError: it is no JSON, or larger than any description may be.
     """
-    limits.check_file(path)
+    manifest.check_file(path)
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"description {path}", expected="JSON", found=str(error), path=path) from error
-    limits.check_json(values, path)
+    manifest.check_json(values, path)
     return values
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from checkpoints_zoo.formats import pieces, placement
+from checkpoints_zoo.formats import member_bytes
 from checkpoints_zoo.formats.layout import content_hash, finite_problems
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 
 # Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
 # may drop the same again.
@@ -48,8 +48,8 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
     Raises:
         DamagedError: the file does not have the member's tensors there.
     """
-    placement.check_against_files([location])
-    _, raw = next(iter(pieces.read([location])))
+    member_bytes.check_against_files([location])
+    _, raw = next(iter(member_bytes.read([location])))
     digest = content_hash(location.layout, raw)
     found = []
     if claimed is not None and digest != claimed:

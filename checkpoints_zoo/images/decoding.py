@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound
-from checkpoints_zoo.formats.header import what_is
+from checkpoints_zoo.formats.safetensors import what_is
 from checkpoints_zoo.images.parquet import UNREADABLE
 from checkpoints_zoo.images.pixels import Gathered
 

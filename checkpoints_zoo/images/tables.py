@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 
 from checkpoints_zoo.errors import FormatError, TooLargeError
-from checkpoints_zoo.formats.header import what_is
+from checkpoints_zoo.formats.safetensors import what_is
 from checkpoints_zoo.images import decoding
 from checkpoints_zoo.images.pixels import Gathered, Wanted
 from checkpoints_zoo.images.sets import Columns, Found

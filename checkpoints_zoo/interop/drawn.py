@@ -11,10 +11,10 @@ from typing import IO, Any
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats import manifest, writing
-from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats import manifest, safetensors
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.interop.ingest import filling, known, pickles, resharding
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import Head
@@ -53,10 +53,10 @@ class Drawn:
         self.head = head
         tensors = ((n, dtype, shape, n, shape) for n, dtype, shape in head.tensors)
         self.stored = Layout.of_stored(tensors, counters, 0)
-        self.layout = writing.sharded(self.stored)
+        self.layout = safetensors.sharded(self.stored)
         self.key = archives.layout_key(architecture, self.layout)
         self.layouts[self.key] = self.layout
-        self.per_shard = writing.members_per_shard(self.layout)
+        self.per_shard = safetensors.members_per_shard(self.layout)
         shutil.rmtree(self.aside, ignore_errors=True)
         self.aside.with_name(f"{self.name}.json").unlink(missing_ok=True)  # of an import that never came to an end
         self.aside.mkdir(parents=True)
@@ -82,9 +82,9 @@ class Drawn:
         if at < len(self.there) and self.there[at]["status"] == "failed":  # by its logits
             row |= {n: self.there[at][n] for n in ("status", "reason")}
         if self.spool is None:
-            writing.check_room(self.target.root, self.layout.nbytes)
+            safetensors.check_room(self.target.root, self.layout.nbytes)
             self.spool = (self.aside / f"{at:06d}.draws").open("w+b")
-        self.spool.write(writing.repack(self.stored, raw, self.layout))
+        self.spool.write(safetensors.repack(self.stored, raw, self.layout))
         self.rows.append(self._known(at) | row)
         self.waiting += 1
         if len(self.rows) % self.per_shard == 0:
@@ -115,8 +115,10 @@ class Drawn:
             self.spool.seek(0)
             members = (self.spool.read(self.layout.nbytes) for _ in some)
             number = some[0]["member"] // self.per_shard
-            path = writing.stream_shard(self.target.root / "shards" / self.name, number, self.layout, prefixes, members)
-        start = writing.first_offset(self.layout, prefixes)
+            path = safetensors.stream_shard(
+                self.target.root / "shards" / self.name, number, self.layout, prefixes, members
+            )
+        start = safetensors.first_offset(self.layout, prefixes)
         for at, row in enumerate(some):
             row |= {
                 "path": path.relative_to(self.target.root).as_posix(),

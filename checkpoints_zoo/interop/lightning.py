@@ -21,9 +21,9 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.member import Member
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import header
+from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.writing import check_room, writing_into
+from checkpoints_zoo.formats.safetensors import check_room, writing_into
 from checkpoints_zoo.interop import given
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
@@ -87,7 +87,7 @@ def write_checkpoints(
 
 
 def _name(member: Member) -> str:
-    key = header.prefix(member.id, None if member.row["final"] else member.epoch)
+    key = safetensors.prefix(member.id, None if member.row["final"] else member.epoch)
     return f"{key.removesuffix('/')}.ckpt"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.loading import load
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import catalog, manifest, writing
+from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
 from checkpoints_zoo.interop.drawn import INDEPENDENT, Drawn, Row
@@ -94,7 +94,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = Source(root, root.as_uri())
     locks = cache.writable("local/copies")
-    with writing.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         resharding.sweep(root, name)
         drawn = Drawn(target, name, method)
         try:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.header import prefix as prefix
 from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.safetensors import prefix as prefix
 
 TORCH = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,

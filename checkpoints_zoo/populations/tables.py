@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.disk import replacing
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def write(frame: pd.DataFrame, path: str | Path) -> Path:
     if path.suffix.lower() not in writers:
         expected = "a name that ends in .parquet or .csv"
         raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
-    with writing.writing_into(path.parent), replacing(path) as temporary, temporary.open("wb") as file:
+    with safetensors.writing_into(path.parent), replacing(path) as temporary, temporary.open("wb") as file:
         writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path
 
@@ -49,6 +49,6 @@ def write_text(text: str, path: str | Path) -> Path:
         StorageError: a place that can't be written to.
     """
     path = Path(path).expanduser()
-    with writing.writing_into(path.parent), replacing(path) as temporary:
+    with safetensors.writing_into(path.parent), replacing(path) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
     return path

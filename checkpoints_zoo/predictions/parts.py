@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.formats import catalog, manifest, pieces, placement, writing
-from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.predictions import prediction_sets as sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts, PredictionSet
 
@@ -55,18 +55,18 @@ class Parts:
         path = self._path(key, weights)
         try:
             if path.is_file():
-                placement.check_against_files([self._location(key, path)])
+                member_bytes.check_against_files([self._location(key, path)])
                 return True
         except DamagedError:  # computed again
             path.unlink()
         return False
 
     def _location(self, key: Key, path: Path) -> Location:
-        return Location(key[0], "", path, writing.first_offset(self.layout, [""]), self.layout)
+        return Location(key[0], "", path, safetensors.first_offset(self.layout, [""]), self.layout)
 
-    def keep(self, key: Key, weights: str, raw: writing.Bytes) -> None:
+    def keep(self, key: Key, weights: str, raw: safetensors.Bytes) -> None:
         """Lay a member's logits aside, by rename."""
-        written = writing.write_shard(self.aside / ".new", 0, self.layout, [("", raw)])
+        written = safetensors.write_shard(self.aside / ".new", 0, self.layout, [("", raw)])
         written.replace(self._path(key, weights))
 
     def finish(
@@ -89,7 +89,7 @@ class Parts:
         for path in self.folder.glob("[0-9]*.safetensors"):  # whose rows a kill has kept from being written
             if int(path.name[:5]) >= number:
                 path.unlink()
-        size = writing.members_per_shard(self.layout)
+        size = safetensors.members_per_shard(self.layout)
         for at in range(0, len(new), size):
             some = new[at : at + size]
             rows += self._shard(number, some, weights)
@@ -106,16 +106,16 @@ class Parts:
         """Write a shard; return its rows."""
         hashes: list[str] = []
 
-        def read() -> Iterator[writing.Bytes]:
+        def read() -> Iterator[safetensors.Bytes]:
             for key, _ in some:
-                _, raw = next(iter(pieces.read([self._location(key, self._path(key, weights[key]))])))
+                _, raw = next(iter(member_bytes.read([self._location(key, self._path(key, weights[key]))])))
                 hashes.append(content_hash(self.layout, raw))
                 yield raw
 
         prefixes = [prefix(member, None if final else epoch) for (member, epoch), final in some]
-        path = writing.stream_shard(self.folder, number, self.layout, prefixes, read())
+        path = safetensors.stream_shard(self.folder, number, self.layout, prefixes, read())
         inside = "/".join(path.parts[-4:])
-        start, step = writing.first_offset(self.layout, prefixes), self.layout.nbytes
+        start, step = safetensors.first_offset(self.layout, prefixes), self.layout.nbytes
         return [
             {
                 "member": key[0], "epoch": key[1], "final": final, "status": "ok", "weights_sha256": weights[key],

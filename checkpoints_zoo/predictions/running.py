@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import TooLargeError, UsageError
 from checkpoints_zoo.formats import selection
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.device import free_bytes
 from checkpoints_zoo.networks.ensemble import Ensemble

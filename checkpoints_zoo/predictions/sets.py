@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.header import prefix, stamp_of
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix, stamp_of
 from checkpoints_zoo.formats.selection import keys_of
 from checkpoints_zoo.predictions.facts import SCHEMA, Facts
 from checkpoints_zoo.sources import hub

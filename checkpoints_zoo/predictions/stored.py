@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, SelectionError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import manifest, placement, selection
-from checkpoints_zoo.formats.pieces import Location, read_at
+from checkpoints_zoo.formats import manifest, member_bytes, selection
+from checkpoints_zoo.formats.member_bytes import Location, read_at
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.tensors import TORCH
 from checkpoints_zoo.predictions.matching import check_data
@@ -141,7 +141,7 @@ class Predictions:
     def _locations(self) -> list[Location]:
         """Where the members' bytes lie on this machine, checked against the files' headers."""
         found = self.stored.locate(self.rows)
-        placement.check_against_files(found)
+        member_bytes.check_against_files(found)
         return found
 
     def logits(self, ids: Iterable[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

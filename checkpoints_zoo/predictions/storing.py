@@ -13,7 +13,7 @@ import torch
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import LockedError, UsageError
 from checkpoints_zoo.executor import Engine, Here, engine
-from checkpoints_zoo.formats import pieces, writing
+from checkpoints_zoo.formats import member_bytes, safetensors
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.predictions import prediction_sets as sets
@@ -85,7 +85,7 @@ def predict(
     root = _root(members, out)
     folder = root / sets.folder_of(members.name, kind)
     facts = _facts(members, inside, kind, dtype)
-    with writing.writing_into(folder), _locked(folder):
+    with safetensors.writing_into(folder), _locked(folder):
         before = sets.read(Source(root, root.as_uri()), members.name, kind) if (folder / sets.TABLE).is_file() else None
         hashes = _hashes(members)
         _check_before(before, facts, members, hashes)
@@ -145,7 +145,7 @@ def _hashes(members: Members) -> dict[Key, str]:
     """Return the content hash of each member's weights: by its row, or where that has none by its bytes."""
     claimed = members.rows.column("sha256").to_pylist()
     if None in claimed:
-        claimed = pieces.hash_members(members.locations())
+        claimed = member_bytes.hash_members(members.locations())
     return dict(zip(members.keys, claimed, strict=True))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.executor import Job
-from checkpoints_zoo.formats import pieces
+from checkpoints_zoo.formats import member_bytes
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.tensors import pack
 from checkpoints_zoo.predictions.parts import Key
@@ -92,7 +92,7 @@ class Running:
                     collection=facts.collection,
                 )
             group = members[at : at + len(ids)]
-            for key, digest in zip(group.keys, pieces.hash_members(group.locations()), strict=True):
+            for key, digest in zip(group.keys, member_bytes.hash_members(group.locations()), strict=True):
                 if digest != self.hashes[key]:
                     raise DamagedError(
                         f"member {key[0]} of {members.name}",

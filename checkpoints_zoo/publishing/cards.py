@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
-from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.formats.text import code, counted, fenced, in_bytes, plain, quoted
 from checkpoints_zoo.publishing import sections
 from checkpoints_zoo.publishing.pictures import picture as picture

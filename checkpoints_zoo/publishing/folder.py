@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.header import stamp_of
+from checkpoints_zoo.formats.safetensors import stamp_of
 from checkpoints_zoo.formats.selection import format_ids, keys_of
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats import checks, manifest, placement
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats import checks, manifest, member_bytes
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.publishing.folder import Folder, Say
@@ -72,7 +72,7 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
         at = [i for i, path in enumerate(held.rows.column("path").to_pylist()) if path is not None]
         say(f"{held.name}: checking {len(at):,} members' bytes …")
         locations = folder.source.locate(held.description, manifest.take(held.rows, at))
-        placement.check_against_files(locations)
+        member_bytes.check_against_files(locations)
         for i, location in zip(at, locations, strict=True):
             problems += _of_member(held.name, location, claimed[i], finite and ok[i])
     refuse(folder.source.shown, problems + checks.duplicates(hashes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.header import header_length, parse_header, what_is
+from checkpoints_zoo.formats.safetensors import header_length, parse_header, what_is
 from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
 
 SAFETENSORS = ".safetensors"

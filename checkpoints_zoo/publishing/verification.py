@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import (
 from checkpoints_zoo.evaluation import measuring, metrics
 from checkpoints_zoo.formats.checks import Problem as Problem
 from checkpoints_zoo.formats.checks import check_bytes, duplicates
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.predictions import prediction_sets
 

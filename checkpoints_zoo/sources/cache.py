@@ -28,8 +28,8 @@ from io import FileIO
 from pathlib import Path
 
 from checkpoints_zoo.errors import StorageError
-from checkpoints_zoo.formats.header import shard_header
 from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.safetensors import shard_header
 from checkpoints_zoo.sources import hub, spares
 
 STALE_SECONDS = 24 * 3600  # a temporary file this old was left by a process that was killed

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from checkpoints_zoo.formats import catalog, manifest, placement, writing
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.formats.selection import keys_of
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.finding import Found
@@ -41,12 +41,12 @@ def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: N
     """
     name, root = found.description.name, dest.expanduser().absolute()
     locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
-    with writing.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         making = plan(found, dest)
         folder = root / "shards" / name
         for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
             left.unlink()
-        writing.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
+        safetensors.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
         for shard in making.shards:
             path = finished(folder, shard)
             if path is None:
@@ -92,5 +92,5 @@ def _located(shard: Shard, found: Found, target: Source) -> tuple[list[Location]
     old = manifest.table([p.row for p in shard.pieces if p.at is None])
     here = iter(target.locate(target.read(found.description.name)[0], old) if old.num_rows else [])
     locations = [next(here if p.at is None else there) for p in shard.pieces]
-    placement.check_against_files(locations)
+    member_bytes.check_against_files(locations)
     return locations, found

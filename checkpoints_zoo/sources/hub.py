@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound
-from checkpoints_zoo.formats import limits
-from checkpoints_zoo.formats.header import what_is
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.safetensors import what_is
 from checkpoints_zoo.sources import spares
 from checkpoints_zoo.sources.hub_errors import asking, host
 
@@ -210,7 +210,7 @@ def fetch(repo: Repo, inside: str) -> Path:
     what = f"file {inside} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        bar = limits.bar(inside, what)
+        bar = manifest.bar(inside, what)
         where = {"repo_type": "dataset", "revision": repo.commit, **sent()}
         return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import SourceNotFound
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.catalog import Description, Listing
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives import archived, indexing
 from checkpoints_zoo.sources.archives.indexing import Opened

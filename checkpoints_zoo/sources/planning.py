@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import manifest, writing
+from checkpoints_zoo.formats import manifest, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.sources.finding import Found
@@ -90,7 +90,7 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 def _described(new: Description, rows: pa.Table, held: Description | None, dest: Path) -> Description:
     """Put the descriptions of what comes and what is there together; return the one of both."""
     used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
-    layouts = {key: writing.sharded(layout) for key, layout in new.layouts.items() if key in used}
+    layouts = {key: safetensors.sharded(layout) for key, layout in new.layouts.items() if key in used}
     if held is None:
         return replace(new, layouts=layouts, base="")
     differing = [n for n in COMMON if getattr(new, n) != getattr(held, n)]
@@ -155,7 +155,7 @@ def _shards(
 ) -> list[Shard]:
     """Say which shards are to be written: those that get a new member, with all that belongs into them."""
     found: dict[tuple[str, int], Shard] = {}
-    per = {key: writing.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()}
+    per = {key: safetensors.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()}
     for row in rows:
         if row["path"] is None:
             continue

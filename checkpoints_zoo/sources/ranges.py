@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
-from checkpoints_zoo.formats.header import what_is
+from checkpoints_zoo.formats.safetensors import what_is
 from checkpoints_zoo.sources import hub, hub_errors
 from checkpoints_zoo.sources.hub import Repo
 

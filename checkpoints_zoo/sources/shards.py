@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats import manifest, pieces, writing
-from checkpoints_zoo.formats.header import prefix, shard_header
+from checkpoints_zoo.formats import manifest, member_bytes, safetensors
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix, shard_header
 from checkpoints_zoo.formats.selection import Key, format_ids
 
 Row = dict[str, Any]
@@ -57,7 +57,7 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """Bytes of the file."""
-        return writing.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
+        return safetensors.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
 
 
 def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str) -> Path:
@@ -68,7 +68,7 @@ def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str
         if path := finished(folder, shard):
             return path
     members = _members(shard, locations, name)
-    return writing.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
+    return safetensors.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
 
 def finished(folder: Path, shard: Shard) -> Path | None:
@@ -76,11 +76,11 @@ def finished(folder: Path, shard: Shard) -> Path | None:
     wanted = [piece.sha256 for piece in shard.pieces]
     if None in wanted:
         return None
-    start, step = writing.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    start, step = safetensors.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for path in like(folder, shard):
         places = enumerate(shard.pieces)
         there = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in places]
-        if pieces.hash_members(there) == wanted:
+        if member_bytes.hash_members(there) == wanted:
             return path
     return None
 
@@ -97,7 +97,7 @@ def like(folder: Path, shard: Shard) -> list[Path]:
     return found
 
 
-def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[writing.Bytes]:
+def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[safetensors.Bytes]:
     """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
     for piece, location in zip(shard.pieces, locations, strict=True):
         raw = _read(location)
@@ -113,16 +113,16 @@ def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator
                 path=location.path,
             )
         piece.sha256 = digest
-        yield raw if location.layout == shard.layout else writing.repack(location.layout, raw, shard.layout)
+        yield raw if location.layout == shard.layout else safetensors.repack(location.layout, raw, shard.layout)
 
 
 def _read(location: Location) -> memoryview:
-    return next(iter(pieces.read([location])))[1]
+    return next(iter(member_bytes.read([location])))[1]
 
 
 def place(shard: Shard, inside: str) -> None:
     """Write down in the rows of a shard's members where they lie now."""
-    start, step = writing.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    start, step = safetensors.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.pieces):
         where = (inside, start + i * step, step, shard.key, shard.layout.dtype)
         piece.row.update(zip(manifest.LOCATION, where, strict=True))

@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 
 from checkpoints_zoo.errors import LockedError, UsageError
-from checkpoints_zoo.formats import catalog, writing
+from checkpoints_zoo.formats import catalog, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.training import state as states
 from checkpoints_zoo.training.recipe import Recipe
@@ -73,7 +73,7 @@ def locked(out: Path) -> Iterator[None]:
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    with writing.writing_into(lock.parent):
+    with safetensors.writing_into(lock.parent):
         lock.touch()
     held: set[Path] = _held.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held:

@@ -16,7 +16,7 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.formats import manifest, pieces, writing
+from checkpoints_zoo.formats import manifest, member_bytes, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
@@ -96,9 +96,9 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as name:
         root = Path(name)
         members = [(prefix_of(f.row), f.raw) for f in finished if f.raw is not None]
-        with writing.writing_into(root):
-            path = writing.write_shard(root, 0, layout, members)
-        first = writing.first_offset(layout, [prefix for prefix, _ in members])
+        with safetensors.writing_into(root):
+            path = safetensors.write_shard(root, 0, layout, members)
+        first = safetensors.first_offset(layout, [prefix for prefix, _ in members])
         rows = [
             f.row | {"path": path.name, "offset": first + at * layout.nbytes, "nbytes": layout.nbytes,
                      "layout": recipe.storage, "dtype": layout.dtype}
@@ -117,7 +117,7 @@ def _figures(
     found: dict[Key, dict[str, Any]] = {}
     for row, digest, (_, on_train), (_, on_test) in zip(
         members.rows.to_pylist(),
-        pieces.hash_members(members.locations()),
+        member_bytes.hash_members(members.locations()),
         measuring.figures(members, train, device),
         measuring.figures(members, test, device),
         strict=True,

@@ -18,7 +18,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.executor import Engine, Here, Job
 from checkpoints_zoo.formats.layout import is_statistic
-from checkpoints_zoo.formats.writing import sync_folder, writing_into
+from checkpoints_zoo.formats.safetensors import sync_folder, writing_into
 from checkpoints_zoo.training import state as states
 from checkpoints_zoo.training.averaging import stored
 from checkpoints_zoo.training.folder import claim, clean, divided, locked, recorded_hash, state_name

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints_zoo.errors import SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest, writing
+from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.sources.shards import Piece, Shard, place, written
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.measure import Key, Row, key_of
@@ -83,7 +83,7 @@ def seal(
     held = rows_of(source, name)
     gone = lost(source, held.values())
     held = {k: row for k, row in held.items() if k[0] not in gone}
-    size = writing.members_per_shard(layout, snapshots)
+    size = safetensors.members_per_shard(layout, snapshots)
     for number in sorted({member // size for member, _ in fresh}):
         group = {k: row for k, row in held.items() if k[0] // size == number}
         group |= {k: dict(one.row) for k, one in fresh.items() if k[0] // size == number}
@@ -97,7 +97,7 @@ def seal(
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write(table, source.manifest_path(name))
         for folder in (source.manifest_path(name).parent, source.root):  # who is told removes the other copy
-            writing.sync_folder(folder)
+            safetensors.sync_folder(folder)
         yield [k for k in group if k in fresh]
 
 
@@ -119,7 +119,7 @@ def _write(
             locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
     path = written(source.root / "shards" / name, shard, locations, name)
     for folder in (path.parent, path.parent.parent):  # before the manifest names it
-        writing.sync_folder(folder)
+        safetensors.sync_folder(folder)
     place(shard, path.relative_to(source.root).as_posix())
 
 

@@ -17,11 +17,10 @@ from datetime import datetime
 from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.formats import catalog, writing
+from checkpoints_zoo.formats import catalog, safetensors
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.pieces import Location, read
-from checkpoints_zoo.formats.placement import check_against_files
+from checkpoints_zoo.formats.member_bytes import Location, check_against_files, read
 from checkpoints_zoo.training.measure import Finished, Key, Row, key_of
 
 
@@ -87,7 +86,7 @@ class Staging:
 
     def location(self, key: Key) -> Location:
         """Return where a snapshot's bytes lie."""
-        return Location(key[0], "", self._bytes(key), writing.first_offset(self.layout, [""]), self.layout)
+        return Location(key[0], "", self._bytes(key), safetensors.first_offset(self.layout, [""]), self.layout)
 
     def keep(self, finished: Iterable[Finished]) -> None:
         """Lay a stack's snapshots aside, each by rename, a member's last one last."""
@@ -96,12 +95,12 @@ class Staging:
             key, digest = each.key, None
             if each.raw is not None:
                 digest = hashlib.sha256(each.raw).hexdigest()
-                written = writing.write_shard(self.folder, 0, self.layout, [("", each.raw)])
+                written = safetensors.write_shard(self.folder, 0, self.layout, [("", each.raw)])
                 written.replace(self.folder / f"{self._name(key)}-{digest}.safetensors")
             row = each.row | {"created": each.row["created"].isoformat()}
             catalog.write_json({"row": row, "bytes": digest}, self._json(key))
             self.rows[key], self._digests[key] = dict(each.row), digest
-        writing.sync_folder(self.folder)
+        safetensors.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Delete snapshots that are in a shard now, rows first."""
@@ -148,7 +147,7 @@ class Log:
             }  # fmt: skip
             lines.append(json.dumps(facts))
         if lines:
-            with writing.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            with safetensors.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * self._cut + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())

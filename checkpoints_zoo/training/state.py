@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.writing import sync_folder
+from checkpoints_zoo.formats.safetensors import sync_folder
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.header import (
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.safetensors import (
     LARGEST_HEADER,
     header_length,
     parse_header,
@@ -23,7 +24,6 @@ from checkpoints_zoo.formats.header import (
     shard_header,
     what_is,
 )
-from checkpoints_zoo.formats.layout import Layout
 from tests.support.scenarios import file_bytes, random_state, raw, stored
 
 GOOD = {

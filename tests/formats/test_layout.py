@@ -17,11 +17,10 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.store import stack
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
-from checkpoints_zoo.formats import writing
-from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
-from checkpoints_zoo.formats.pieces import Location, hash_members
-from checkpoints_zoo.formats.writing import members_per_shard, write_shard
+from checkpoints_zoo.formats.member_bytes import Location, hash_members
+from checkpoints_zoo.formats.safetensors import members_per_shard, prefix, write_shard
 from checkpoints_zoo.networks.tensors import NAMES, layout_of, pack
 from tests.support.scenarios import State, hash_of, opened, random_state, raw, stored
 
@@ -289,7 +288,7 @@ def test_a_shard_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing.os, "fsync", full)
+    monkeypatch.setattr(safetensors.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_shard(tmp_path, 0, layout, [("000000/", member), ("000001/", member)])
     assert list(tmp_path.iterdir()) == [first]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.formats.header import parse_header
 from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems, is_counter
+from checkpoints_zoo.formats.safetensors import parse_header
 from checkpoints_zoo.networks.architectures import build
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, recognise, tensor_shapes

@@ -24,7 +24,8 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, UsageError, ZooError
-from checkpoints_zoo.formats import limits, manifest
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import manifest as limits
 from checkpoints_zoo.sources import fetching
 from checkpoints_zoo.sources.archives import archived, indexing
 from tests.hub import WRITER, Hub, filled

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo import images
-from checkpoints_zoo.formats import catalog, manifest, writing
+from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.networks import tensors
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.loop import start, train_epochs
@@ -49,10 +49,10 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
     ordered = sorted(kept)
     prefixes = [tensors.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
     source = Source(out.absolute(), "out")
-    path = writing.write_shard(
+    path = safetensors.write_shard(
         out / "shards" / recipe.name, 0, layout, [(p, kept[key]) for p, key in zip(prefixes, ordered, strict=True)]
     )
-    first = writing.first_offset(layout, prefixes)
+    first = safetensors.first_offset(layout, prefixes)
     rows: list[dict[str, Any]] = [
         {
             "member": member, "epoch": epoch, "final": epoch == recipe.epochs, "status": "ok", "method": "independent",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from checkpoints_zoo.formats import catalog, manifest, writing
-from checkpoints_zoo.formats.header import prefix
+from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.formats.layout import content_hash
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict
 from checkpoints_zoo.predictions import prediction_sets as sets
@@ -47,8 +47,8 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
     folder, layout = root / sets.folder_of("given", name), sets.layout_of(inputs, classes)
     raw = [member.half().numpy().tobytes() + bytes(layout.pad) for member in logits]
     prefixes = [prefix(i) for i in range(members)]
-    path = writing.stream_shard(folder, 0, layout, prefixes, raw)
-    first = writing.first_offset(layout, prefixes)
+    path = safetensors.stream_shard(folder, 0, layout, prefixes, raw)
+    first = safetensors.first_offset(layout, prefixes)
     rows = [
         {
             "member": i, "epoch": 1, "final": True, "status": "ok", "sha256": content_hash(layout, raw[i]),

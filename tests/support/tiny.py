@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo import images
-from checkpoints_zoo.formats import manifest, writing
+from checkpoints_zoo.formats import manifest, safetensors
 from checkpoints_zoo.training.export import Export
 from checkpoints_zoo.training.folder import locked
 from checkpoints_zoo.training.measure import Finished, layout_of, prepare
@@ -81,7 +81,7 @@ def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, An
 @pytest.fixture
 def two_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a shard hold two members."""
-    monkeypatch.setattr(writing, "MOST_TENSORS", TWO_A_SHARD)
+    monkeypatch.setattr(safetensors, "MOST_TENSORS", TWO_A_SHARD)
 
 
 @pytest.fixture

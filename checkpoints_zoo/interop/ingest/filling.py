@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats import manifest, pieces, placement
+from checkpoints_zoo.formats import manifest, member_bytes
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.checks import REPEATING
 from checkpoints_zoo.formats.layout import content_hash, finite_problems
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.ingest.resharding import Row
 from checkpoints_zoo.sources import cache, hub
@@ -89,8 +89,8 @@ def look(row: Row, location: Location) -> memoryview:
     Raises:
         DamagedError: its file has not the tensors that the row says, or others than before.
     """
-    placement.check_against_files([location])
-    _, raw = next(iter(pieces.read([location])))
+    member_bytes.check_against_files([location])
+    _, raw = next(iter(member_bytes.read([location])))
     judge(row, location, raw)
     return raw
 

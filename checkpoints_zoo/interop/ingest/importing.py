@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import catalog, writing
+from checkpoints_zoo.formats import catalog, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import facts, filling, known, lots, origin, planning, resharding, staging, surveying
 from checkpoints_zoo.interop.ingest.known import Tells
@@ -104,7 +104,7 @@ def ingest(
         reads = hash or evaluate is not None or reshard is not None
         return surveying.survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
     locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
-    with writing.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         resharding.sweep(root, name)
         stamp = "" if reshard is None else lots.fingerprint(found, net, build)
         if reshard is not None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
-from checkpoints_zoo.formats.header import what_is
 from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.safetensors import what_is
 from checkpoints_zoo.interop.ingest.origin import Origin
 from checkpoints_zoo.interop.ingest.zipped import check_plain
 from checkpoints_zoo.sources.archives import Head, Lot, Lying, Tell

@@ -10,6 +10,7 @@ from typing import Any
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import filling
 from checkpoints_zoo.interop.ingest.origin import Origin
+from checkpoints_zoo.interop.ingest.resharding import Row
 from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
 
 
@@ -75,7 +76,7 @@ def planned(
     )  # fmt: skip
 
 
-def _ranges(rows: Sequence[filling.Row]) -> int:
+def _ranges(rows: Sequence[Row]) -> int:
     """Count the ranges that bring members: neighbours of a batch together, long ones cut."""
     count = 0
     for batch in filling.batches(sorted(rows, key=lambda r: (r["path"], r["offset"]))):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, writing
+from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.header import prefix
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.pieces import Location
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.interop.ingest import filling, pickles, zipped
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import Within
@@ -88,7 +88,7 @@ class Reader:
     place: Callable[[str], Path]
     within: Within | None = None
 
-    def read(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Layout, writing.Bytes]]:
+    def read(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Layout, safetensors.Bytes]]:
         """Read members one by one and judge them; yield each with its row, the layout of its bytes, and these.
 
         Raises:
@@ -103,7 +103,9 @@ class Reader:
             else:
                 yield from self._each(batch, {})
 
-    def _each(self, rows: Sequence[Row], there: Mapping[int, Location]) -> Iterator[tuple[Row, Layout, writing.Bytes]]:
+    def _each(
+        self, rows: Sequence[Row], there: Mapping[int, Location]
+    ) -> Iterator[tuple[Row, Layout, safetensors.Bytes]]:
         for row in rows:
             layout = self.description.layouts[row["layout"]]
             path = self.place(row["path"])
@@ -134,7 +136,7 @@ def reshard(reader: Reader, rows: Sequence[Row], target: Source, say: Say) -> No
     old, name = reader.description, reader.description.name
     keys, layouts = dict[str, str](), dict[str, Layout]()
     for key, layout in old.layouts.items():
-        wanted = writing.sharded(layout)
+        wanted = safetensors.sharded(layout)
         keys[key] = archives.layout_key(old.architecture, wanted)
         layouts[keys[key]] = wanted
     description = replace(old, layouts=layouts, base="")
@@ -146,9 +148,9 @@ def reshard(reader: Reader, rows: Sequence[Row], target: Source, say: Say) -> No
     for row in sorted(rows, key=lambda r: r["member"]):
         if row["path"] is not None:
             key = keys[row["layout"]]
-            groups.setdefault((key, row["member"] // writing.members_per_shard(layouts[key])), []).append(row)
+            groups.setdefault((key, row["member"] // safetensors.members_per_shard(layouts[key])), []).append(row)
     missing = {at: some for at, some in sorted(groups.items()) if not all(r["member"] in done for r in some)}
-    writing.check_room(target.root, sum(layouts[key].nbytes * len(some) for (key, _), some in missing.items()))
+    safetensors.check_room(target.root, sum(layouts[key].nbytes * len(some) for (key, _), some in missing.items()))
     catalog.write_json(description.to_json(), target.description_path(name))
     if not missing:
         return _write(list(done.values()), description, target)
@@ -178,15 +180,15 @@ def _shard(reader: Reader, rows: Sequence[Row], number: int, key: str, layout: L
     """Write a shard; return its members' rows as they are now."""
     found: list[Row] = []
 
-    def members() -> Iterator[writing.Bytes]:
+    def members() -> Iterator[safetensors.Bytes]:
         for row, stored, raw in reader.read(rows):
             found.append(row)
-            yield writing.repack(stored, raw, layout)
+            yield safetensors.repack(stored, raw, layout)
 
     name = reader.description.name
     prefixes = [prefix(row["member"]) for row in rows]
-    path = writing.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
-    inside, start = path.relative_to(target.root).as_posix(), writing.first_offset(layout, prefixes)
+    path = safetensors.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
+    inside, start = path.relative_to(target.root).as_posix(), safetensors.first_offset(layout, prefixes)
     return [
         row | {"path": inside, "offset": start + i * layout.nbytes, "nbytes": layout.nbytes, "layout": key,
                "dtype": layout.dtype}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.disk import replacing
 
 Key = Mapping[str, Any]
@@ -59,7 +59,7 @@ class Cells:
         """
         content = {"key": dict(key), "values": values, "sha256": _check(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with writing.writing_into(self.folder), replacing(self.path(key)) as temporary:
+        with safetensors.writing_into(self.folder), replacing(self.path(key)) as temporary:
             temporary.write_text(text, encoding="utf-8")
         kept: Values = json.loads(text)["values"]
         return kept

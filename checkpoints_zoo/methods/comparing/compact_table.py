@@ -18,7 +18,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.executor import cores
-from checkpoints_zoo.formats import selection, writing
+from checkpoints_zoo.formats import safetensors, selection
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.comparing import drawn
@@ -151,7 +151,7 @@ def fit_and_compare(
     for thing, (number, least) in numbers.items():
         _check_whole(thing, number, least)
     root = Path(out).expanduser().absolute()
-    writing.check_folder(root)
+    safetensors.check_folder(root)
     fits = Fits(recipe, root, runs, draws, seed, device=device)
     made, refused = drawn.fit(fits, (hmc, ENSEMBLE, vi), cores() if workers is None else workers, say)
     for name, reason in refused.items():

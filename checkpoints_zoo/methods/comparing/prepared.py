@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.executor import Job, check_picklable, engine
-from checkpoints_zoo.formats import writing
+from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.methods.comparing import drawn
 from checkpoints_zoo.methods.comparing.cells import Cells
 from checkpoints_zoo.methods.comparing.closeness import PERMUTE, SCALE, Closeness
@@ -93,7 +93,7 @@ class Prepared:
             StorageError: a folder that can't be written to.
             UsageError: a method that was named and can't be fitted, or trained members that are the reference's.
         """
-        writing.check_folder(self.out)
+        safetensors.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.missing)
         if self.fits is not None and self.methods:
             draws, refused = drawn.fit(self.fits, self.methods, self.workers, self.say)

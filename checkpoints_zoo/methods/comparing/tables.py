@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SCALE = 100
 MODES = {"one": "one mode", "multi": "multi mode", "members": "members"}
-NAMES = {"aurc": "AURC"} | SHORT
+COLUMN_NAMES = {"aurc": "AURC"} | SHORT
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -31,7 +31,7 @@ def text(found: Comparison) -> str:
     ]
     placed = [n for n in GROWING if any(n in row.worth for row in found.rows)]
     worth = [
-        _named(row) | {NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in placed}
+        _named(row) | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in placed}
         for row in found.rows
         if row.worth
     ]

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.formats.header import header_length, parse_header, what_is
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
+from checkpoints_zoo.formats.safetensors import header_length, parse_header, what_is
 from checkpoints_zoo.sources.archives.tar import BLOCK, Take, TarHeader, leads_out
 
 VERSION = 1

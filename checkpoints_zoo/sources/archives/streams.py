@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.header import Header, parse_header
+from checkpoints_zoo.formats.safetensors import Header, parse_header
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, plain
 

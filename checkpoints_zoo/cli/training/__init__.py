@@ -1,1 +1,0 @@
-"""`python -m checkpoints_zoo.cli.training RECIPE`, in a clone `python -m training RECIPE`: train, merge, verify."""
