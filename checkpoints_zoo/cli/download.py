@@ -11,7 +11,7 @@ from checkpoints_zoo.cli.output import Output, facts, output
 from checkpoints_zoo.cli.selecting import Selection, finding
 from checkpoints_zoo.formats.manifest import check_located, total
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.sources import copy_all
+from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import Found
 
 
@@ -49,9 +49,9 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
 
 def _copied(found: Found, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
     """Copy members into a folder, or only plan to; return what that needs: files and bytes there, bytes cached."""
-    plan = copy_all.plan(found, dest)
+    plan = copying.plan(found, dest)
     if not dry_run:
-        copy_all.copy(found, dest, out.say)
+        copying.copy(found, dest, out.say)
     return {
         "dest": plan.target.root,
         "shards": len(plan.shards),

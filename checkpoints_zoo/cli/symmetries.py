@@ -12,7 +12,7 @@ from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.sources.hubsource import HubSource
+from checkpoints_zoo.sources.source import HubSource
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection

@@ -21,7 +21,7 @@ from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
-from checkpoints_zoo.sources import copy_all
+from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import Found
 
 
@@ -129,7 +129,7 @@ class Collection(Viewed):
             self.locations()
             return self
         self._check_some()
-        found = copy_all.copy(Found(self.source, self.commit, self.description, self.rows, len(self)), Path(dest))
+        found = copying.copy(Found(self.source, self.commit, self.description, self.rows, len(self)), Path(dest))
         return Collection(found.source, found.commit, found.description, found.rows, self._architecture, view=self.view)
 
     def stack(

@@ -10,7 +10,8 @@ from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, Us
 from checkpoints_zoo.images import tables
 from checkpoints_zoo.images.pixels import Wanted
 from checkpoints_zoo.images.sets import SPLITS, Columns, Found, choose_split
-from checkpoints_zoo.sources import addresses, hub
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub as addresses
 
 _NUMBERED = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Shape, differences, is_counter
-from checkpoints_zoo.sources.archives.wrappers import fit
+from checkpoints_zoo.sources.archives.keymaps import fit
 
 Array = Tensor | npt.NDArray[Any]
 Draw = Mapping[str, Array] | Array

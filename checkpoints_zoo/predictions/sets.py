@@ -17,8 +17,7 @@ from checkpoints_zoo.formats.selection import keys_of
 from checkpoints_zoo.predictions.facts import SCHEMA, Facts
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.hubsource import HubSource
-from checkpoints_zoo.sources.source import Source, bring
+from checkpoints_zoo.sources.source import HubSource, Source, bring
 
 PREDICTIONS = "predictions"
 TABLE, DESCRIPTION = "manifest.parquet", "manifest.json"

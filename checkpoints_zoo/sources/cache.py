@@ -30,7 +30,8 @@ from pathlib import Path
 from checkpoints_zoo.errors import StorageError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.safetensors import shard_header
-from checkpoints_zoo.sources import hub, spares
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub as spares
 
 STALE_SECONDS = 24 * 3600  # a temporary file this old was left by a process that was killed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -14,8 +14,7 @@ from checkpoints_zoo.errors import MemberNotFound, SelectionError, SourceNotFoun
 from checkpoints_zoo.formats import catalog, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.hubsource import HubSource
-from checkpoints_zoo.sources.source import EMBEDDED, EMBEDDED_ROOT, Source, in_archives
+from checkpoints_zoo.sources.source import EMBEDDED, EMBEDDED_ROOT, HubSource, Source, in_archives
 
 
 @dataclass(frozen=True)

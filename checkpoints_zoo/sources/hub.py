@@ -7,9 +7,14 @@ imported where it is used, since it takes half a second.
 
 from __future__ import annotations
 
+import atexit
+import errno
 import hashlib
 import re
+import shutil
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,8 +26,37 @@ from urllib.parse import quote
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.safetensors import what_is
-from checkpoints_zoo.sources import spares
 from checkpoints_zoo.sources.hub_errors import asking, host
+
+# A folder that stands in for a cache that can't be written to, for as long as this process lives.
+
+
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_spare: list[Path] = []
+
+
+def spare(refused: Path, error: OSError) -> Path:
+    """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
+
+    Args:
+        refused: the cache's folder.
+        error: why it can't be written to.
+    """
+    if not _spare:
+        _spare.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
+        atexit.register(shutil.rmtree, _spare[0], ignore_errors=True)
+        warnings.warn(
+            f"the cache {refused} can't be written to ({error.strerror}): what is fetched goes with this process. "
+            "Set HF_HOME to a folder that can be.",
+            stacklevel=2,
+        )
+    return _spare[0]
+
+
+def spares() -> list[Path]:
+    """Return that folder if there is one."""
+    return _spare[:]
+
 
 LIBRARY = "checkpoints_zoo"
 SCHEME = "hf://"
@@ -168,7 +202,7 @@ def cached(repo: Repo, inside: str) -> Path | None:
     """Look for a whole file in the client's cache; return its path, None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    for folder in (None, *spares.spares()):
+    for folder in (None, *spares()):
         found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
         if isinstance(found, str):
             return Path(found)
@@ -218,9 +252,9 @@ def fetch(repo: Repo, inside: str) -> Path:
         try:
             path = patiently(lambda: download(None), RETRIED)
         except OSError as error:  # the client's own, of answers, have no number
-            if error.errno not in spares.READ_ONLY:
+            if error.errno not in READ_ONLY:
                 raise
-            folder = spares.spare(Path(constants.HF_HUB_CACHE), error)
+            folder = spare(Path(constants.HF_HUB_CACHE), error)
             path = patiently(lambda: download(folder), RETRIED)
     # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
     named = path.parent / path.readlink() if path.is_symlink() else path
@@ -299,3 +333,35 @@ def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
             return sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
+
+
+# Addresses inside repos of the Hub: hf://datasets/ORG/NAME[@REVISION][/PATH].
+
+
+def apart(address: str, what: str) -> tuple[str, str]:
+    """Take an address apart; return that of the repo, and the path inside it, "" for none.
+
+    An address of another form is returned as it is: `hub.resolve` says what is wrong with it.
+
+    Args:
+        address: on the Hub.
+        what: lies there, for errors.
+
+    Raises:
+        SourceNotFound: a path that leads out of the repo.
+
+    >>> apart("hf://datasets/me/zoo@v1/shards/a.tar", "source")
+    ('hf://datasets/me/zoo@v1', 'shards/a.tar')
+    """
+    from huggingface_hub.errors import HfUriError
+    from huggingface_hub.utils import parse_hf_uri  # type: ignore[attr-defined]
+
+    try:
+        uri = parse_hf_uri(address)
+    except HfUriError:
+        return address, ""
+    path = (uri.path_in_repo or "").strip("/")
+    if path and (problem := manifest.path_problem(path)):
+        raise SourceNotFound(f"{what} {address}", expected="a path inside the repo", found=problem, path=path)
+    kind = f"{uri.type}s/" if uri.type != "model" else ""
+    return f"{SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path

@@ -14,7 +14,7 @@ from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.sources.shards import Piece, Shard, place, written
+from checkpoints_zoo.sources.copying import Piece, Shard, place, written
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.measure import Key, Row, key_of
 

@@ -29,7 +29,7 @@ from checkpoints_zoo.interop.ingest import filling
 from checkpoints_zoo.interop.ingest.numbering import numbers_of
 from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.publishing.audit_all import audit
-from checkpoints_zoo.sources.archives.wrappers import INSIDE, WRAPPERS, fit
+from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, fit
 from tests.hub import Hub
 from tests.support.commands import run, values
 from tests.support.originals import ours, states

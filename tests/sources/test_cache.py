@@ -19,7 +19,8 @@ from safetensors import safe_open
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.sources import cache, fetching, spares
+from checkpoints_zoo.sources import cache, fetching
+from checkpoints_zoo.sources import hub as spares
 from checkpoints_zoo.sources.finding import find
 from checkpoints_zoo.sources.hub import Repo
 from tests.hub import Hub

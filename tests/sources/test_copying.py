@@ -16,7 +16,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError, UsageError
 from checkpoints_zoo.formats import safetensors
-from checkpoints_zoo.sources import copy_all
+from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import find
 from tests.hub import Hub
 from tests.support.commands import ROOT, process, run, values
@@ -329,7 +329,7 @@ def test_one_member_in_memory_at_a_time(tmp_path: Path) -> None:
     built.write()
     found = find("tiny", source=built.root)
     tracemalloc.start()
-    copy_all.copy(found, tmp_path / "copy")
+    copying.copy(found, tmp_path / "copy")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * size  # one in the stored type, one widened for its hash, and what is small

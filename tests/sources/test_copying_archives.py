@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.sources import copy_all, fetching
+from checkpoints_zoo.sources import copying, fetching
 from checkpoints_zoo.sources.archives import archived, indexing
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
 from checkpoints_zoo.sources.finding import find
@@ -67,7 +67,7 @@ def test_an_archive_that_proves_irregular_on_the_way(hub: Hub, tmp_path: Path) -
     order[a], order[b] = order[b], order[a]  # no sampled header shows it
     files = [(f"x/version_{number}.safetensors", member(number)) for number in order]
     hub.commit(REPO, {"models/cifar100-resnet18/x-0-1023.tgz": virtual_tar(files)}, lfs=True)
-    copied = copy_all.copy(find("resnet18-cifar100", members="5,100", source=ADDRESS), tmp_path)
+    copied = copying.copy(find("resnet18-cifar100", members="5,100", source=ADDRESS), tmp_path)
     shards = {p.name.partition("-")[0]: opened(p) for p in (tmp_path / "shards" / "resnet18-cifar100").iterdir()}
     assert sorted(shards) == ["00000", "00001"]
     header = head()[0]

@@ -12,8 +12,7 @@ import pytest
 
 from checkpoints_zoo.errors import LayoutError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap, recognise, tensor_shapes
-from checkpoints_zoo.sources.archives.wrappers import fit
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap, fit, recognise, tensor_shapes
 
 Rule = Callable[[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]
 Specs = dict[str, tuple[str, tuple[int, ...]]]

@@ -11,8 +11,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import Head, Lot, Tell
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised
-from checkpoints_zoo.sources.archives.wrappers import fit
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, fit
 
 if TYPE_CHECKING:
     from torch import nn

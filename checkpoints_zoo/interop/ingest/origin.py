@@ -11,8 +11,9 @@ from pathlib import Path
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.safetensors import what_is
-from checkpoints_zoo.sources import addresses, fetching, hub
 from checkpoints_zoo.sources import archives as archive
+from checkpoints_zoo.sources import fetching, hub
+from checkpoints_zoo.sources import hub as addresses
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
 

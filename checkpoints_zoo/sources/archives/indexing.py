@@ -16,7 +16,7 @@ from checkpoints_zoo.formats.catalog import Archives
 from checkpoints_zoo.formats.safetensors import stamp_of
 from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import cache, fetching, hub
-from checkpoints_zoo.sources.archives import Index, unpacking
+from checkpoints_zoo.sources.archives import Index, streams
 
 SUFFIXES = (".tgz", ".tar", ".tar.gz")
 AT_ONCE = 3  # archives; each is read over several connections
@@ -174,7 +174,7 @@ def _open_local(path: Path, inside: str) -> Opened:
 
 
 def _as_tar(path: Path, inside: str, key: str, place: Path) -> Opened:
-    tar = unpacking.unpacked(path, key, place)
+    tar = streams.unpacked(path, key, place)
     stamp = (str(tar), stamp_of(tar))
     if stamp not in _indexes:
         _indexes[stamp] = archive.index_file(tar)

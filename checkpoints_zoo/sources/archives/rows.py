@@ -15,9 +15,8 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
-from checkpoints_zoo.sources.archives.contents import Head, Index, tensors_of
+from checkpoints_zoo.sources.archives.contents import Head, Index, numbers_of, tensors_of
 from checkpoints_zoo.sources.archives.keymaps import Recognised, recognise, tensor_shapes
-from checkpoints_zoo.sources.archives.names import numbers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

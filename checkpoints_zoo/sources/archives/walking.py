@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.safetensors import what_is
-from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index
-from checkpoints_zoo.sources.archives.names import names_in_order
+from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index, names_in_order
 from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, damaged, header_at, is_header, padded
 
 # (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
