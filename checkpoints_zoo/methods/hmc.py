@@ -23,7 +23,7 @@ from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.settings import POSITIVE, check_settings
-from checkpoints_zoo.networks.ensemble.executions import Runner
+from checkpoints_zoo.networks.ensemble.running import Runner
 
 MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
 WATCHED = 100  # inputs whose probabilities are watched

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.tracing import program_of
+from checkpoints_zoo.networks.ensemble.compiling import program_of
 from tests.support.ensemble_nets import (
     HERE,
     Base,

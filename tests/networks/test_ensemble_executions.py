@@ -14,9 +14,9 @@ from torch.nn import functional as F
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.executions import Runner
+from checkpoints_zoo.networks.ensemble.compiling import program_of
 from checkpoints_zoo.networks.ensemble.program import MOST, safe_norms
-from checkpoints_zoo.networks.ensemble.tracing import program_of
+from checkpoints_zoo.networks.ensemble.running import Runner
 from tests.support.ensemble_nets import (
     HERE,
     PROGRAMS,

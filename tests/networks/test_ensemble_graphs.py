@@ -12,9 +12,9 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks.ensemble import choosing, graphs
-from checkpoints_zoo.networks.ensemble.executions import Runner
+from checkpoints_zoo.networks.ensemble import choosing, running
 from checkpoints_zoo.networks.ensemble.program import Program
+from checkpoints_zoo.networks.ensemble.running import Runner
 
 
 class Stream:
@@ -82,7 +82,7 @@ def test_a_graph_is_captured_once_a_shape_and_replayed_for_each_member() -> None
         assert Graph.captured == 2
         for batch in range(1, 8):  # the last few are kept
             runner(x[:batch])
-        assert len(runner.graphs.kept) == graphs._MOST
+        assert len(runner.graphs.kept) == running._MOST
         runner.stacked["fc.bias"].add_(1)  # type: ignore[index]
         assert (runner(x[:6]) - plain(x[:6]) - 1).abs().max() <= 1e-4
 

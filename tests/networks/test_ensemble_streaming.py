@@ -15,7 +15,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, SmallerChunk, TooLargeError, UsageError
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.executions import Runner
+from checkpoints_zoo.networks.ensemble.running import Runner
 from checkpoints_zoo.networks.ensemble.streaming import Stream, chunk_that_fits
 from tests.support.scenarios import build, hand_made, inputs, load
 

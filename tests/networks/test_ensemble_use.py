@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.tracing import program_of
+from checkpoints_zoo.networks.ensemble.compiling import program_of
 from tests.support.ensemble_nets import (
     HERE,
     Base,

@@ -13,9 +13,7 @@ from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError,
 from checkpoints_zoo.formats.selection import whole
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble.choosing import check_execution
-from checkpoints_zoo.networks.ensemble.executions import Runner
-from checkpoints_zoo.networks.ensemble.graphs import Graphs
-from checkpoints_zoo.networks.ensemble.memory import out_of_memory
+from checkpoints_zoo.networks.ensemble.running import Graphs, Runner, out_of_memory
 from checkpoints_zoo.networks.ensemble.streaming import Read, Stacked, Stream, chunk_that_fits
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.networks import device as devices
-from checkpoints_zoo.networks.ensemble.memory import halved, out_of_memory
+from checkpoints_zoo.networks.ensemble.running import halved, out_of_memory
 
 Stacked = dict[str, Tensor]
 Read = Callable[[range, torch.device, torch.dtype | None], Stacked]
