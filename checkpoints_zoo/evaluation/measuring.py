@@ -15,7 +15,7 @@ from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats import selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.images import ImageData, in_order
-from checkpoints_zoo.images.ordering import unplaced
+from checkpoints_zoo.images.image_data import unplaced
 
 
 def own(description: Description, split: str = "test") -> ImageData:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.images import hub
 from checkpoints_zoo.images.classes import CLASSES
+from checkpoints_zoo.images.hub_sets import HUB_SETS
 from checkpoints_zoo.images.image_data import ImageData
 
 DIGITS_TEST = 540
@@ -54,3 +61,48 @@ def photos() -> ImageData:
 def _rank(rule: str, count: int) -> list[int]:
     """Return the positions 0..count-1 in the order of the sha256 of "<rule>|<position>"."""
     return sorted(range(count), key=lambda index: hashlib.sha256(f"{rule}|{index}".encode()).hexdigest())
+
+
+# Image data by name.
+
+
+DATASETS: Mapping[str, Mapping[str, Callable[[], ImageData]]] = MappingProxyType(
+    {
+        "digits": {split: partial(digits, split) for split in ("test", "train")},
+        "photos": {"test": photos},
+        **{name: {split: partial(hub.read, name, split) for split in ("test", "train")} for name in HUB_SETS},
+    }
+)
+"""What reads each split of each data set; the first two come with the package, the others are on the Hub."""
+
+
+def load(name: str, split: str = "test") -> ImageData:
+    """Load one split of a named data set; return it.
+
+    What is on the Hub is fetched once, the files of this split alone, and read from the client's cache after that.
+
+    Args:
+        name: a key of `DATASETS`.
+        split: "test" or "train" ("photos" has only "test"). Tiny-ImageNet's "test" is its validation set, since its
+            own test set has no labels.
+
+    Raises:
+        UsageError: no data set, or no split, of that name.
+        SourceNotFound, AccessError, NetworkError, DamagedError: what is on the Hub can't be had.
+        FormatError: the repo on the Hub holds something else than expected.
+
+    >>> load("digits").images.shape
+    torch.Size([540, 1, 8, 8])
+    """
+    if name not in DATASETS:
+        nearest = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"data set {name!r}",
+            expected=f"one of {', '.join(DATASETS)}",
+            found=repr(name),
+            do=f"Use the nearest name, {nearest!r}",
+        )
+    splits = DATASETS[name]
+    if split not in splits:
+        raise UsageError(f"split of data set {name!r}", expected=f"one of {', '.join(splits)}", found=repr(split))
+    return splits[split]()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound
-from checkpoints_zoo.images import decoding
+from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.pixels import Gathered, Wanted
 from checkpoints_zoo.images.sets import SPLITS, Found, choose_split
 
@@ -57,7 +57,7 @@ def _read(folder: Path, split: str, wanted: Wanted) -> Found:
     gathered = Gathered(wanted, sum(map(len, of_class)), where)
     for files in of_class:
         for file in files:
-            decoding.add(file, gathered, f"image {file}")
+            parquet.add(file, gathered, f"image {file}")
     labels = None if flat else [at for at, files in enumerate(of_class) for _ in files]
     return Found(gathered.done(), labels, () if flat else tuple(classes), split)
 
@@ -74,9 +74,9 @@ def parquets(folder: Path) -> list[Path]:
 
 def _pictures(roots: list[Path], *, deep: bool) -> Iterator[Path]:
     for file in _files(roots, deep):
-        if file.suffix.lower() in decoding.SUFFIXES:
+        if file.suffix.lower() in parquet.SUFFIXES:
             yield file
-        elif file.suffix.lower() in decoding.OTHERS:
+        elif file.suffix.lower() in parquet.OTHERS:
             do = "Convert it to PNG, which loses nothing, or take it out"
             raise FormatError(f"image {file}", expected="PNG or JPEG", found=file.suffix, do=do, path=file)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData, Prepared, Preprocess
-from checkpoints_zoo.images.naming import name_of
+from checkpoints_zoo.images.named import name_of
 from checkpoints_zoo.training.own_code import running
 
 SPLITS = ("train", "test")

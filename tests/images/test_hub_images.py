@@ -15,7 +15,8 @@ from PIL import Image
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
-from checkpoints_zoo.images import CLASSES, ImageData, reading
+from checkpoints_zoo.images import CLASSES, ImageData
+from checkpoints_zoo.images import hub as reading
 from checkpoints_zoo.images.hub_sets import HUB_SETS
 from tests.hub import WRITER, Hub
 from tests.hub.faults import HTML

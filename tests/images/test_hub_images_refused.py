@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from checkpoints_zoo import images
-from checkpoints_zoo.images import CLASSES, reading
+from checkpoints_zoo.images import CLASSES
+from checkpoints_zoo.images import hub as reading
 from checkpoints_zoo.images.hub_sets import HUB_SETS
 from tests.hub import Hub
 from tests.support.image_sets import CHANGED, SETS, cards, forgotten, path_of, png, published_images, put, refusal  # noqa: F401

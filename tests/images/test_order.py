@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import CLASSES, ImageData, in_order, of
-from checkpoints_zoo.images.ordering import places
+from checkpoints_zoo.images.image_data import places
 from checkpoints_zoo.predictions import predict, predictions_of
 from tests.support.commands import run
 from tests.support.few_digits import some

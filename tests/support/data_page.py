@@ -7,7 +7,7 @@ import sys
 from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.bundled import DIGITS_TEST
 from checkpoints_zoo.images.hub_sets import HUB_SETS, HubSet
-from checkpoints_zoo.images.ordering import SPELLED
+from checkpoints_zoo.images.image_data import SPELLED
 
 LINE = 116
 

@@ -16,7 +16,8 @@ from PIL import Image
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.images import CLASSES, ImageData, reading
+from checkpoints_zoo.images import CLASSES, ImageData
+from checkpoints_zoo.images import hub as reading
 from tests.hub import Hub
 
 CHANGED = " The repo may have changed since this version was made: look for a newer one of checkpoints_zoo."
