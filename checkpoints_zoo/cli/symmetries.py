@@ -121,7 +121,7 @@ def _fetches_all(selection: Selection, members: Collection) -> bool:
 
 
 def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.symmetry.printing import text
+    from checkpoints_zoo.symmetry.table import text
 
     every, inner = (found.log10_permutations(streams=streams) for streams in (True, False))
     values = {

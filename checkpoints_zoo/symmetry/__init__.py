@@ -18,8 +18,7 @@ from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.architectures import build as build_architecture
 from checkpoints_zoo.sources.finding import find
 from checkpoints_zoo.symmetry.applying import apply, permute, rescale
-from checkpoints_zoo.symmetry.deriving.building import build
-from checkpoints_zoo.symmetry.deriving.tracing import trace
+from checkpoints_zoo.symmetry.deriving.trace import build, trace
 from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element, random_transpositions
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Table
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.optimize import linear_sum_assignment
 
-from checkpoints_zoo.symmetry.canonical import assignment
-from checkpoints_zoo.symmetry.canonical.assignment import assign, potentials
+from checkpoints_zoo.symmetry.canonical import matching
+from checkpoints_zoo.symmetry.canonical.matching import assign, potentials
 
 EPS = np.finfo(np.float64).eps
 
@@ -22,7 +22,7 @@ EPS = np.finfo(np.float64).eps
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take numbers off rows and columns of small matrices too."""
-    monkeypatch.setattr(assignment, "_SMALL", 0)
+    monkeypatch.setattr(matching, "_SMALL", 0)
 
 
 def check(gains: np.ndarray) -> None:
@@ -61,7 +61,7 @@ def test_small_matrices_as_they_are(gains: np.ndarray) -> None:
 @settings(max_examples=200, deadline=None)
 def test_small_matrices_with_numbers_taken_off(gains: np.ndarray) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(assignment, "_SMALL", 0)
+        patched.setattr(matching, "_SMALL", 0)
         check(gains)
 
 
@@ -69,7 +69,7 @@ def test_small_matrices_with_numbers_taken_off(gains: np.ndarray) -> None:
 @settings(max_examples=100, deadline=None)
 def test_no_permutation_is_better(gains: np.ndarray) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(assignment, "_SMALL", 0)
+        patched.setattr(matching, "_SMALL", 0)
         rows = np.arange(len(gains))
         best = max(gains[rows, list(p)].sum() for p in permutations(range(len(gains))))
         assert gains[rows, assign(gains)].sum() == best

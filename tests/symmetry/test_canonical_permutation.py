@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry import Table, applying, permute, symmetries
-from checkpoints_zoo.symmetry.canonical import keys, refining, ties
+from checkpoints_zoo.symmetry.canonical import permutation, refining, ties
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.canonical.permutation import sort
 from tests.support.canonical_cases import (
@@ -183,7 +183,12 @@ def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             params = drawn(table, torch.Generator().manual_seed(3), 4, torch.float16, True)
             found = sort(table, params, key, True)[0]
             with monkeypatch.context() as patch:
-                for room, chunk in ((ties, "_CHUNK"), (keys, "_CHUNK"), (keys, "_GATHERED"), (applying, "_CHUNK")):
+                for room, chunk in (
+                    (ties, "_CHUNK"),
+                    (permutation, "_CHUNK"),
+                    (permutation, "_GATHERED"),
+                    (applying, "_CHUNK"),
+                ):
                     patch.setattr(room, chunk, 5)
                 assert same(sort(table, params, key, True)[0], found)
             for i in range(4):

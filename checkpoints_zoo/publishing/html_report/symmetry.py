@@ -16,7 +16,7 @@ from checkpoints_zoo.publishing.html_report.gathering import Measured
 from checkpoints_zoo.publishing.html_report.tags import in_plot, tag
 from checkpoints_zoo.publishing.html_report.weighing import Weighed
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.counting import log10_order, log10_permutations
+from checkpoints_zoo.symmetry.table import log10_order, log10_permutations
 
 MOST_ROWS = 64  # of a table of groups or scales
 NO_WEIGHTS = "Weights were not read, as stored predictions were given; without --stored this part is here."

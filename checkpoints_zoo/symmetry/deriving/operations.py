@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from checkpoints_zoo.symmetry.deriving import elementwise as e
-from checkpoints_zoo.symmetry.deriving import layers, norms, shapes
+from checkpoints_zoo.symmetry.deriving import layers, shapes
+from checkpoints_zoo.symmetry.deriving import layers as norms
 from checkpoints_zoo.symmetry.deriving.values import Step, Value
 
 Rule = Callable[..., Any]
@@ -126,4 +128,169 @@ ATTRIBUTES: dict[str, Rule] = {
     "T": shapes.transposed,
     "mT": partial(shapes.transposed, dim0=-2, dim1=-1),
     "data": e.homogeneous,
+}
+
+
+# Which rule a layer has, by the full name of its class; layers without one are traced into, or refused if torch's.
+
+
+Own = Callable[[str], Value | None]  # the tensor that a layer keeps under a name
+LayerRule = Callable[..., Any]  # of (step, layer, own, *inputs)
+
+
+def rule_of(layer: nn.Module) -> LayerRule | None:
+    """Return the rule of a layer: of its class, or of the class that it has its forward from."""
+    kind = type(layer)
+    for base in kind.__mro__:
+        found = LAYERS.get(full_name(base))
+        if found is not None and getattr(kind, "_conv_forward", None) is getattr(base, "_conv_forward", None):
+            return found
+        if "forward" in base.__dict__:
+            return None
+    return None
+
+
+def full_name(kind: type) -> str:
+    """Return a class's name with the file it comes from, or as it is known where it is torch's."""
+    own = kind.__module__.startswith("torch.nn.modules.")
+    return f"nn.{kind.__qualname__}" if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _needed(step: Step, own: Own, name: str) -> Value:
+    value = own(name)
+    if value is None:
+        step.refuse(f"a {name} that is computed from other tensors")
+    return value
+
+
+def _plain(rule: Callable[..., Any], *options: Any) -> LayerRule:
+    """Return the rule of a layer without tensors."""
+    return lambda step, layer, own, *x: rule(step, *x, *options)
+
+
+def _linear(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    return layers.linear(step, x, _needed(step, own, "weight"), own("bias"))
+
+
+def _embedding(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    if layer.max_norm is not None:
+        step.refuse("rows that are rescaled when they are read")
+    return layers.embedding(step, x, _needed(step, own, "weight"))
+
+
+def _convolution_layer(dimensions: int, rule: Callable[..., Value]) -> LayerRule:
+    def of(step: Step, layer: Any, own: Own, x: Value) -> Value:
+        return rule(dimensions, step, x, _needed(step, own, "weight"), own("bias"), layer.groups)
+
+    return of
+
+
+def _batch_norm_layer(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    mean, variance = own("running_mean"), own("running_var")
+    return _activated(step, layer, norms.batch_norm(step, x, own("weight"), own("bias"), mean, variance, layer.eps))
+
+
+def _response_norm(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    gain, offset = own("weight") or own("gamma"), own("bias") or own("beta")
+    return _activated(step, layer, norms.response_norm(step, x, gain, offset, own("tau")))
+
+
+def _instance_norm(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    if layer.track_running_stats:
+        return _batch_norm_layer(step, layer, own, x)
+    return norms.response_norm(step, x, own("weight"), own("bias"))
+
+
+def _group_norm_layer(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    return _activated(step, layer, norms.group_norm(step, x, layer.num_groups, own("weight"), own("bias")))
+
+
+def _layer_norm_layer(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    count = len(layer.normalized_shape)
+    return _activated(step, layer, norms.layer_norm(step, x, count, own("weight"), own("bias")))
+
+
+def _channel_norm(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    return _activated(step, layer, norms.axes_norm(step, x, [1], own("weight"), own("bias")))
+
+
+def _activated(step: Step, layer: Any, x: Value) -> Value:
+    """Apply the dropout and activation that some norms bring along."""
+    for inner in (getattr(layer, "drop", None), getattr(layer, "act", None)):
+        if inner is not None:
+            rule = rule_of(inner)
+            if rule is None:
+                step.refuse(f"the activation {full_name(type(inner))}")
+            x = rule(step, inner, lambda name: None, x)
+    return x
+
+
+def _clamped(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    return e.clamp(step, x, layer.min_val, layer.max_val)
+
+
+def _threshold(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    return e.threshold(step, x, layer.threshold, layer.value)
+
+
+def _prelu(step: Step, layer: Any, own: Own, x: Value) -> Value:
+    return e.prelu(step, x, _needed(step, own, "weight"))
+
+
+def _padding(mode: str) -> LayerRule:
+    return lambda step, layer, own, x: e.padded(step, x, layer.padding, mode, getattr(layer, "value", 0))
+
+
+# The rule of layers whose names end in 1d, 2d and 3d, by what comes before.
+_BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
+    "nn.Conv": lambda d: _convolution_layer(d, layers.convolution),
+    "nn.ConvTranspose": lambda d: _convolution_layer(d, layers.transposed_convolution),
+    "nn.BatchNorm": lambda d: _batch_norm_layer,
+    "nn.InstanceNorm": lambda d: _instance_norm,
+    "nn.Dropout": lambda d: _plain(e.homogeneous),
+    "nn.ZeroPad": lambda d: _padding("constant"),
+    "nn.ConstantPad": lambda d: _padding("constant"),
+    "nn.ReflectionPad": lambda d: _padding("reflect"),
+    "nn.ReplicationPad": lambda d: _padding("replicate"),
+    "nn.CircularPad": lambda d: _padding("circular"),
+} | {
+    f"nn.{kind}Pool": lambda d: _plain(partial(e.pooled, d))
+    for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg")
+}  # fmt: skip
+_HOMOGENEOUS = "Identity ReLU LeakyReLU RReLU Dropout AlphaDropout FeatureAlphaDropout"
+_POINTWISE = (
+    "SiLU GELU ReLU6 Hardswish Hardsigmoid Sigmoid Tanh ELU SELU CELU Softplus Mish LogSigmoid Softsign Tanhshrink"
+    " Hardshrink Softshrink Softmax Softmax2d LogSoftmax Softmin"
+)
+_TIMM = "timm.layers."
+LAYERS: dict[str, LayerRule] = {
+    **{f"{name}{d}d": make(d) for name, make in _BY_DIMENSION.items() for d in (1, 2, 3)},
+    **{f"nn.{name}": _plain(e.homogeneous) for name in _HOMOGENEOUS.split()},
+    **{f"nn.{name}": _plain(e.pointwise) for name in _POINTWISE.split()},
+    "nn.SyncBatchNorm": _batch_norm_layer,
+    "nn.Hardtanh": _clamped,
+    "nn.Threshold": _threshold,
+    "nn.PReLU": _prelu,
+    "nn.Linear": _linear,
+    "nn.Embedding": _embedding,
+    "nn.GroupNorm": _group_norm_layer,
+    "nn.LayerNorm": _layer_norm_layer,
+    "nn.RMSNorm": _layer_norm_layer,
+    "nn.Flatten": _plain(shapes.reshaped),
+    "nn.Unflatten": _plain(shapes.reshaped),
+    "nn.Upsample": _plain(e.resized),
+    f"{_TIMM}norm_act.BatchNormAct2d": _batch_norm_layer,
+    f"{_TIMM}norm_act.FrozenBatchNormAct2d": _batch_norm_layer,
+    f"{_TIMM}norm_act.GroupNormAct": _group_norm_layer,
+    f"{_TIMM}norm_act.GroupNorm1Act": _group_norm_layer,
+    f"{_TIMM}norm_act.LayerNormAct": _layer_norm_layer,
+    f"{_TIMM}norm_act.LayerNormAct2d": _channel_norm,
+    f"{_TIMM}norm.GroupNorm": _group_norm_layer,
+    f"{_TIMM}norm.GroupNorm1": _group_norm_layer,
+    f"{_TIMM}norm.LayerNorm": _layer_norm_layer,
+    f"{_TIMM}norm.LayerNorm2d": _channel_norm,
+    f"{_TIMM}filter_response_norm.FilterResponseNormTlu2d": _response_norm,
+    f"{_TIMM}filter_response_norm.FilterResponseNormAct2d": _response_norm,
+    "torch_uncertainty.layers.filter_response_norm._FilterResponseNormNd": _response_norm,
+    "torchvision.ops.misc.FrozenBatchNorm2d": _batch_norm_layer,
 }
