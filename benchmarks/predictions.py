@@ -28,9 +28,8 @@ import torch
 from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.safetensors import prefix
-from checkpoints_zoo.predictions import Predictions
-from checkpoints_zoo.predictions import prediction_sets as sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.predictions import Predictions, sets
+from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts
 from checkpoints_zoo.sources.source import Source
 
 NAME, INSIDE, OUTSIDE = "synthetic", "inside", "outside"

@@ -42,7 +42,7 @@ def command(name: str, source: str | None, sample: int, architecture: str | None
     from checkpoints_zoo.collection.loading import load
     from checkpoints_zoo.formats.checks import Problem
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.predictions import prediction_sets
+    from checkpoints_zoo.predictions import sets
     from checkpoints_zoo.publishing.verification import verify, verify_predictions
 
     build = None if architecture is None else building.function(architecture)
@@ -70,11 +70,11 @@ def command(name: str, source: str | None, sample: int, architecture: str | None
         problems += found
         size = members.nbytes
         checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
-        for kind in prediction_sets.names(members.source, one) if whole else ():
+        for kind in sets.names(members.source, one) if whole else ():
             out.say(f"{one}/{kind}: checking predictions …")
             found = verify_predictions(members, kind, sample)
             problems += found
-            stored = prediction_sets.read(members.source, one, kind).rows
+            stored = sets.read(members.source, one, kind).rows
             size = manifest.total(stored, "nbytes")
             line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
             checked.append(line)

@@ -5,10 +5,8 @@ Axes: logits are (member, input, class).
 
 from __future__ import annotations
 
-from checkpoints_zoo.predictions.finding import predictions_of
 from checkpoints_zoo.predictions.running import Members, by_members, logits
-from checkpoints_zoo.predictions.stored import Predictions
+from checkpoints_zoo.predictions.stored import Predictions, check_same, predictions_of
 from checkpoints_zoo.predictions.storing import predict
-from checkpoints_zoo.predictions.together import check_same
 
 __all__ = ["Members", "Predictions", "by_members", "check_same", "logits", "predict", "predictions_of"]

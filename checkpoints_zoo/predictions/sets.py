@@ -2,22 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, NetworkError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import catalog, checks, manifest
+from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
+from checkpoints_zoo.formats.checks import Problem
+from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.formats.safetensors import prefix, stamp_of
 from checkpoints_zoo.formats.selection import keys_of
-from checkpoints_zoo.predictions.facts import SCHEMA, Facts
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.source import HubSource, Source, bring
+
+# What a set of stored predictions says of itself: the images, the classes, how the logits were computed.
+
+
+LOGITS = "logits"  # the tensor of a member, and the key of its layout
+DTYPES = ("F16", "F32")
+SCHEMA_VERSION = 1
+
+_TYPES = {
+    "member": pa.int32(), "epoch": pa.int32(), "final": pa.bool_(), "status": pa.string(),
+    "weights_sha256": pa.string(), "sha256": pa.string(), "path": pa.string(), "offset": pa.int64(),
+    "nbytes": pa.int64(), "layout": pa.string(), "dtype": pa.string(),
+}  # fmt: skip
+SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable=False) for name, kind in _TYPES.items()],
+    metadata={"schema_version": str(SCHEMA_VERSION)},
+)
+"""A row: whose logits they are, the content hash of the weights they were computed with, and of themselves; the
+location is as in the manifest of weights."""
+
+
+def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
+    """Return the layout of one member's logits, (input, class)."""
+    return Layout.of([(LOGITS, dtype, (inputs, classes))])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The JSON of a set, beside its rows.
+
+    Args:
+        collection, set: names: of the members' collection, and of this set.
+        data, split, revision: of the images.
+        fingerprint: of the images, as `ImageData` has it.
+        inputs: how many.
+        classes: names in the order of the logits.
+        preprocessing: of the members' inputs.
+        computed: dtype that the members computed in ("float32").
+        view: what was done to the weights as they were read, "" for nothing.
+        version: of the package that computed them.
+        citation: of the members, "" where their weights lie in no public place.
+        layouts: key to layout.
+        labels: position in `classes` of each input, None where the images have no labels, or other classes.
+    """
+
+    collection: str
+    set: str
+    data: str
+    split: str
+    revision: str
+    fingerprint: str
+    inputs: int
+    classes: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+    computed: str
+    view: str
+    version: str
+    citation: str
+    layouts: Mapping[str, Layout]
+    labels: tuple[int, ...] | None = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """What to call the set in errors."""
+        return f"{self.collection}/{self.set}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values, with the format's version."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
+        values["labels"] = None if self.labels is None else list(self.labels)
+        return {"format_version": FORMAT_VERSION, **values, "classes": list(self.classes)}
+
+    @classmethod
+    def from_json(cls, values: Any, path: Path) -> Facts:
+        """Check the JSON of a set, trusting nothing; return the facts.
+
+        Raises:
+            FormatError: a newer format, a key that is missing or of another type, or counts that do not agree.
+        """
+        other = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
+        kinds = {f.name: other.get(f.name, str) for f in fields(cls)}
+        labelled = isinstance(values, dict) and values.get("labels") is not None
+        known = check_keys(values, kinds | {"labels": list if labelled else type(None)}, path)
+
+        def wrong(expected: str, found: str) -> FormatError:
+            return FormatError(f"description {path}", expected=expected, found=found, path=path)
+
+        classes, inputs, labels = known["classes"], known["inputs"], known["labels"]
+        if not classes or not all(type(c) is str for c in classes) or inputs < 1:
+            raise wrong("names of classes, and one input or more", f"{len(classes)} classes, {inputs} inputs")
+        layouts = {key: Layout.from_json(layout) for key, layout in known["layouts"].items()}
+        for key, layout in layouts.items():
+            shapes = [(t.name, t.shape) for t in layout.tensors]
+            if shapes != [(LOGITS, (inputs, len(classes)))] or layout.dtype not in DTYPES or layout.lead:
+                expected = f"{LOGITS!r} ({inputs}, {len(classes)}) of {' or '.join(DTYPES)} in layout {key!r}"
+                raise wrong(expected, f"{layout.dtype} {shapes!r:.200}")
+        if labels is not None:
+            good = [type(x) is int and 0 <= x < len(classes) for x in labels]
+            if len(labels) != inputs or not all(good):
+                expected = f"{inputs} labels from 0 to {len(classes) - 1}"
+                found = f"{labels[good.index(False)]!r:.80}" if False in good else f"{len(labels)}"
+                raise wrong(expected, found)
+        tuples = {"classes": tuple(classes), "labels": None if labels is None else tuple(labels)}
+        return cls(**known | tuples | {"layouts": layouts})
+
+    def rounding(self) -> float:
+        """Return how far a stored logit may be from the computed one, as a share of it."""
+        return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
+
 
 PREDICTIONS = "predictions"
 TABLE, DESCRIPTION = "manifest.parquet", "manifest.json"
@@ -177,3 +291,64 @@ def _check_hashes(hashes: Sequence[str], table: Path) -> None:
         if len(digest) != 64 or set(digest) - _DIGITS:
             expected = "weights_sha256 of 64 lower-case hex digits"
             raise FormatError(f"manifest {table}", expected=expected, found=repr(digest[:80]), path=table)
+
+
+# Whether stored predictions are what their rows say: places, hashes, values, and the weights they were made from.
+
+
+Key = tuple[int, int]
+
+
+def weights_of(rows: pa.Table) -> dict[Key, str | None]:
+    """Return (member, epoch) -> content hash of the weights by a collection's manifest."""
+    columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "sha256"))
+    return {(member, epoch): digest for member, epoch, digest in zip(*columns, strict=True)}
+
+
+def problems(stored: PredictionSet, weights: Mapping[Key, str | None] | None, finite: bool = True) -> list[Problem]:
+    """Check a set's bytes against its rows, and these against the members' manifest; return what is wrong.
+
+    Args:
+        stored: the set; on the Hub, what is missing is fetched in one go.
+        weights: as `weights_of` gives them; None to leave that out.
+        finite: whether its values are to be finite.
+
+    Raises:
+        NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
+    """
+    name, rows = stored.facts.name, stored.rows
+    found = []
+    if weights is not None:
+        found = [Problem(name, member, "weights", text) for member, text in other_weights(stored, weights)]
+    try:
+        locations = stored.locate(rows)
+    except (DamagedError, SourceNotFound) as error:
+        return [*found, Problem(name, None, "bytes", str(error))]
+    for location, claimed in zip(locations, rows.column("sha256").to_pylist(), strict=True):
+        try:
+            wrong, _ = checks.check_bytes(location, claimed, finite)
+        except (DamagedError, LayoutError, OSError) as error:
+            wrong = [("bytes", str(error))]
+        found += [Problem(name, location.member, kind, text) for kind, text in wrong]
+    return found
+
+
+def other_weights(stored: PredictionSet, weights: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
+    """Compare a set's rows with the members' manifest; yield (member, what is wrong with its weights)."""
+    columns = [stored.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256")]
+    for member, epoch, made_from in zip(*columns, strict=True):
+        if problem := _of_weights(weights, (member, epoch), made_from):
+            yield member, problem
+
+
+def _of_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> str:
+    """Say what is wrong with the weights that a row names; return "" for nothing."""
+    if key not in weights:
+        return f"expected a row of the collection's manifest for epoch {key[1]}; found none."
+    known = weights[key]
+    if known is None or known == made_from:
+        return ""
+    return f"expected predictions of weights with sha256 {known[:16]}…; found them made from {made_from[:16]}…."
+
+
+# Stored predictions of a collection's members: what a set says of itself, its rows, and where their bytes lie.

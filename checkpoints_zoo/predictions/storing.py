@@ -2,30 +2,236 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import torch
 
 from checkpoints_zoo import images
-from checkpoints_zoo.errors import LockedError, UsageError
-from checkpoints_zoo.executor import Engine, Here, engine
-from checkpoints_zoo.formats import member_bytes, safetensors
+from checkpoints_zoo.errors import DamagedError, FormatError, LockedError, UsageError
+from checkpoints_zoo.executor import Engine, Here, Job, engine
+from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
+from checkpoints_zoo.formats.layout import Layout, content_hash
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.predictions import prediction_sets as sets
-from checkpoints_zoo.predictions.finding import predictions_of
-from checkpoints_zoo.predictions.matching import other_weights
-from checkpoints_zoo.predictions.parts import Key, Parts
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
-from checkpoints_zoo.predictions.running import Members
-from checkpoints_zoo.predictions.stored import Predictions, cited
-from checkpoints_zoo.predictions.work import Packed, Running
+from checkpoints_zoo.networks.tensors import pack
+from checkpoints_zoo.predictions import sets
+from checkpoints_zoo.predictions.running import Members, by_members, group_size
+from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts, PredictionSet, layout_of
+from checkpoints_zoo.predictions.stored import Predictions, cited, other_weights, predictions_of
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, Source
+
+# Members' logits laid aside one by one until a set can be written.
+
+
+Key = tuple[int, int]
+
+
+class Parts:
+    """The logits of a set that is being written.
+
+    Args:
+        folder: of the set; nobody else writes to it.
+        facts: of the set. What was laid aside for other ones is deleted.
+    """
+
+    def __init__(self, folder: Path, facts: Facts) -> None:
+        self.folder, self.aside = folder, folder / ".parts"
+        self.layout: Layout = facts.layouts[LOGITS]
+        begun = self.aside / "begun.json"
+        values = facts.to_json() | {"version": "", "citation": ""}
+        try:
+            same = begun.is_file() and catalog.read_json(begun) == values
+        except FormatError:
+            same = False
+        if not same:
+            shutil.rmtree(self.aside, ignore_errors=True)
+            catalog.write_json(values, begun)
+        for path in (*folder.glob(".*.tmp"), *self.aside.glob(".*.tmp")):  # of a run that was killed
+            path.unlink()
+
+    def _path(self, key: Key, weights: str) -> Path:
+        return self.aside / f"{key[0]:06d}@{key[1]}-{weights}.safetensors"
+
+    def has(self, key: Key, weights: str) -> bool:
+        """Say whether a member's logits are here, whole."""
+        path = self._path(key, weights)
+        try:
+            if path.is_file():
+                member_bytes.check_against_files([self._location(key, path)])
+                return True
+        except DamagedError:  # computed again
+            path.unlink()
+        return False
+
+    def _location(self, key: Key, path: Path) -> Location:
+        return Location(key[0], "", path, safetensors.first_offset(self.layout, [""]), self.layout)
+
+    def keep(self, key: Key, weights: str, raw: safetensors.Bytes) -> None:
+        """Lay a member's logits aside, by rename."""
+        written = safetensors.write_shard(self.aside / ".new", 0, self.layout, [("", raw)])
+        written.replace(self._path(key, weights))
+
+    def finish(
+        self,
+        before: PredictionSet | None,
+        new: Sequence[tuple[Key, bool]],
+        weights: Mapping[Key, str],
+        facts: Callable[[pa.Table], Facts],
+    ) -> None:
+        """Write shards of what was laid aside, and after each the manifest; what was there before stays as it is.
+
+        Args:
+            before: the set as it was, None for none.
+            new: (member, epoch) and whether it is final, in order.
+            weights: the hash of each member's weights.
+            facts: of the set with these rows.
+        """
+        rows = [] if before is None else before.rows.to_pylist()
+        number = 1 + max((int(Path(row["path"]).name[:5]) for row in rows), default=-1)
+        for path in self.folder.glob("[0-9]*.safetensors"):  # whose rows a kill has kept from being written
+            if int(path.name[:5]) >= number:
+                path.unlink()
+        size = safetensors.members_per_shard(self.layout)
+        for at in range(0, len(new), size):
+            some = new[at : at + size]
+            rows += self._shard(number, some, weights)
+            number += 1
+            table = manifest.table(rows, SCHEMA)
+            catalog.write_json(facts(table).to_json(), self.folder / sets.DESCRIPTION)
+            manifest.write(table, self.folder / sets.TABLE, SCHEMA)
+            for key, _ in some:
+                self._path(key, weights[key]).unlink()
+        if not any(self.aside.glob("*.safetensors")):
+            shutil.rmtree(self.aside)
+
+    def _shard(self, number: int, some: Sequence[tuple[Key, bool]], weights: Mapping[Key, str]) -> list[dict[str, Any]]:
+        """Write a shard; return its rows."""
+        hashes: list[str] = []
+
+        def read() -> Iterator[safetensors.Bytes]:
+            for key, _ in some:
+                _, raw = next(iter(member_bytes.read([self._location(key, self._path(key, weights[key]))])))
+                hashes.append(content_hash(self.layout, raw))
+                yield raw
+
+        prefixes = [prefix(member, None if final else epoch) for (member, epoch), final in some]
+        path = safetensors.stream_shard(self.folder, number, self.layout, prefixes, read())
+        inside = "/".join(path.parts[-4:])
+        start, step = safetensors.first_offset(self.layout, prefixes), self.layout.nbytes
+        return [
+            {
+                "member": key[0], "epoch": key[1], "final": final, "status": "ok", "weights_sha256": weights[key],
+                "sha256": hashes[i], "path": inside, "offset": start + i * step, "nbytes": step, "layout": LOGITS,
+                "dtype": self.layout.dtype,
+            }
+            for i, (key, final) in enumerate(some)
+        ]  # fmt: skip
+
+
+# Members run on images and their logits packed: what `predict` has done here, or in other processes.
+
+
+GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored
+JOB_MEMBERS = 16  # in one job on CPUs, where a member's logits depend on no other
+JOBS = 16  # that work is divided into at least, as far as there are members
+
+Packed = tuple[int, bytearray]  # position among the members, logits as they are stored
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """What is run on what.
+
+    Args:
+        members, inside: the members and the images.
+        facts: of the set that the logits are for.
+        hashes: what each member's weights must hash to.
+        dtype, batch: as in `predict`.
+    """
+
+    members: Members
+    inside: ImageData
+    facts: Facts
+    hashes: Mapping[Key, str]
+    dtype: torch.dtype
+    batch: int
+
+    def __call__(self, some: range, device: str) -> list[Packed]:
+        """Run the members at some positions; return the position and the stored bytes of each."""
+        return list(self.packed(some, device))
+
+    @property
+    def most(self) -> int:
+        """How many members' logits are held at a time."""
+        return max(1, GROUP_BYTES // (4 * self.facts.inputs * len(self.facts.classes)))
+
+    def jobs(self, runs: Sequence[range], device: str | torch.device) -> list[Job[range]]:
+        """Divide members into jobs whose results are those of one process, bit for bit; return these.
+
+        On a GPU a member's last bits may depend on the group that it is run in: there the groups are the same.
+
+        Args:
+            runs: positions that follow each other.
+            device: what the jobs will run on.
+        """
+        found = []
+        wanted = sum(len(run) for run in runs)
+        for run in runs:
+            size = group_size(self.members[run.start : run.stop], self.most)
+            if torch.device(device).type == "cpu":
+                size = min(size, JOB_MEMBERS, -(-wanted // JOBS))
+            for at in range(run.start, run.stop, size):
+                some = range(at, min(at + size, run.stop))
+                ids = self.members.ids[some.start], self.members.ids[some.stop - 1]
+                found.append(Job(f"members {ids[0]} to {ids[1]}" if len(some) > 1 else f"member {ids[0]}", some))
+        return found
+
+    def packed(self, some: range, device: str | torch.device) -> Iterator[Packed]:
+        """Run members and round their logits; yield position and bytes of each.
+
+        Raises:
+            UsageError: images that the members can't take, or logits of other classes.
+            DamagedError: weights that are not what their rows say, or logits that float16 can't hold.
+        """
+        members, facts = self.members[some.start : some.stop], self.facts
+        at = 0
+        for ids, found in by_members(members, self.inside, device, self.dtype, self.batch, self.most):
+            if found.shape[-1] != len(facts.classes):
+                raise UsageError(
+                    f"predictions {facts.name}",
+                    expected=f"logits of {len(facts.classes)} classes, as the collection has",
+                    found=f"{found.shape[-1]}",
+                    collection=facts.collection,
+                )
+            group = members[at : at + len(ids)]
+            for key, digest in zip(group.keys, member_bytes.hash_members(group.locations()), strict=True):
+                if digest != self.hashes[key]:
+                    raise DamagedError(
+                        f"member {key[0]} of {members.name}",
+                        expected=f"weights of sha256 {self.hashes[key][:16]}…, as its row says",
+                        found=f"{digest[:16]}…",
+                        do="`zoo-cli verify` lists all that are not what their rows say",
+                        collection=members.name,
+                        member=key[0],
+                    )
+            for i, logits in enumerate(found):
+                try:
+                    yield some.start + at + i, pack({LOGITS: logits}, facts.layouts[LOGITS])
+                except DamagedError as error:
+                    error.thing, error.member = f"logits of member {ids[i]} on {facts.data}/{facts.split}", ids[i]
+                    error.do = "Leave the member out"
+                    raise
+            at += len(ids)
 
 
 def predict(

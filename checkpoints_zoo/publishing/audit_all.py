@@ -16,8 +16,8 @@ import pyarrow as pa
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, StorageError, ZooError
 from checkpoints_zoo.formats import checks
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import PredictionSet
+from checkpoints_zoo.predictions import sets as prediction_sets
+from checkpoints_zoo.predictions.sets import PredictionSet
 from checkpoints_zoo.publishing import sniffing
 from checkpoints_zoo.publishing.files import File, Files, alike, in_folder, on_hub
 from checkpoints_zoo.sources import hub

@@ -15,8 +15,8 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, Us
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.safetensors import stamp_of
 from checkpoints_zoo.formats.selection import format_ids, keys_of
-from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import PredictionSet
+from checkpoints_zoo.predictions import sets as prediction_sets
+from checkpoints_zoo.predictions.sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.source import Source

@@ -9,8 +9,8 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats import checks, manifest, member_bytes
 from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import PredictionSet
+from checkpoints_zoo.predictions import sets
+from checkpoints_zoo.predictions.sets import PredictionSet
 from checkpoints_zoo.publishing.folder import Folder, Say
 
 SHOWN = 3  # problems that an error names
@@ -83,7 +83,7 @@ def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: boo
     """Check a set of predictions; where the folder has their collection, that they are of the weights that it has."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((held.rows for held in folder.held if held.name == stored.facts.collection), None)
-    return prediction_sets.problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
+    return sets.problems(stored, None if rows is None else sets.weights_of(rows), finite)
 
 
 def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[checks.Problem]:

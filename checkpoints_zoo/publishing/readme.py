@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.predictions.prediction_sets import TABLE
+from checkpoints_zoo.predictions.sets import TABLE
 from checkpoints_zoo.publishing.cards import README, is_generated
 from checkpoints_zoo.publishing.folder import File, Folder
 from checkpoints_zoo.publishing.remote import Branch, Remote

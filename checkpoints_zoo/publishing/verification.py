@@ -20,7 +20,7 @@ from checkpoints_zoo.formats.checks import Problem as Problem
 from checkpoints_zoo.formats.checks import check_bytes, duplicates
 from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions import sets as prediction_sets
 
 # Another processor may round a borderline image over; more than this many is no rounding.
 IMAGES_ASTRAY = 2

@@ -21,8 +21,8 @@ from checkpoints_zoo.errors import (
     UsageError,
     ZooError,
 )
-from checkpoints_zoo.predictions import Predictions, parts, predict, predictions_of, work
-from checkpoints_zoo.predictions.prediction_sets import problems, weights_of
+from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
+from checkpoints_zoo.predictions.sets import problems, weights_of
 from checkpoints_zoo.publishing.verification import verify_predictions
 from tests.support.commands import run, values
 from tests.support.scenarios import Built, build, load
@@ -260,7 +260,7 @@ def test_parts_of_other_facts_are_not_used(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts.Parts, "finish", fail)
+        patch.setattr(storing.Parts, "finish", fail)
         with pytest.raises(KeyboardInterrupt):
             predict(load(built), few(seed=1), tmp_path)
     laid = list((tmp_path / INSIDE / ".parts").glob("*.safetensors"))
@@ -272,13 +272,13 @@ def test_parts_of_other_facts_are_not_used(tmp_path: Path, monkeypatch: pytest.M
 
 def test_verify_computes_some_logits_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(4))
-    by_members = work.by_members
+    by_members = storing.by_members
 
     def wrong(*arguments: Any) -> Any:
         for ids, logits in by_members(*arguments):
             yield ids, logits + torch.tensor([0.0, 0.0, 1.0, 0.0])[:, None, None]
 
-    monkeypatch.setattr(work, "by_members", wrong)
+    monkeypatch.setattr(storing, "by_members", wrong)
     predict(load(built), "digits", tmp_path)
     found = verify_predictions(load(built), "digits-test")
     assert [(p.collection, p.member, p.kind) for p in found] == [("tiny/digits-test", 2, "logits")]

@@ -23,8 +23,8 @@ from checkpoints_zoo.errors import (
     SourceNotFound,
     UsageError,
 )
-from checkpoints_zoo.predictions import Predictions, parts, predict, predictions_of, work
-from checkpoints_zoo.predictions.prediction_sets import Facts, layout_of, problems, weights_of
+from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
+from checkpoints_zoo.predictions.sets import Facts, layout_of, problems, weights_of
 from tests.support.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.support.stored_sets import INSIDE, by_loop, few, six
 
@@ -119,14 +119,14 @@ def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str,
 def test_what_is_there_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(6))
     ran: list[int] = []
-    by_members = work.by_members
+    by_members = storing.by_members
 
     def counted(*arguments: Any) -> Any:
         for ids, logits in by_members(*arguments):
             ran.extend(ids)
             yield ids, logits
 
-    monkeypatch.setattr(work, "by_members", counted)
+    monkeypatch.setattr(storing, "by_members", counted)
     members = load(built)
     predict(members[1:3], few(), tmp_path)
     before = digest_of(tmp_path / "predictions")
@@ -178,13 +178,13 @@ def test_images_of_other_classes_have_no_labels(tmp_path: Path) -> None:
 # ---- killed, and two at once ----
 def child(root: str, delay: float) -> None:
     """Predict slowly, a member at a time."""
-    keep = parts.Parts.keep
+    keep = storing.Parts.keep
 
     def slowly(*arguments: Any) -> None:
         keep(*arguments)
         time.sleep(delay)
 
-    parts.Parts.keep = slowly  # type: ignore[method-assign]
+    storing.Parts.keep = slowly  # type: ignore[method-assign]
     predict(zoo.load("tiny", source=root), few(), root)
 
 
@@ -206,13 +206,13 @@ def test_killed_half_way_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(SourceNotFound):
         predictions_of(load(built), "few-test")
     ran: list[int] = []
-    keep = parts.Parts.keep
+    keep = storing.Parts.keep
 
-    def noted(self: parts.Parts, key: tuple[int, int], weights: str, raw: bytes) -> None:
+    def noted(self: storing.Parts, key: tuple[int, int], weights: str, raw: bytes) -> None:
         ran.append(key[0])
         keep(self, key, weights, raw)
 
-    monkeypatch.setattr(parts.Parts, "keep", noted)
+    monkeypatch.setattr(storing.Parts, "keep", noted)
     found = predict(load(built), few(), tmp_path)
     assert ran == sorted(set(range(12)) - there)
     whole = predict(load(built), few(), tmp_path / "other")

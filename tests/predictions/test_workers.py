@@ -11,8 +11,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.predictions.storing import _facts, _hashes
-from checkpoints_zoo.predictions.work import Running
+from checkpoints_zoo.predictions.storing import Running, _facts, _hashes
 
 
 def files(out: Path) -> dict[str, bytes]:

@@ -11,9 +11,8 @@ from checkpoints_zoo.formats import catalog, manifest, safetensors
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.predictions import Predictions, predict
-from checkpoints_zoo.predictions import prediction_sets as sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.predictions import Predictions, predict, sets
+from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts
 from checkpoints_zoo.sources.source import Source
 from tests.support.scenarios import Built, build, hand_made, load
 

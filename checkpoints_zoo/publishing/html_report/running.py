@@ -17,7 +17,7 @@ from checkpoints_zoo.evaluation.metrics import Reliability
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.predictions import Predictions
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
+from checkpoints_zoo.predictions.sets import LOGITS, Facts, PredictionSet, layout_of
 
 
 class Held(Predictions):
