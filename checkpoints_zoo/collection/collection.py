@@ -2,27 +2,455 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from checkpoints_zoo import predictions
-from checkpoints_zoo.collection import store
+from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.dataset import WeightDataset, label_table
-from checkpoints_zoo.collection.member import Member
-from checkpoints_zoo.collection.viewed import Viewed
-from checkpoints_zoo.collection.views import View
-from checkpoints_zoo.errors import MemberNotFound, SelectionError, UsageError
-from checkpoints_zoo.formats import manifest, selection
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
+from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
+from checkpoints_zoo.formats import manifest, safetensors, selection
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.images import Given, Preprocess
+from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import Found
+from checkpoints_zoo.symmetry import Element, Table, files, symmetries
+from checkpoints_zoo.symmetry.applying import check_element
+from checkpoints_zoo.symmetry.canonical import alignment, maps
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from checkpoints_zoo.formats.catalog import Description
+    from checkpoints_zoo.sources.source import Source
+
+
+# Selected members: rows of a manifest, the bytes they name, the module and the symmetries they have.
+
+
+STORED = View()
+
+
+class Selected:
+    """Members of a collection, as rows; weights are read when they are needed.
+
+    Args:
+        source: where manifest and shards lie.
+        commit: what pins the source.
+        description: the source's JSON on this collection.
+        rows: the selected rows of the manifest.
+        architecture: builds the module; None for the one the description names.
+        skeletons: layout -> module built already, shared by all selections of one collection.
+        view: what is done to the weights as they are read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        commit: str,
+        description: Description,
+        rows: pa.Table,
+        architecture: Callable[[], nn.Module] | None = None,
+        skeletons: dict[str, nn.Module] | None = None,
+        view: View = STORED,
+    ) -> None:
+        self.source = source
+        self.commit = commit
+        self.description = description
+        self.rows = rows
+        self._architecture = architecture
+        self._skeletons = {} if skeletons is None else skeletons
+        self.view = view
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Member ids, in order."""
+        return [int(m) for m in self.rows.column("member").to_pylist()]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the logits."""
+        return self.description.classes
+
+    @cached_property
+    def preprocess(self) -> Preprocess:
+        """What turns uint8 images (batch, channel, height, width) into the members' inputs.
+
+        Raises:
+            FormatError: the collection's description has none.
+        """
+        if not self.description.preprocessing:
+            raise FormatError(
+                f"preprocessing of {self.name}",
+                expected="what turns pixels into the members' inputs",
+                found="none in its description",
+                do="Whoever makes the source gives it: preprocessing=, like=, or `zoo-cli import --like NAME`",
+                collection=self.name,
+            )
+        return Preprocess.from_json(dict(self.description.preprocessing))
+
+    @property
+    def manifest(self) -> pd.DataFrame:
+        """The selected rows as a DataFrame with pyarrow dtypes, so that integers with nulls stay integers."""
+        import pandas as pd
+
+        frame: pd.DataFrame = self.rows.to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+
+    @property
+    def citation(self) -> str:
+        """Text that names this selection; `zoo.load` gives it back."""
+        self._check_some()
+        rows = self.source.renewed(self.name, self.rows)
+        return selection.cite(self.source.label, self.commit, self.name, rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the members as they are stored."""
+        return manifest.total(self.rows, "nbytes")
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    @property
+    def member_nbytes(self) -> int:
+        """Bytes of one member as it is stored, on average; 1 or more."""
+        return max(1, self.nbytes // max(1, len(self)))
+
+    def held_by(self, nbytes: int) -> int:
+        """Return how many members so many bytes hold, for `batches`: one or more, and all at most."""
+        return max(1, min(len(self), nbytes // self.member_nbytes))
+
+    def _check_some(self) -> None:
+        if not len(self):
+            raise SelectionError(
+                f"selection of {self.name}",
+                expected="one member or more",
+                found="none",
+                do="A slice beyond the last position is empty",
+                collection=self.name,
+            )
+
+    def locations(self) -> list[Location]:
+        """Return where the members' bytes lie on this machine; from the Hub, what is missing is fetched in one go.
+
+        Raises:
+            SelectionError: no members, or one without weights.
+            DamagedError, SourceNotFound: a file outside the source, or none.
+            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
+        """
+        self._check_some()
+        manifest.check_located(self.rows, self.name)
+        return self.source.locate(self.description, self.rows)
+
+    def skeleton(self) -> nn.Module:
+        """Build the members' module without memory for parameters, checked against the layout; return it.
+
+        Raises:
+            SelectionError: no members, or one without weights.
+            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+        """
+        self._check_some()
+        manifest.check_located(self.rows, self.name)
+        key = min(self.rows.column("layout").to_pylist())
+        if key not in self._skeletons:
+            description = self.description
+            if self._architecture is None and description.architecture not in architectures.ARCHITECTURES:
+                raise UsageError(
+                    f"architecture {description.architecture!r} of {self.name}",
+                    expected=f"one of the package's ({', '.join(architectures.ARCHITECTURES)}), or what builds it",
+                    found="neither",
+                    do="Give what builds it: zoo.load(…, architecture=build), or --architecture MODULE:FUNCTION",
+                )
+            build = self._architecture or (
+                lambda: architectures.build(description.architecture, **description.arguments)
+            )
+            self._skeletons[key] = modules.skeleton(build, description.layouts[key], self.name)
+        return self._skeletons[key]
+
+    @cached_property
+    def symmetry_table(self) -> Table:
+        """The permutation and scaling symmetries of the members' network.
+
+        Raises:
+            SymmetryError: an architecture whose symmetries can't be derived.
+            SelectionError, UsageError, LayoutError: as in `skeleton`.
+        """
+        preprocess = self.preprocess
+        return symmetries(self.skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """Member id and epoch of each selected snapshot."""
+        columns = (self.rows.column(name).to_pylist() for name in ("member", "epoch"))
+        return list(zip(*columns, strict=True))
+
+    def read(
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        names: Iterable[str] | None = None,
+        *,
+        check: bool = True,
+        locations: list[Location] | None = None,
+    ) -> dict[str, Tensor]:
+        """Read stacked weights as this selection's view has them; return name -> (member, …).
+
+        Args:
+            device, dtype, names: as in `store.stack`.
+            check: whether the values of a view of a file are looked at too.
+            locations: of the members, where they are known.
+        """
+        where = self.locations() if locations is None else locations
+        if not self.view:
+            return reading.stack(where, device, dtype, names, check=check)
+        chosen = None if names is None else list(names)
+        return self.view.stack(self.symmetry_table, self.keys, where, device, dtype, chosen)
+
+    def symmetries(self) -> Element:
+        """Return what this view applies to each member: permutations (member, unit), scales (member, value)."""
+        return self.view.elements(self.symmetry_table, self.keys, self.locations())
+
+    def write_symmetries(self, path: str | Path) -> Path:
+        """Write what this view applies to each member; return the file's path. `transform` takes it.
+
+        Args:
+            path: of a Parquet file with one row a member.
+
+        Raises:
+            UsageError: a view that changes nothing.
+            StorageError: it can't be written.
+        """
+        if not self.view:
+            raise UsageError(
+                f"symmetries of {self.name}",
+                expected="a view",
+                found="weights as they are stored",
+                do="Call canonicalize() or align() first",
+            )
+        what = "; ".join(str(step) for step in self.view.steps)
+        element = self.symmetries()
+        with safetensors.writing_into(Path(path).parent):
+            files.write(Path(path), self.rows, element, what)
+        return Path(path)
+
+    def match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
+        """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
+        stacked = self.read(torch.device("cpu"), None)
+        found = alignment.match_mean(self.symmetry_table, stacked)[0].permutations
+        return {key: {name: p[row].cpu() for name, p in found.items()} for row, key in enumerate(self.keys)}
+
+
+# One member of a collection: its row, its tensors, its module.
+
+
+class Member:
+    """A snapshot of one training run; its bytes are read when they are asked for.
+
+    Args:
+        collection: name of the collection.
+        row: the member's row of the manifest.
+        selected: it alone.
+    """
+
+    def __init__(self, collection: str, row: Mapping[str, Any], selected: Selected) -> None:
+        self.collection = collection
+        self.row = dict(row)
+        self._selected = selected
+
+    @property
+    def id(self) -> int:
+        return int(self.row["member"])
+
+    @property
+    def epoch(self) -> int:
+        return int(self.row["epoch"])
+
+    @property
+    def selected(self) -> Selected:
+        """The selection of this member alone: its view, module, preprocessing."""
+        return self._selected
+
+    @property
+    def citation(self) -> str:
+        """Text that names this member; `zoo.load` gives a collection of it alone."""
+        return self._selected.citation
+
+    def state_dict(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Read the member's tensors; return them by name, counters rebuilt as zero, ready for a strict load.
+
+        Args:
+            device: where they are to be.
+            dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
+
+        Raises:
+            DamagedError: the bytes are not what the manifest says, or a value is not finite.
+        """
+        on, where = check_device(device), self._selected.locations()
+        stacked = self._selected.read(on, dtype, locations=where)
+        counters = {n: torch.zeros((), dtype=torch.int64, device=on) for n in where[0].layout.rebuilt}
+        return {n: t[0] for n, t in stacked.items()} | counters
+
+    def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
+        """Build the member's module in eval mode; return it.
+
+        Args:
+            device: where it is to be.
+            dtype: of the weights; None for the stored one.
+
+        Raises:
+            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+            DamagedError: see `state_dict`.
+        """
+        return modules.filled(self._selected.skeleton(), self.state_dict(device, dtype), torch.device(device))
+
+    def __repr__(self) -> str:
+        accuracy = self.row["test_accuracy"]
+        figure = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+        return f"Member({self.collection!r}, {self.id}, epoch {self.epoch}{figure})"
+
+
+# Members whose weights are viewed through symmetries: canonical, aligned, transformed.
+
+
+class Viewed(Selected):
+    """Selected members, and the ways to view them through symmetries."""
+
+    @abstractmethod
+    def _of(self, positions: list[int], view: View | None = None) -> Self:
+        """Return the members at some positions, with this view or another one."""
+
+    @abstractmethod
+    def at(self, position: int) -> Member:
+        """Return the member at a position."""
+
+    @abstractmethod
+    def member(self, id: int) -> Member:
+        """Return a member by its id."""
+
+    def canonicalize(
+        self,
+        *,
+        scale: str | None = None,
+        permute: str | None = None,
+        streams: bool = False,
+        approximate: bool = False,
+    ) -> Self:
+        """Remove symmetries from the weights as they are read, scales first; return the same members so viewed.
+
+        Two members that differ by a symmetry of the network alone get the same weights. Scaled weights are float32 or
+        wider, whatever is stored.
+
+        Args:
+            scale: "unit-norm" gives each unit's incoming row the norm 1, and gains 1 or -1; None leaves scales.
+            permute: sorts the units of each layer, in descending order, by their "first" weight, by the largest
+                ("max") or by their norm ("norm"); None leaves them.
+            streams: whether the units of residual streams are sorted too, or inner channels only.
+            approximate: whether to scale rows before norms without running statistics as well, which changes the
+                function by the order of their eps.
+
+        Raises:
+            UsageError: another word for scale or permute; norms as keys where scaling has made them equal.
+            SymmetryError: an architecture whose symmetries can't be derived.
+
+        >>> import checkpoints_zoo as zoo
+        >>> members = zoo.load("convnet-digits", n=2).canonicalize(permute="norm")
+        >>> first = members.stack()["conv1.weight"].flatten(2).norm(dim=2)[0].flatten()
+        >>> bool((first.diff() <= 0).all())
+        True
+        """
+        maps.check_words(scale, permute)
+        # What can't be is refused here, not at the first batch; so is an architecture without a table.
+        table = self.symmetry_table
+        if scale is not None and permute == "norm":
+            maps.check_norms(table, streams, approximate)
+        return self._viewed(Canonical(scale, permute, streams, approximate))
+
+    def align(self, to: int | str | Member = 0) -> Self:
+        """Permute the members' units so that they match a reference, as they are read; return them so viewed.
+
+        Each member is matched when it is first read, and what was found is kept for this view and its slices.
+
+        Args:
+            to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
+                the mean of all selected members, aligned; for that all are held in memory once.
+
+        Raises:
+            MemberNotFound: no such member is selected.
+            UsageError: neither an id nor a member nor "mean".
+            SymmetryError: an architecture whose symmetries can't be derived.
+
+        >>> import checkpoints_zoo as zoo
+        >>> members = zoo.load("convnet-digits", n=2)
+        >>> both = members.stack()["conv1.weight"], members.align(to=0).stack()["conv1.weight"]
+        >>> apart = [float(weight.diff(dim=0).norm()) for weight in both]
+        >>> apart[1] < apart[0]
+        True
+        """
+        self.symmetry_table  # noqa: B018
+        if isinstance(to, str):
+            if to != "mean":
+                raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
+            return self._viewed(AlignedToMean(self.match_mean))
+        reference = to if isinstance(to, Member) else self.member(to)
+        same = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
+        words = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
+        return self._viewed(Aligned(words, reference.state_dict, same))
+
+    def transform(self, symmetries: Element | str | Path) -> Self:
+        """Apply given symmetries to the weights as they are read; return the members so viewed.
+
+        Args:
+            symmetries: one a member, in the members' order, or a file that `write_symmetries` wrote.
+
+        Raises:
+            UsageError: no symmetries of this network, or not one a member.
+            SourceNotFound, FormatError, DamagedError: no such file, another kind of file, or for other weights.
+        """
+        if isinstance(symmetries, Element):
+            rows, element, origin = {key: i for i, key in enumerate(self.keys)}, symmetries, "the caller"
+        else:
+            rows, element = files.read(Path(symmetries), self.rows)
+            origin = Path(symmetries).name
+        check_element(self.symmetry_table, element, len(rows))
+        return self._viewed(Transformed(rows, element, origin))
+
+    def symmetry(self, position: int) -> Element:
+        """Return what this view applies to the member at a position: permutations (unit), scales (value).
+
+        `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
+        those that were rescaled up to rounding. The table is `members.symmetry_table`.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        one = self.at(position)
+        element = self._of([self.keys.index((one.id, one.epoch))]).symmetries()
+        permutations = {name: p[0] for name, p in element.permutations.items()}
+        return Element(permutations, {name: s[0] for name, s in element.scales.items()})
+
+    def before(self) -> Self:
+        """Return these members without the last step of their view; the same members if there is none."""
+        return self._of(list(range(len(self))), View(self.view.steps[:-1]))
+
+    def _viewed(self, step: Step) -> Self:
+        return self._of(list(range(len(self))), View((*self.view.steps, step)))
 
 
 class Collection(Viewed):
@@ -180,7 +608,7 @@ class Collection(Viewed):
             at = starts[i]
             return parts[i].read(on, dtype, locations=where[at : at + step])
 
-        return zip([part.ids for part in parts], store.ahead(read, len(parts)), strict=True)
+        return zip([part.ids for part in parts], reading.ahead(read, len(parts)), strict=True)
 
     def dataset(
         self,

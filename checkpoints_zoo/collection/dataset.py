@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from checkpoints_zoo.collection.selected import Selected
-from checkpoints_zoo.collection.store import check_finite, stack
+from checkpoints_zoo.collection.collection import Selected
+from checkpoints_zoo.collection.reading import check_finite, stack
 from checkpoints_zoo.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.collection import store
+from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import MemberNotFound
 from checkpoints_zoo.formats.member_bytes import Location
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
@@ -204,16 +204,16 @@ class View:
             keys, locations: of the members.
             device, dtype, names: as in `store.stack`; with scales, None for the dtype is float32 or wider.
         """
-        kinds = store.kinds_of(locations, dtype, names)
+        kinds = reading.kinds_of(locations, dtype, names)
         if dtype is None and self.scales:
             kinds = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in kinds.items()}
-        out = store.room_for(locations, kinds, device)
+        out = reading.room_for(locations, kinds, device)
         at = 0
         for some, params in self._changed(table, keys, locations, device):
             for name, tensor in out.items():
                 tensor[at : at + some] = params[name]
             at += some
-        store.check_finite(out, locations)
+        reading.check_finite(out, locations)
         return out
 
     def _changed(
@@ -238,4 +238,4 @@ class View:
         step = max(1, _CHUNK // max(1, each))
         for at in range(0, len(keys), step):
             with one_thread(each < SMALL_MEMBER and device.type == "cpu"):
-                yield keys[at : at + step], store.stack(locations[at : at + step], device, check=True)
+                yield keys[at : at + step], reading.stack(locations[at : at + step], device, check=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from checkpoints_zoo.collection.member import Member
+from checkpoints_zoo.collection.collection import Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble.program import Norm, fold
 from checkpoints_zoo.networks.tracing import UNTRACEABLE, Tracer

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.member import Member
+from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.disk import replacing

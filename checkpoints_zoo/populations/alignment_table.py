@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.member import Member
+from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread

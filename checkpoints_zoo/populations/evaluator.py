@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo import images
-from checkpoints_zoo.collection.selected import Selected
+from checkpoints_zoo.collection.collection import Selected
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.images import Given, ImageData, Preprocess

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.member import Member
+from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean

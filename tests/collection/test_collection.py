@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo import predictions
-from checkpoints_zoo.collection import store
+from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.formats.member_bytes import Location
@@ -129,14 +129,14 @@ def test_batches_end_their_reader(members: Collection, monkeypatch: pytest.Monke
     del stopped
     gc.collect()
     assert readers() == 0
-    real = store.stack
+    real = reading.stack
 
     def fails(locations: list[Location], *args: object, **kwargs: object) -> dict[str, Tensor]:
         if locations[0].member == 2:
             raise DamagedError("the second batch")
         return real(locations, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "stack", fails)
+    monkeypatch.setattr(reading, "stack", fails)
     seen = []
     with pytest.raises(DamagedError, match="the second batch"):
         seen += [ids for ids, _ in members.batches(2)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.collection.check import Equivalence, check_equivalence
+from checkpoints_zoo.collection.equivalence import Equivalence, check_equivalence
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.symmetry import apply, random_element, rescale, symmetries
 from tests.support.symmetry_nets import EVERY, Shaped, randomised, table_of, without_eps

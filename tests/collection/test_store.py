@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.collection import store
-from checkpoints_zoo.collection.store import stack
+from checkpoints_zoo.collection import reading
+from checkpoints_zoo.collection.reading import stack
 from checkpoints_zoo.errors import LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_bytes import Location, hash_members
@@ -158,7 +158,7 @@ def test_several_layouts(tmp_path: Path) -> None:
 def test_members_larger_than_the_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, dtype: torch.dtype | None
 ) -> None:
-    monkeypatch.setattr(store, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(reading, "BUFFER_BYTES", buffer_bytes)
     built = build(tmp_path, "mlp", range(5), weights=HALF, per_shard=3)
     assert_same(stack(located(built, [4, 0, 1, 2]), dtype=dtype), looped(built, [4, 0, 1, 2], dtype))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints_zoo.collection import store
+from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import DamagedError
 from tests.collection.test_store import BRAIN, COPIES, FULL, HALF, assert_same, located, looped
 from tests.support.scenarios import State, build
@@ -16,7 +16,7 @@ from tests.support.scenarios import State, build
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small members count as large."""
-    monkeypatch.setattr(store, "BUFFER_BYTES", 64)
+    monkeypatch.setattr(reading, "BUFFER_BYTES", 64)
 
 
 @pytest.mark.parametrize("net", ["convnet", "resnet8", "mlp"])
@@ -25,14 +25,14 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_members_of_any_place(tmp_path: Path, net: str, weights: torch.dtype, case: str) -> None:
     members, per_shard = COPIES[case]
     built = build(tmp_path, net, range(5), weights=weights, per_shard=per_shard)
-    stacked = store.stack(located(built, members))
+    stacked = reading.stack(located(built, members))
     assert_same(stacked, looped(built, members))
     assert all(row.is_contiguous() for tensor in stacked.values() for row in tensor)
     assert len({t[1].data_ptr() - t[0].data_ptr() for t in stacked.values() if t.numel()}) == 1  # whole members
-    some = store.stack(located(built, members), names=list(stacked)[1:3])
+    some = reading.stack(located(built, members), names=list(stacked)[1:3])
     assert_same(some, {n: t for n, t in looped(built, members).items() if n in some})
     next(iter(stacked.values())).zero_()  # of this process alone
-    assert_same(store.stack(located(built, members)), looped(built, members))
+    assert_same(reading.stack(located(built, members)), looped(built, members))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -45,11 +45,11 @@ def test_a_value_that_is_not_finite(tmp_path: Path, value: float, tensor: str) -
     built = build(tmp_path, "resnet8", range(5), weights=HALF, per_shard=2, change=spoil)
     kind = "torch.float32" if "running" in tensor else "torch.float16"
     with pytest.raises(DamagedError) as caught:
-        store.stack(located(built))
+        reading.stack(located(built))
     assert str(caught.value) == (
         f"tensor {tensor!r} of member 3: expected finite weights; found 1 that are not, as {kind}. Leave the member"
         " out, or ask its producer."
     )
     (row,) = (r for r in built.rows if r["member"] == 3)
     assert caught.value.path == str(built.root / row["path"])
-    assert len(store.stack(located(built, [0, 2, 4]))[tensor]) == 3
+    assert len(reading.stack(located(built, [0, 2, 4]))[tensor]) == 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.collection import store, transfer
+from checkpoints_zoo.collection import reading, transfer
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_bytes import Location
@@ -20,9 +20,9 @@ CPU = torch.device("cpu")
 
 
 def sent(locations: list[Location], dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], bool]:
-    kinds = store.kinds_of(locations, dtype)
+    kinds = reading.kinds_of(locations, dtype)
     with transfer.allocating(CPU):
-        out = store.room_for(locations, kinds, CPU)
+        out = reading.room_for(locations, kinds, CPU)
     specs = [t for t in locations[0].layout.tensors if t.name in kinds]
     return out, transfer.onto(locations, specs, out)
 

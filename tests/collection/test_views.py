@@ -95,7 +95,7 @@ def test_the_table_is_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return derive(*arguments)
 
     derive = zoo.symmetries
-    monkeypatch.setattr("checkpoints_zoo.collection.selected.symmetries", counted)
+    monkeypatch.setattr("checkpoints_zoo.collection.collection.symmetries", counted)
     viewed = zoo.load("convnet-digits", n=6).canonicalize(permute="max").align(to=0)
     for _ in viewed.batches(1):
         pass

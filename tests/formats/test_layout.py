@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from checkpoints_zoo.collection.store import stack
+from checkpoints_zoo.collection.reading import stack
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
