@@ -12,7 +12,7 @@ import click
 
 from checkpoints_zoo.cli.output import table
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.evaluation.curve_plots import NAMES, stated
+from checkpoints_zoo.evaluation.plots import NAMES, stated
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:

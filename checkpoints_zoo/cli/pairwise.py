@@ -10,7 +10,7 @@ import click
 from checkpoints_zoo.cli.measuring import PLACES, png
 from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.cli.selecting import Selection, selecting
-from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from checkpoints_zoo.evaluation import held_out as aside
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, MEANS_OVER_MEMBERS, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import CONSTANT, Growth
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
-from checkpoints_zoo.evaluation.population import Population
 from checkpoints_zoo.evaluation.report import Calibrated, Report
-from checkpoints_zoo.evaluation.sides import Held, Logits, Part
+from checkpoints_zoo.evaluation.subsets import Held, Logits, Part, Population
 from checkpoints_zoo.formats import selection
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread

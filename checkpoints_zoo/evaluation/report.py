@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints_zoo.evaluation import curve_plots, growth, plots
+from checkpoints_zoo.evaluation import growth, plots
+from checkpoints_zoo.evaluation import plots as curve_plots
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.curve_plots import stated
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.evaluation.plots import stated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
-from checkpoints_zoo.evaluation.sides import Held, Logits
+from checkpoints_zoo.evaluation.subsets import Held, Logits
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.predictions import Predictions
 

@@ -19,7 +19,7 @@ import torchmetrics.functional.classification as torchmetrics
 from torch import Tensor
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.evaluation import metrics, population, sides
+from checkpoints_zoo.evaluation import metrics, subsets
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.predictions import Predictions
 from tests.evaluation.test_metrics import equal_mass_by_hand
@@ -149,10 +149,10 @@ def test_blocks_change_nothing(name: str, stored: Stored, monkeypatch: pytest.Mo
     members, _, classes = inside.shape
     sizes = [min(2, members)]
     whole = zoo.evaluate(inside, ood=outside, subsets=5, sizes=sizes)
-    monkeypatch.setattr(sides, "BLOCK_BYTES", 7 * 4 * members * classes)  # 7 inputs
-    monkeypatch.setattr(sides, "READ_BYTES", 14 * 2 * members * classes)  # two blocks
-    monkeypatch.setattr(population, "MEMORY", 1)  # one subset
-    monkeypatch.setattr(population, "TOGETHER", 4)
+    monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * members * classes)  # 7 inputs
+    monkeypatch.setattr(subsets, "READ_BYTES", 14 * 2 * members * classes)  # two blocks
+    monkeypatch.setattr(subsets, "MEMORY", 1)  # one subset
+    monkeypatch.setattr(subsets, "TOGETHER", 4)
     again = zoo.evaluate(inside, ood=outside, subsets=5, sizes=sizes)
     for size, figures in whole.curve.items():
         for figure, x in figures.items():

@@ -14,12 +14,11 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.evaluation.curve_plots import draw_curves
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.growth import Growth, growth
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.plots import draw
-from checkpoints_zoo.evaluation.population import Population
+from checkpoints_zoo.evaluation.plots import draw, draw_curves
+from checkpoints_zoo.evaluation.subsets import Population
 from tests.support.commands import run, values
 
 MEMBERS = 12

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import held_out, metrics, sides
+from checkpoints_zoo.evaluation import held_out, metrics, subsets
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.figures import SCALED
 from checkpoints_zoo.images import ImageData
@@ -278,8 +278,8 @@ def stored(members: zoo.Collection, folder: Path) -> dict[str, Predictions]:
 def test_stored_predictions_give_the_same_whatever_the_blocks(
     stored: dict[str, Predictions], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sides, "BLOCK_BYTES", 7 * 4 * COUNT * 10)
-    monkeypatch.setattr(sides, "READ_BYTES", 2 * 14 * COUNT * 10)
+    monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * COUNT * 10)
+    monkeypatch.setattr(subsets, "READ_BYTES", 2 * 14 * COUNT * 10)
     found = zoo.evaluate(stored["digits-test"], ood=stored["photos-test"], temperature=True, held_out=0.3, subsets=5)
     assert found.calibrated is not None
     assert report.calibrated is not None
@@ -297,8 +297,8 @@ def test_a_part_of_stored_logits_is_those_inputs(
     whole = stored["digits-test"].logits()
     at = torch.tensor([0, 3, 4, 100, 101, 300, 539])
     for longest in (1, 50, 1000):
-        monkeypatch.setattr(sides, "READ_BYTES", longest * COUNT * 10 * 2)
-        part = sides.Part(stored["digits-test"], at)
+        monkeypatch.setattr(subsets, "READ_BYTES", longest * COUNT * 10 * 2)
+        part = subsets.Part(stored["digits-test"], at)
         assert part.shape == (COUNT, 7, 10)
         for begin in range(7):
             for end in range(begin, 8):
@@ -398,7 +398,7 @@ def test_a_label_level_with_another_class_stays_level() -> None:
     logits = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
     logits[..., 1] = logits[..., 0]
     logits[:, 0] = torch.tensor([-300.0, -300.0, 0.0])  # where both underflow the label's is still exact
-    side = sides.Side(logits, torch.arange(40) % 2)
+    side = subsets.Side(logits, torch.arange(40) % 2)
     at = torch.arange(5)
     found = side.log_probs(at, logits.softmax(-1).mean(0))
     assert torch.equal(found[1:, 0], found[1:, 1])

@@ -18,9 +18,11 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import metrics, population, sides
+from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.evaluation import subsets as population
+from checkpoints_zoo.evaluation import subsets as sides
 from checkpoints_zoo.evaluation.evaluating import Report
-from checkpoints_zoo.evaluation.population import Population
+from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.populations.divergence import compare
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of

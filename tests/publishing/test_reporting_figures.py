@@ -15,8 +15,8 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.evaluation.curve_plots import stated
 from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.publishing.html_report import charts, detection, running
 from checkpoints_zoo.publishing.html_report.definitions import WORDS

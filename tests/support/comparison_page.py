@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.methods.chosen import METHODS
 from checkpoints_zoo.methods.comparing import compact_text, tables
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from checkpoints_zoo.evaluation.curve_plots import stated
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.methods.comparing.tables import escaped
 

@@ -16,7 +16,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.evaluating import evaluate
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
-from checkpoints_zoo.evaluation.population import Population
+from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread

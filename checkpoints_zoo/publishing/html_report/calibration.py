@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from checkpoints_zoo.evaluation.curve_plots import stated
 from checkpoints_zoo.evaluation.drawing import BLUE, GREEN, GREY, RED
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, diagonal, layout, line
 from checkpoints_zoo.publishing.html_report.content import Chart, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.definitions import word

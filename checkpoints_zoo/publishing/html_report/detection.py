@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from checkpoints_zoo.evaluation.curve_plots import FAINTEST, stated
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.figures import OOD_FIGURES
+from checkpoints_zoo.evaluation.plots import FAINTEST, stated
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, counts, diagonal, layout, line, stairs
 from checkpoints_zoo.publishing.html_report.content import Chart, Note, Panel, Part
 from checkpoints_zoo.publishing.html_report.definitions import word

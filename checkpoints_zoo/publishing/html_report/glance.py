@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from checkpoints_zoo.evaluation.curve_plots import FAINTEST, stated
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.evaluation.plots import FAINTEST, stated
 from checkpoints_zoo.publishing.html_report.charts import axis, layout, size_axis, sizes
 from checkpoints_zoo.publishing.html_report.content import Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.definitions import WORDS, better, word

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkpoints_zoo.evaluation.curve_plots import stated
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.populations.pairwise import Pairwise, upper
 from checkpoints_zoo.publishing.html_report.charts import (
     DOTS,

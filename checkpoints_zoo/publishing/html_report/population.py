@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation.curve_plots import stated
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
+from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
 from checkpoints_zoo.publishing.html_report.charts import axis, bars, count_axis, counts, edges_of, layout, upright
 from checkpoints_zoo.publishing.html_report.content import Block, Chart, Facts, Note, Panel, Part
