@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from checkpoints_zoo.methods.comparing.compact_table import compare_compact
     from checkpoints_zoo.networks.ensemble import Ensemble
     from checkpoints_zoo.populations.alignment_table import alignment
-    from checkpoints_zoo.populations.compact import compact
+    from checkpoints_zoo.populations.compact_posterior import compact
     from checkpoints_zoo.populations.corollary_check import corollary
+    from checkpoints_zoo.populations.discrepancy import mmd, ns
     from checkpoints_zoo.populations.loss_barrier import barrier, barriers
     from checkpoints_zoo.populations.mass import minimal_mass
-    from checkpoints_zoo.populations.mmd import mmd, ns
-    from checkpoints_zoo.populations.pairwise import pairwise
+    from checkpoints_zoo.populations.pairwise_information import pairwise
     from checkpoints_zoo.populations.predictives import compare_predictives
     from checkpoints_zoo.publishing.html_report import report
     from checkpoints_zoo.publishing.publisher import publish

@@ -62,7 +62,7 @@ def command(
     if save:
         out.say(f"permutations: {aligned.write_symmetries(save)}")
     if plot:
-        from checkpoints_zoo.populations.alignment_plots import alignment_figure
+        from checkpoints_zoo.populations.alignment_table import alignment_figure
 
         out.say(f"picture: {alignment_figure(found, plot, lines)}")
     out.data(values, *_blocks(found, lines))

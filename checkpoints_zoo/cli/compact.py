@@ -14,7 +14,7 @@ from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.populations.compact import Compact
+    from checkpoints_zoo.populations.compact_posterior import Compact
 
 ROWS = {
     "agreement": ("agreement (0..1)", 1), "total_variation": ("total variation (0..1)", 1),
@@ -67,11 +67,11 @@ def command(
         raise click.UsageError("--vi needs --against, HMC's draws.")
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
-    from checkpoints_zoo.populations.compact import compact
+    from checkpoints_zoo.populations.compact_posterior import compact
 
     found = compact(members, data, to=to, **options)
     if plot:
-        from checkpoints_zoo.populations.compact_plots import compact_figure
+        from checkpoints_zoo.populations.compact_posterior import compact_figure
 
         out.say(f"picture: {compact_figure(found, plot)}")
     out.data(found.values(), _paper(found), _halves(found), _meaning(found))

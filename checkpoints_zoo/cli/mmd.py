@@ -16,7 +16,7 @@ from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.populations.discrepancies import MMD, NS
+    from checkpoints_zoo.populations.discrepancy import MMD, NS
 
 NAMES = {"mmd2": "MMD²", "p_value": "p", "ns_mmd2": "NS", "ns_p_value": "p of NS"}
 
@@ -73,7 +73,7 @@ def command(
     size = in_bytes(sum(c.nbytes for c in (first, second) if c is not None))
     against = "their other half" if second is None else f"{len(second)} of {second.name}"
     out.say(f"{first.name}: {len(first)} members against {against}, {size} …")
-    from checkpoints_zoo.populations.mmd import mmd, ns
+    from checkpoints_zoo.populations.discrepancy import mmd, ns
 
     found: MMD | NS
     if as_stored:
@@ -101,7 +101,7 @@ def _groups(found: MMD | NS) -> str:
 
 
 def _meaning(found: MMD | NS, halves: bool) -> str:
-    from checkpoints_zoo.populations.discrepancies import MMD
+    from checkpoints_zoo.populations.discrepancy import MMD
 
     before = found if isinstance(found, MMD) else found.mmd
     one, other = before.members

@@ -14,7 +14,7 @@ from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.populations.pairwise import Pairwise
+    from checkpoints_zoo.populations.pairwise_information import Pairwise
 
 NAMES = {
     "mi_id": "mutual information, ID (nats)", "disagreement": "disagreement, ID (0..1)",
@@ -59,7 +59,7 @@ def command(
     Means over all pairs come with intervals over the members. --out writes the pairs themselves.
     """
     members = selection.load()
-    from checkpoints_zoo.populations.pairwise import pairwise
+    from checkpoints_zoo.populations.pairwise_information import pairwise
 
     if stored is None:
         on = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"

@@ -156,7 +156,7 @@ def _masses(
         values["along"] = [asdict(step) for step in steps]
         blocks.append(f"Along training:\n{table([_step(step) for step in steps])}")
     if plot:
-        from checkpoints_zoo.populations.mass_plots import mass_figure
+        from checkpoints_zoo.populations.mass import mass_figure
 
         values["picture"] = mass_figure(every, plot, name=members.name, epochs=epochs if along else None)
         out.say(f"picture: {values['picture']}")

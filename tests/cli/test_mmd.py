@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.populations.discrepancies import MMD
+from checkpoints_zoo.populations.discrepancy import MMD
 from tests.support.commands import run, two_collections, values
 from tests.support.scenarios import Built
 

@@ -12,7 +12,7 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.errors import StorageError, UsageError
-from checkpoints_zoo.populations.pairwise import Pairwise
+from checkpoints_zoo.populations.pairwise_information import Pairwise
 from tests.support.commands import run, values
 from tests.support.scenarios import build
 

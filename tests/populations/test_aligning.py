@@ -15,8 +15,7 @@ from click.testing import CliRunner
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.populations.alignment_plots import alignment_figure, draw
-from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_of
+from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_figure, alignment_of, draw
 from checkpoints_zoo.populations.loss_barrier import barriers
 from tests.support.matching_oracles import swaps
 

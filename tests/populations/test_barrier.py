@@ -18,7 +18,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks import architectures
-from checkpoints_zoo.populations import compact_plots
+from checkpoints_zoo.populations import compact_posterior
 from checkpoints_zoo.populations import evaluator as evaluating
 from checkpoints_zoo.populations.evaluator import Evaluator, Inputs, evaluator
 from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, barriers, interpolate
@@ -270,16 +270,16 @@ def test_integers_that_agree_stay() -> None:
 def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=3)
     before, after = (barriers(m, TEST, points=3) for m in (members, members.align(to=0)))
-    figure: Figure = compact_plots.draw_barriers(before, after, "convnet-digits")
+    figure: Figure = compact_posterior.draw_barriers(before, after, "convnet-digits")
     panels = {axes.get_label(): axes for axes in figure.axes}
     means = [line for line in panels["loss"].lines if line.get_linewidth() > 2]
     np.testing.assert_allclose(np.asarray(means[0].get_ydata()), before.losses.mean(0).numpy())
     np.testing.assert_allclose(np.asarray(means[1].get_ydata()), after.losses.mean(0).numpy())
-    path = compact_plots.barrier_figure(before, after, tmp_path / "new" / "b.png", name="convnet-digits")
-    again = compact_plots.barrier_figure(before, after, tmp_path / "c.png", name="convnet-digits")
+    path = compact_posterior.barrier_figure(before, after, tmp_path / "new" / "b.png", name="convnet-digits")
+    again = compact_posterior.barrier_figure(before, after, tmp_path / "c.png", name="convnet-digits")
     assert path.read_bytes() == again.read_bytes()
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="expected the same pairs before and after alignment; found 2 and 1, not all"):
-        compact_plots.barrier_figure(before, barriers(members[:2], TEST, points=3), tmp_path / "d.png")
+        compact_posterior.barrier_figure(before, barriers(members[:2], TEST, points=3), tmp_path / "d.png")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.png"):
-        compact_plots.barrier_figure(before, after, tmp_path / "d.pdf")
+        compact_posterior.barrier_figure(before, after, tmp_path / "d.pdf")

@@ -21,8 +21,8 @@ from torch.optim.swa_utils import update_bn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.populations import compact_plots
-from checkpoints_zoo.populations.compact import Compact, compact
+from checkpoints_zoo.populations import compact_posterior
+from checkpoints_zoo.populations.compact_posterior import Compact, compact
 from checkpoints_zoo.populations.evaluator import evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian, fit, fit_subsets
 from checkpoints_zoo.populations.loss_barrier import barriers
@@ -260,8 +260,8 @@ def test_the_same_seed_gives_the_same_figures_in_any_pieces(monkeypatch: pytest.
     members = zoo.load("convnet-digits", n=5)
     options: dict[str, Any] = {"samples": 3, "splits": 2, "levels": [0.0, 0.5]}
     first = compact(members, TEST, seed=1, **options)
-    monkeypatch.setattr("checkpoints_zoo.populations.compact.PIECE", 20_000)
-    monkeypatch.setattr("checkpoints_zoo.populations.splits.PIECE", 30_000)
+    monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.PIECE", 20_000)
+    monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.PIECE", 30_000)
     again = compact(members, TEST, seed=1, **options).to_frame()
     np.testing.assert_allclose(again["value"], first.to_frame()["value"], rtol=1e-5)
     other = compact(members, TEST, seed=2, **options)
@@ -316,18 +316,18 @@ def test_what_a_compact_posterior_cannot_take() -> None:
 
 
 def test_the_picture_shows_the_numbers(digits: Compact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact_plots, "DPI", 40)
-    figure: Figure = compact_plots.draw_compact(digits)
+    monkeypatch.setattr(compact_posterior, "DPI", 40)
+    figure: Figure = compact_posterior.draw_compact(digits)
     panels = {axes.get_label(): axes for axes in figure.axes}
     assert set(panels) == {"sigma", "accuracy", "pruning"}
     lines = {str(line.get_label()): np.asarray(line.get_ydata()) for line in panels["pruning"].lines}
     np.testing.assert_allclose(lines["mean of $q_r$, largest |μ|/σ kept"], 100 * np.array(digits.pruning["snr"]["q_r"]))
     counts = sum(sum(p.get_height() for p in c) for c in panels["sigma"].containers if hasattr(c, "patches"))
     assert math.isfinite(counts)
-    path = compact_plots.compact_figure(digits, tmp_path / "new" / "c.png")
+    path = compact_posterior.compact_figure(digits, tmp_path / "new" / "c.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.png"):
-        compact_plots.compact_figure(digits, tmp_path / "c.svg")
+        compact_posterior.compact_figure(digits, tmp_path / "c.svg")
 
 
 def numbers() -> Any:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.populations.discrepancy import discrepancy
 from checkpoints_zoo.populations.kernels import choices
-from checkpoints_zoo.populations.mmd import discrepancy
 from tests.populations.test_mmd import assert_double_sums, double_sum, drawn, flat
 
 Stacked = dict[str, Tensor]

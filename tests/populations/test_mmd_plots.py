@@ -16,8 +16,8 @@ from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, RED, STYLE
-from checkpoints_zoo.populations import mmd_plots
-from checkpoints_zoo.populations.discrepancies import MMD, NS, Discrepancy
+from checkpoints_zoo.populations import discrepancy
+from checkpoints_zoo.populations.discrepancy import MMD, NS, Discrepancy
 
 CITED = "hf://datasets/me/zoo@{0}/{1}#0-99~12345678"
 
@@ -39,7 +39,7 @@ def found(layers: int) -> NS:
 
 
 def axes_of(before: MMD, after: MMD | None) -> dict[Any, Any]:
-    return {axes.get_label(): axes for axes in mmd_plots.draw(before, after).axes}
+    return {axes.get_label(): axes for axes in discrepancy.draw(before, after).axes}
 
 
 @pytest.mark.parametrize("layers", [1, 21, 80])
@@ -70,14 +70,14 @@ def test_as_stored_alone_and_what_the_texts_say() -> None:
     axes = axes_of(found(4).mmd, found(4).ns)
     assert [text.get_text() for text in axes["mmd"].get_legend().get_texts()] == ["as stored", "symmetries removed"]
     assert [text.get_text() for text in axes["p"].get_legend().get_texts()] == ["p = 0.05"]
-    figure = mmd_plots.draw(made(4, 0.1))
+    figure = discrepancy.draw(made(4, 0.1))
     assert figure.get_suptitle() == "resnet18-cifar100: 100 members against 1,000"
     assert figure.get_supxlabel() == (
         "MMD²: unbiased, mean over kernels. p: 999 permutations; not adjusted for many layers."
     )
     other = made(4, 0.1, ("resnet18-cifar100", "resnet18-cifar100-swag"))
-    assert mmd_plots.title_of(other) == "resnet18-cifar100 (100 members) against resnet18-cifar100-swag (1,000)"
-    assert mmd_plots.title_of(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
+    assert discrepancy.title_of(other) == "resnet18-cifar100 (100 members) against resnet18-cifar100-swag (1,000)"
+    assert discrepancy.title_of(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
 
 
 @pytest.mark.parametrize("layers", [1, 21, 80])
@@ -85,7 +85,7 @@ def test_no_text_covers_another(layers: int) -> None:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
-        figure = mmd_plots.draw(found(layers).mmd, found(layers).ns)
+        figure = discrepancy.draw(found(layers).mmd, found(layers).ns)
         figure.draw_without_rendering()
     hidden = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):

@@ -22,8 +22,16 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.populations.embedding import embedding
-from checkpoints_zoo.populations.pairwise import Pairs, Pairwise, compare, correlation, measure, over_inputs, pairwise
+from checkpoints_zoo.populations.pairwise_information import (
+    Pairs,
+    Pairwise,
+    compare,
+    correlation,
+    embedding,
+    measure,
+    over_inputs,
+    pairwise,
+)
 
 NATS = 1e-6
 

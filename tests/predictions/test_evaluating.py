@@ -24,7 +24,7 @@ from checkpoints_zoo.evaluation import subsets as sides
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.populations.divergence import compare
+from checkpoints_zoo.populations.pairwise_information import compare
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
 from tests.support.commands import run, values
 

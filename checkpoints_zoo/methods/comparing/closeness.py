@@ -19,9 +19,8 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate
-from checkpoints_zoo.populations.distances import Distances
-from checkpoints_zoo.populations.kernels import Grid, choices, kernel_matrix, kernels_of, permutation_test
-from checkpoints_zoo.populations.mmd import apart
+from checkpoints_zoo.populations.discrepancy import apart
+from checkpoints_zoo.populations.kernels import Distances, Grid, choices, kernel_matrix, kernels_of, permutation_test
 
 SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
 Found = dict[str, dict[str, Estimate]]  # "mmd" and "ns" -> group of tensors -> estimate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.methods.comparing import compact_text
-from checkpoints_zoo.populations import tables
+from checkpoints_zoo.populations import pairwise_information
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,8 +138,8 @@ class CompactComparison:
         path = Path(path).expanduser()
         texts = {".json": self.to_json, ".tex": self.to_latex}
         if path.suffix.lower() not in texts:
-            return tables.write(self.to_frame(), path)
-        return tables.write_text(texts[path.suffix.lower()](), path)
+            return pairwise_information.write(self.to_frame(), path)
+        return pairwise_information.write_text(texts[path.suffix.lower()](), path)
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Interval]:

@@ -15,10 +15,9 @@ from torch import Tensor
 from checkpoints_zoo import predictions
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.methods.comparing.modes import Mode
-from checkpoints_zoo.populations.compact import fitted_to
+from checkpoints_zoo.populations.compact_posterior import evaluated, fitted_to
 from checkpoints_zoo.populations.evaluator import Evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian
-from checkpoints_zoo.populations.splits import evaluated
 
 NEAR = ("agreement", "total_variation")
 

@@ -30,7 +30,7 @@ from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
-from checkpoints_zoo.populations.compact import MOST
+from checkpoints_zoo.populations.compact_posterior import MOST
 from checkpoints_zoo.populations.evaluator import evaluator
 from checkpoints_zoo.training.recipe import Recipe
 

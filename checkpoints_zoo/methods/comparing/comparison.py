@@ -12,8 +12,8 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.methods.comparing import plots, tables
 from checkpoints_zoo.methods.comparing.estimates import ALL, Estimate
 from checkpoints_zoo.methods.comparing.worth import Worth
-from checkpoints_zoo.populations import tables as frames
-from checkpoints_zoo.populations.distances import WHOLE
+from checkpoints_zoo.populations import pairwise_information as frames
+from checkpoints_zoo.populations.kernels import WHOLE
 
 if TYPE_CHECKING:
     import pandas as pd

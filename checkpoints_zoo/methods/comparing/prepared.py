@@ -28,7 +28,7 @@ from checkpoints_zoo.methods.comparing.uncertainty import Uncertainty
 from checkpoints_zoo.methods.comparing.worth import all_worth
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
-from checkpoints_zoo.populations.distances import WHOLE
+from checkpoints_zoo.populations.kernels import WHOLE
 
 Say = Callable[[str], object]
 

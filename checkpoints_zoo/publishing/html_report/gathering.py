@@ -15,7 +15,7 @@ from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.evaluating import Report, evaluate
 from checkpoints_zoo.formats.text import counted, in_bytes
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.populations.pairwise import Pairwise, pairwise
+from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
 from checkpoints_zoo.publishing.html_report.running import Said, run, walk
 from checkpoints_zoo.publishing.html_report.weighing import Weighed, weigh

@@ -6,7 +6,7 @@ import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.populations.pairwise import Pairwise, upper
+from checkpoints_zoo.populations.pairwise_information import Pairwise, upper
 from checkpoints_zoo.publishing.html_report.charts import (
     DOTS,
     axis,

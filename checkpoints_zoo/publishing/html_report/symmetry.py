@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from checkpoints_zoo.evaluation.drawing import BLUE, GREEN, GREY, RED
 from checkpoints_zoo.formats.text import counted
 from checkpoints_zoo.populations.alignment_table import Alignment
-from checkpoints_zoo.populations.mmd import MMD
+from checkpoints_zoo.populations.discrepancy import MMD
 from checkpoints_zoo.publishing.html_report.charts import axis, diagonal, dots, layout
 from checkpoints_zoo.publishing.html_report.content import Block, Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.definitions import word

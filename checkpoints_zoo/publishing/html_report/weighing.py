@@ -11,8 +11,8 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.formats.text import counted, in_bytes
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
+from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import MinimalMass, minimal_mass
-from checkpoints_zoo.populations.mmd import MMD, mmd, ns
 from checkpoints_zoo.symmetry import Table
 
 MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read

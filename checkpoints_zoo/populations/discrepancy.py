@@ -8,7 +8,11 @@ no unit and is not scaled. What the paper's "MMD" column is scaled by and how it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -16,13 +20,277 @@ from torch import nn
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import tied
-from checkpoints_zoo.populations.discrepancies import MMD, NS, Discrepancy
-from checkpoints_zoo.populations.distances import Blocks, Distances, Stacked, distances, grouped
-from checkpoints_zoo.populations.kernels import Grid, bandwidths, choices, kernels_of, permutation_test, unbiased
+from checkpoints_zoo.populations.kernels import (
+    WHOLE,
+    Blocks,
+    Distances,
+    Grid,
+    Stacked,
+    choices,
+    distances,
+    grouped,
+    kernels_of,
+    permutation_test,
+)
 
-__all__ = ["MMD", "NS", "Discrepancy", "apart", "bandwidths", "discrepancy", "mmd", "ns", "unbiased"]
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+
+# The picture of an MMD: how far two sets of members are apart in each layer, before and after removing symmetries.
+
+
+WIDTH, ROW, LEAST, MOST = 9.4, 0.24, 2.2, 14.0  # inches: of the figure, a group, and the figure's height
+LEVEL = 0.05
+
+
+class Group(Protocol):
+    """What is known of a group of tensors: see `posterior.discrepancies.Discrepancy`."""
+
+    @property
+    def weights(self) -> int: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def p_value(self) -> float: ...
+
+
+class Drawable(Protocol):
+    """What a comparison must have to be drawn: see `posterior.discrepancies.MMD`."""
+
+    @property
+    def first(self) -> str: ...
+    @property
+    def second(self) -> str: ...
+    @property
+    def members(self) -> tuple[int, int]: ...
+    @property
+    def permutations(self) -> int: ...
+    @property
+    def groups(self) -> Mapping[str, Group]: ...
+
+
+def mmd_figure(before: Drawable, after: Drawable | None, path: str | Path) -> Path:
+    """Draw MMD² and p-values, one group of tensors a row, into a PNG, by temporary name and rename; return its path.
+
+    Args:
+        before: of the weights as they are stored.
+        after: of the same sets without symmetries; None for none.
+        path: of the PNG; its folder is made.
+
+    Raises:
+        UsageError: a name that is no PNG's, or a place that can't be written to.
+    """
+    return save(lambda: draw(before, after), path_of(path), title_of(before))
+
+
+def draw(before: Drawable, after: Drawable | None = None) -> Figure:
+    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    names = list(before.groups)
+    height = min(MOST, LEAST + ROW * len(names))
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spaced)
+    figure.suptitle(title_of(before), fontsize=12, fontweight="bold", parse_math=False)
+    note = f"MMD²: unbiased, mean over kernels. p: {before.permutations:,} permutations; not adjusted for many layers."
+    figure.supxlabel(note, fontsize=8, color=GREY)
+    sides = [(before, RED, "s", "as stored"), *([] if after is None else [(after, BLUE, "o", "symmetries removed")])]
+    grid = figure.add_gridspec(1, 2)
+    left = figure.add_subplot(grid[0], label="mmd")
+    right = figure.add_subplot(grid[1], label="p", sharey=left)
+    for found, colour, marker, label in sides:
+        for axes, values in (
+            (left, [found.groups[name].value for name in names]),
+            (right, [found.groups[name].p_value for name in names]),
+        ):
+            axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
+    left.axvline(0, color=GREY, linewidth=0.8)
+    left.set(xlabel="MMD²")
+    left.locator_params(axis="x", nbins=6)
+    _rows(left, names, height)
+    line = right.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
+    right.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
+    right.tick_params(axis="y", labelleft=False)
+    _key(left, "a  Distance", left.lines[: len(sides)])
+    _key(right, "b  Permutation test", [line])
+    return figure
+
+
+def title_of(found: Drawable) -> str:
+    """Return words for the sets that are compared."""
+    cited = [parse_citation(citation) for citation in (found.first, found.second)]
+    names = ["" if citation is None else citation.name for citation in cited]
+    one, other = (f"{count:,}" for count in found.members)
+    if names[0] == names[1]:
+        return f"{names[0]}: {one} members against {other}".lstrip(": ")
+    return f"{names[0]} ({one} members) against {names[1]} ({other})"
+
+
+def _key(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
+    """Put the title of a panel above its axes, and the key between the two."""
+    axes.set_title(title, pad=22)
+    key = axes.legend(
+        handles=lines, loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2, handletextpad=0.4
+    )
+    key.set_in_layout(False)
+
+
+def _rows(axes: Axes, names: Sequence[str], height: float) -> None:
+    """Name the rows, from the first layer at the top to all weights; of too many, as many as there is room for."""
+    every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
+    # The last row is all weights together, which is named in any case.
+    shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
+    axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.8)
+
+
+# How far two sets of members are apart in weight space, as it was found: MMD² by group of tensors, and NS.
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """How far two sets of members are apart in one group of tensors.
+
+    Args:
+        weights: how many the group has.
+        kernels: (name, bandwidth) of each kernel.
+        values: MMD² with each kernel, unbiased: it may be below 0.
+        value: their mean, which is the MMD² of the mean of the kernels.
+        p_value: of the permutation test over all kernels: share of permutations at least as far apart.
+    """
+
+    weights: int
+    kernels: tuple[tuple[str, float], ...]
+    values: tuple[float, ...]
+    value: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class MMD:
+    """Two sets of members against each other.
+
+    Args:
+        first, second: citations of the members, "" where there is none.
+        members: how many each set has.
+        permutations: of the test.
+        groups: name -> Discrepancy; "all" is all weights together.
+    """
+
+    first: str
+    second: str
+    members: tuple[int, int]
+    permutations: int
+    groups: Mapping[str, Discrepancy]
+
+    @property
+    def value(self) -> float:
+        """MMD² of all weights together, mean over kernels."""
+        return self.groups[WHOLE].value
+
+    @property
+    def p_value(self) -> float:
+        """Of all weights together."""
+        return self.groups[WHOLE].p_value
+
+    def __getitem__(self, group: str) -> Discrepancy:
+        """Return a group.
+
+        Raises:
+            UsageError: no such group.
+        """
+        if group not in self.groups:
+            names = ", ".join(list(self.groups)[:12])
+            raise UsageError(f"group {group!r}", expected=f"one of {names}", found="none such")
+        return self.groups[group]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row a group: group, weights, mmd2 (mean over kernels) and p_value."""
+        return [
+            {"group": name, "weights": x.weights, "mmd2": x.value, "p_value": x.p_value}
+            for name, x in self.groups.items()
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a group and kernel: group, weights, kernel, bandwidth, mmd2; then the group's mean and p."""
+        import pandas as pd
+
+        rows = [
+            {"group": name, "weights": x.weights, "kernel": kernel, "bandwidth": width, "mmd2": value,
+             "mean_mmd2": x.value, "p_value": x.p_value}
+            for name, x in self.groups.items()
+            for (kernel, width), value in zip(x.kernels, x.values, strict=True)
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def to_json(self) -> str:
+        """Return all of it as JSON text."""
+        return json.dumps({**self.facts(), "groups": self.to_frame().to_dict("records")}, indent=1)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw MMD² and p-values of all groups into a PNG; return its path.
+
+        Raises:
+            UsageError: a name that is no PNG's, or a place that can't be written to.
+        """
+        return mmd_figure(self, None, path)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was compared, as JSON values."""
+        sets = {"first": self.first, "second": self.second, "members": self.members}
+        return {**sets, "permutations": self.permutations}
+
+
+@dataclass(frozen=True)
+class NS:
+    """Two sets of members as they are stored, and with the symmetries of their network removed.
+
+    Args:
+        mmd: of the weights as they are stored.
+        ns: of their canonical form.
+        scale, permute, streams: how that was made.
+    """
+
+    mmd: MMD
+    ns: MMD
+    scale: str | None
+    permute: str | None
+    streams: bool
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row a group: as of `mmd`, and without symmetries ns_mmd2 and ns_p_value."""
+        both = zip(self.mmd.rows(), self.ns.rows(), strict=True)
+        return [{**row, "ns_mmd2": other["mmd2"], "ns_p_value": other["p_value"]} for row, other in both]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows as a DataFrame; those of single kernels are in `mmd.to_frame()` and `ns.to_frame()`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def to_json(self) -> str:
+        """Return all but single kernels as JSON text."""
+        canonical = {"scale": self.scale, "permute": self.permute, "streams": self.streams}
+        return json.dumps({**self.mmd.facts(), **canonical, "groups": self.rows()}, indent=1)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw MMD² and p-values of all groups, before and after removing symmetries, into a PNG; return its path.
+
+        Raises:
+            UsageError: a name that is no PNG's, or a place that can't be written to.
+        """
+        return mmd_figure(self.mmd, self.ns, path)
+
 
 Groups = str | Mapping[str, Sequence[str]]
 
