@@ -2,27 +2,387 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import IO, Any, Unpack
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.loading import load
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, manifest, safetensors
+from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
-from checkpoints_zoo.interop.drawn import INDEPENDENT, Drawn, Row
-from checkpoints_zoo.interop.draws import Samples, Whole, count, each
-from checkpoints_zoo.interop.ingest import facts, filling, importing, known, pickles, resharding
+from checkpoints_zoo.interop.ingest import importing, known, pickles, shards
+from checkpoints_zoo.interop.ingest import known as facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build
-from checkpoints_zoo.sources import cache
+from checkpoints_zoo.sources import archives, cache
+from checkpoints_zoo.sources.archives import Head
+from checkpoints_zoo.sources.archives.keymaps import fit
 from checkpoints_zoo.sources.source import Source
+
+# Draws of a posterior, whatever form they come in: one state dict after another, all of the net's tensors in it.
+
+
+Array = Tensor | npt.NDArray[Any]
+Draw = Mapping[str, Array] | Array
+Samples = Iterable[Draw] | Mapping[str, Array] | Array
+State = dict[str, Tensor]
+
+PARAMETERS = "parameters"
+
+
+class Whole:
+    """Makes a draw whole: names as the module has them, flat vectors cut, buffers that draws share put in.
+
+    Args:
+        module: the net, with or without memory.
+        order: of flat vectors: "parameters" as torch.nn.utils.parameters_to_vector has it, or names of tensors.
+        buffers: what the draws share and lack, a module or state dict of the net.
+
+    Raises:
+        UsageError: an order that is none of this net's.
+        LayoutError: buffers that are none of this net's.
+    """
+
+    def __init__(
+        self, module: nn.Module, order: Iterable[str] | None, buffers: nn.Module | Mapping[str, Tensor] | None
+    ) -> None:
+        state = module.state_dict(keep_vars=True)
+        self.wanted: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
+        self.counters = tuple(name for name in state if is_counter(name))
+        self.parameters = [name for name, _ in module.named_parameters() if name in state]
+        first: dict[int, str] = {}
+        # A tensor under several names may come under its first one alone.
+        self.twin = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+        self.buffers = [n for n, t in state.items() if n in self.wanted and not isinstance(t, nn.Parameter)]
+        self.shared = self._shared(buffers)
+        self.order = self._order(order)
+        self._names: dict[tuple[str, ...], dict[str, str]] = {}
+
+    def _order(self, order: Iterable[str] | None) -> list[str] | None:
+        if order is None or order == PARAMETERS:
+            return None if order is None else self.parameters
+        names = [order] if isinstance(order, str) else list(order)
+        if unknown := [name for name in names if name not in self.wanted]:
+            raise UsageError(
+                "order of flat draws",
+                expected=f"'{PARAMETERS}', or names of the net's tensors in order",
+                found=", ".join(map(repr, unknown[:5])),
+            )
+        if len(set(names)) < len(names):
+            raise UsageError("order of flat draws", expected="each name once", found="one twice")
+        return names
+
+    def _shared(self, given: nn.Module | Mapping[str, Tensor] | None) -> State:
+        if given is None:
+            return {}
+        state = given.state_dict() if isinstance(given, nn.Module) else dict(given)
+        found = {name: tuple(state[name].shape) for name in self.buffers if name in state}
+        wrong, phrase = differences(found, {name: self.wanted[name] for name in self.buffers})
+        if wrong:
+            raise LayoutError("buffers of all draws", expected="the net's", found=phrase, tensor=wrong[0])
+        return {name: state[name].detach().cpu() for name in self.buffers}
+
+    def __call__(self, draw: Draw, at: int) -> State:
+        """Make a draw whole; return its tensors in the order of the module, on the CPU.
+
+        Args:
+            draw: tensors by name, or a flat vector (weight,).
+            at: its position, for errors.
+
+        Raises:
+            LayoutError: tensors missing, extra or misshapen.
+            UsageError: something else than tensors, or a vector without an order.
+        """
+        found = self._named(draw, at) if isinstance(draw, Mapping) else self._cut(draw, at)
+        for name in self.wanted:
+            if name not in found:
+                found[name] = found[self.twin[name]] if self.twin[name] in found else self.shared[name]
+        return {name: found[name] for name in self.wanted}
+
+    def _named(self, draw: Mapping[str, Array], at: int) -> State:
+        tensors = {name: _tensor(value, f"tensor {name!r} of draw {at}") for name, value in draw.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        key = tuple(shapes)
+        if key not in self._names or any(shapes[n] != self.wanted.get(o) for n, o in self._names[key].items()
+                                         if not is_counter(o)):  # fmt: skip
+            self._names[key] = self._fitted(shapes, at)
+        return {ours: tensors[name] for name, ours in self._names[key].items() if not is_counter(ours)}
+
+    def _fitted(self, shapes: Mapping[str, Shape], at: int) -> dict[str, str]:
+        """Find the tensors of the net that a draw has: all, or the parameters, of twins perhaps one."""
+        errors = []
+        for names in self._sets:
+            try:
+                names_of = fit(shapes, {name: self.wanted[name] for name in names})
+            except LayoutError as error:
+                errors.append(error)
+                continue
+            self._check_rest(set(names), at)
+            return names_of
+        found = min(errors, key=lambda error: len(error.found))
+        raise LayoutError(f"draw {at}", expected=f"the net's {len(self.wanted)} tensors by name and shape",
+                          found=found.found, tensor=found.tensor)  # fmt: skip
+
+    @cached_property
+    def _sets(self) -> list[list[str]]:
+        parameters = [name for name in self.wanted if name not in self.buffers]
+        firsts = [name for name in self.wanted if self.twin[name] == name]
+        return [list(self.wanted), firsts, parameters, [n for n in parameters if n in firsts]]
+
+    def _cut(self, draw: Any, at: int) -> State:
+        if isinstance(draw, nn.Module):
+            raise UsageError(f"draw {at}", expected="tensors by name, or a flat vector", found="a module",
+                             do="Give its state_dict()")  # fmt: skip
+        vector = _tensor(draw, f"draw {at}")
+        if self.order is None:
+            raise UsageError(
+                f"draw {at}",
+                expected="tensors by name, or a flat vector and its order",
+                found=f"one of shape {tuple(vector.shape)} without any",
+                do="Give order='parameters' for vectors of torch.nn.utils.parameters_to_vector, or the tensors' names",
+            )
+        width = sum(math.prod(self.wanted[name]) for name in self.order)
+        if vector.shape != (width,):
+            raise LayoutError(f"draw {at}", expected=f"a vector of {width:,} weights",
+                              found=f"one of shape {tuple(vector.shape)}")  # fmt: skip
+        self._check_rest(set(self.order), at)
+        state, start = {}, 0
+        for name in self.order:
+            shape = self.wanted[name]
+            state[name] = vector[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)
+        return state
+
+    def _check_rest(self, there: set[str], at: int) -> None:
+        """Check that what a draw lacks is shared by all, or has a twin in it."""
+        lacking = [n for n in self.wanted if n not in there and self.twin[n] not in there and n not in self.shared]
+        if lacking:
+            buffers = all(name in self.buffers for name in lacking)
+            raise LayoutError(
+                f"draw {at}",
+                expected=f"the net's {len(self.wanted)} tensors",
+                found=differences({}, {name: self.wanted[name] for name in lacking})[1],
+                do="Give buffers=module, whose buffers all draws share (statistics of norms are then those of it)"
+                if buffers
+                else "",
+                tensor=lacking[0],
+            )
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    if isinstance(value, np.ndarray | np.generic):
+        try:
+            return torch.from_numpy(np.array(value))
+        except TypeError:
+            raise UsageError(what, expected="numbers", found=f"an array of {value.dtype}") from None
+    if not isinstance(value, Tensor):
+        raise UsageError(what, expected="a tensor", found=f"a {type(value).__name__}")
+    return value.detach().cpu()
+
+
+def count(samples: Samples) -> int | None:
+    """Return how many draws there are; None where only reading them tells.
+
+    Raises:
+        UsageError: no draws at all, or stacked ones that are not.
+    """
+    if isinstance(samples, Mapping):
+        shapes = {n: tuple(getattr(t, "shape", ())) for n, t in samples.items()}
+        firsts = {shape[:1] for shape in shapes.values()}
+        if len(firsts) != 1 or firsts == {()}:
+            found = ", ".join(f"{n} {list(s)}" for n, s in list(shapes.items())[:5])
+            raise UsageError("stacked draws", expected="tensors (draw, …), as many draws in each",
+                             found=found or "no tensors", do="Give a list for a single one: [state]")  # fmt: skip
+        return int(next(iter(firsts))[0])
+    if isinstance(samples, Tensor | np.ndarray):
+        if len(samples.shape) != 2:
+            raise UsageError("flat draws", expected="shape (draw, weight)", found=f"{tuple(samples.shape)}")
+        return int(samples.shape[0])
+    if isinstance(samples, str | bytes | nn.Module) or not hasattr(samples, "__iter__"):
+        raise UsageError("samples", expected="state dicts, stacked tensors or flat vectors",
+                         found=f"a {type(samples).__name__}")  # fmt: skip
+    return len(samples) if isinstance(samples, Sized) else None
+
+
+def each(samples: Samples) -> Iterator[Draw]:
+    """Yield the draws, one after another."""
+    if isinstance(samples, Mapping):
+        for at in range(count(samples) or 0):
+            yield {name: stacked[at] for name, stacked in samples.items()}
+    else:
+        yield from samples
+
+
+# Draws on their way into shards of a source, and their rows in its manifest.
+
+
+Row = dict[str, Any]
+INDEPENDENT = "independent"
+
+
+@dataclass
+class Drawn:
+    """Draws on their way into shards: those of one shard lie aside until it is full.
+
+    Args:
+        target: the source.
+        name: of the collection.
+        method: of the draws.
+    """
+
+    target: Source
+    name: str
+    method: str
+    head: Head | None = None
+    rows: list[Row] = field(default_factory=list)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        manifest_there = self.target.manifest_path(self.name).is_file()
+        self.there: list[Row] = self.target.read(self.name)[1].to_pylist() if manifest_there else []
+        self.aside = shards.aside(self.target.root, self.name)
+        self.waiting = 0
+        self.spool: IO[bytes] | None = None
+
+    def begin(self, head: Head, counters: Sequence[str], architecture: str) -> None:
+        """Lay out the draws as the first one is."""
+        self.head = head
+        tensors = ((n, dtype, shape, n, shape) for n, dtype, shape in head.tensors)
+        self.stored = Layout.of_stored(tensors, counters, 0)
+        self.layout = safetensors.sharded(self.stored)
+        self.key = archives.layout_key(architecture, self.layout)
+        self.layouts[self.key] = self.layout
+        self.per_shard = safetensors.members_per_shard(self.layout)
+        shutil.rmtree(self.aside, ignore_errors=True)
+        self.aside.with_name(f"{self.name}.json").unlink(missing_ok=True)  # of an import that never came to an end
+        self.aside.mkdir(parents=True)
+
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        """Take a draw.
+
+        Raises:
+            LayoutError: other dtypes than those before.
+            UsageError: another draw than the one that is there already.
+        """
+        at = len(self.rows)
+        if (head := pickles.head_of(state)) != self.head and self.head:
+            dtypes = zip(head.tensors, self.head.tensors, strict=True)
+            name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
+            raise LayoutError(f"tensor {name!r} of draw {at}", expected=f"{expected}, as in the first", found=found,
+                              tensor=name)  # fmt: skip
+        raw = pickles.bytes_of(state)
+        row: Row = {"member": at, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
+        shards.judge(row, Location(at, prefix(at), self.aside, 0, self.stored), raw)
+        if at < len(self.there) and self.there[at]["sha256"] != row["sha256"]:
+            raise self._others(f"another draw {at}")
+        if at < len(self.there) and self.there[at]["status"] == "failed":  # by its logits
+            row |= {n: self.there[at][n] for n in ("status", "reason")}
+        if self.spool is None:
+            safetensors.check_room(self.target.root, self.layout.nbytes)
+            self.spool = (self.aside / f"{at:06d}.draws").open("w+b")
+        self.spool.write(safetensors.repack(self.stored, raw, self.layout))
+        self.rows.append(self._known(at) | row)
+        self.waiting += 1
+        if len(self.rows) % self.per_shard == 0:
+            self._shard()
+
+    def _known(self, at: int) -> Row:
+        """Return what the manifest says already of a draw, such as its figures."""
+        return {n: v for n, v in self.there[at].items() if n not in known.OWN} if at < len(self.there) else {}
+
+    def _others(self, found: str) -> UsageError:
+        return UsageError(
+            f"collection {self.name} in folder {self.target.root}",
+            expected="none, or the first of these draws",
+            found=found,
+            do=f"Give another folder or name, or delete manifests/{self.name}.parquet there",
+            collection=self.name,
+            path=self.target.root,
+        )
+
+    def _shard(self) -> None:
+        """Write the waiting draws into a shard, and its place into their rows."""
+        if self.spool is None:
+            return
+        some = self.rows[-self.waiting :]
+        prefixes = [prefix(row["member"]) for row in some]
+        path = self._written(some)
+        if path is None:
+            self.spool.seek(0)
+            members = (self.spool.read(self.layout.nbytes) for _ in some)
+            number = some[0]["member"] // self.per_shard
+            path = safetensors.stream_shard(
+                self.target.root / "shards" / self.name, number, self.layout, prefixes, members
+            )
+        start = safetensors.first_offset(self.layout, prefixes)
+        for at, row in enumerate(some):
+            row |= {
+                "path": path.relative_to(self.target.root).as_posix(),
+                "offset": start + at * self.layout.nbytes,
+                "nbytes": self.layout.nbytes,
+                "layout": self.key,
+                "dtype": self.layout.dtype,
+            }
+        self.spool.close()
+        Path(self.spool.name).unlink()
+        self.spool, self.waiting = None, 0
+
+    def _written(self, some: Sequence[Row]) -> Path | None:
+        """Return the shard that holds these draws and no others already, None if there is none."""
+        first, last = some[0]["member"], some[-1]["member"]
+        there = self.there[first : last + 2]
+        inside = {(row["path"], row["layout"]) for row in there[: len(some)]}
+        if len(there) < len(some) or inside != {(there[0]["path"], self.key)}:
+            return None
+        if len(there) > len(some) and there[-1]["path"] == there[0]["path"]:
+            return None
+        path = self.target.root / str(there[0]["path"])
+        return path if path.is_file() else None
+
+    def end(self, told: Mapping[int, Row]) -> None:
+        """Write the last shard, and what is told into the rows.
+
+        Raises:
+            UsageError: there are more draws already.
+        """
+        if len(self.there) > len(self.rows):
+            raise self._others(f"{len(self.there):,} draws, not {len(self.rows):,}")
+        self._shard()
+        drawn: dict[int | None, int] = {}
+        for row in self.rows:
+            row |= told[row["member"]]
+            if self.method != INDEPENDENT:
+                run = row.get("run")
+                row["draw"] = drawn[run] = drawn.get(run, -1) + 1
+        shards.mark_duplicates(self.rows)
+
+    def tidy(self) -> None:
+        """Delete what lies aside, and shards that no row of the manifest names."""
+        if self.spool is not None:
+            self.spool.close()
+        shutil.rmtree(self.aside, ignore_errors=True)
+        path = self.target.manifest_path(self.name)
+        named = set(manifest.read(path).column("path").to_pylist()) if path.is_file() else set()
+        for shard in (self.target.root / "shards" / self.name).glob("*.safetensors"):
+            if shard.relative_to(self.target.root).as_posix() not in named:
+                shard.unlink()
+
 
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -95,7 +455,7 @@ def from_samples(
     target = Source(root, root.as_uri())
     locks = cache.writable("local/copies")
     with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        resharding.sweep(root, name)
+        shards.sweep(root, name)
         drawn = Drawn(target, name, method)
         try:
             for at, draw in enumerate(each(samples)):
@@ -120,7 +480,7 @@ def from_samples(
             drawn.tidy()
         say(f"{name}: {len(drawn.rows):,} draws written")
         if inside is not None:
-            filling.fill(target, name, inside, named.build, device, say)
+            shards.fill(target, name, inside, named.build, device, say)
     warn_of_others(target, name, {})
     return load(name, source=root, architecture=named.build)
 

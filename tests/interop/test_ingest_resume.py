@@ -16,7 +16,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.formats import safetensors
-from checkpoints_zoo.interop.ingest import filling, ingest
+from checkpoints_zoo.interop.ingest import ingest, shards
 from tests.support.originals import KINDS, gzipped, hashes, imported, rows_of, states, tar
 
 COUNT = 12
@@ -26,7 +26,7 @@ COUNT = 12
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold five members, so that there are several."""
     monkeypatch.setattr(safetensors, "MOST_TENSORS", 20)
-    monkeypatch.setattr(filling, "BATCH_MEMBERS", 5)
+    monkeypatch.setattr(shards, "BATCH_MEMBERS", 5)
 
 
 class Stop(Exception):
@@ -36,7 +36,7 @@ class Stop(Exception):
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
     """Let reading a member fail after some of them; return the list of those that are read."""
     seen: list[int] = []
-    judge = filling.judge
+    judge = shards.judge
 
     def counted(row: dict[str, Any], *rest: Any) -> None:
         if len(seen) == after:
@@ -44,7 +44,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
         seen.append(row["member"])
         judge(row, *rest)
 
-    monkeypatch.setattr(filling, "judge", counted)
+    monkeypatch.setattr(shards, "judge", counted)
     return seen
 
 
@@ -95,14 +95,14 @@ def contents(out: Path) -> dict[str, bytes]:
 
 def import_slowly(folder: str, out: str, copied: bool) -> None:
     """What each child does, in small steps."""
-    safetensors.MOST_TENSORS, filling.BATCH_MEMBERS = 20, 5
-    judge = filling.judge
+    safetensors.MOST_TENSORS, shards.BATCH_MEMBERS = 20, 5
+    judge = shards.judge
 
     def slow(*arguments: Any) -> None:
         time.sleep(0.01)
         judge(*arguments)
 
-    filling.judge = slow
+    shards.judge = slow
     if copied:
         ingest([folder], "nets", reshard=out)
     else:

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from checkpoints_zoo.interop.ingest.importing import Imported, ingest
 from checkpoints_zoo.interop.ingest.networks import Net
-from checkpoints_zoo.interop.ingest.planning import Plan
+from checkpoints_zoo.interop.ingest.survey import Plan
 
 __all__ = ["Imported", "Net", "Plan", "ingest"]

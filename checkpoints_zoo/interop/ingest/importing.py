@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, safetensors
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import facts, filling, known, lots, origin, planning, resharding, staging, surveying
+from checkpoints_zoo.interop.ingest import known, origin, shards
+from checkpoints_zoo.interop.ingest import known as facts
+from checkpoints_zoo.interop.ingest import survey as planning
+from checkpoints_zoo.interop.ingest import survey as surveying
 from checkpoints_zoo.interop.ingest.known import Tells
 from checkpoints_zoo.interop.ingest.networks import Build, Net
 from checkpoints_zoo.interop.ingest.origin import Chosen, Origin, Say
-from checkpoints_zoo.interop.ingest.planning import Plan
+from checkpoints_zoo.interop.ingest.survey import Plan
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import Source
 
@@ -105,27 +108,27 @@ def ingest(
         return surveying.survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
     locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
     with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        resharding.sweep(root, name)
-        stamp = "" if reshard is None else lots.fingerprint(found, net, build)
+        shards.sweep(root, name)
+        stamp = "" if reshard is None else shards.fingerprint(found, net, build)
         if reshard is not None:
-            resharding.check_begun(target, name, stamp)
-        aside, staged = resharding.aside(root, name), dict[str, archives.Index]()
+            shards.check_begun(target, name, stamp)
+        aside, staged = shards.aside(root, name), dict[str, archives.Index]()
         if found.gzips:
-            resharding.begin(target, name, stamp)
-            staged = staging.staged(found, aside, say)
+            shards.begin(target, name, stamp)
+            staged = shards.staged(found, aside, say)
         survey = surveying.survey(found, name, staged, False, given, like, how, copied, say)
         inside = None if evaluate is None else images_for(evaluate, survey.description, build)
         if reshard is None:
             survey.write(target)
         else:
             described = facts.kept(survey.description, given, like, target)
-            resharding.begin(target, name, stamp)
-            reader = resharding.Reader(found, described, staging.places(found, aside), how.within(found))
-            resharding.reshard(reader, survey.rows.to_pylist(), target, say)
+            shards.begin(target, name, stamp)
+            reader = shards.Reader(found, described, shards.places(found, aside), how.within(found))
+            shards.reshard(reader, survey.rows.to_pylist(), target, say)
             known.write_files(root, name, survey.files)
         known.write_columns(target, name, survey.told)
         if hash or inside is not None:
-            filling.fill(target, name, inside, build, device, say)
+            shards.fill(target, name, inside, build, device, say)
         return _imported(target, name)
 
 

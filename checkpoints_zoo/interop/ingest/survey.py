@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,96 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import facts, lots, pickles, planning
+from checkpoints_zoo.interop.ingest import known as facts
+from checkpoints_zoo.interop.ingest import pickles, shards
 from checkpoints_zoo.interop.ingest.known import Tells
 from checkpoints_zoo.interop.ingest.networks import Build, Net, knower, teller
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import Within
-from checkpoints_zoo.interop.ingest.planning import Plan
+from checkpoints_zoo.interop.ingest.shards import Row
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import Lot
+from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
 from checkpoints_zoo.sources.source import Source
+
+# What an import is about, before it reads or writes any weights.
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an import would do.
+
+    Args:
+        collection, source, target: names of what is imported, from where, and the folder that is written to.
+        files: of the source.
+        members, ok, failed, excluded: rows of the manifest, and how many of them are what; None where only reading
+            a gzipped archive tells.
+        bytes: of the members that have some; of gzipped archives, their own.
+        read: bytes of members that are to be read.
+        requests: to the Hub, about.
+    """
+
+    collection: str
+    source: str
+    target: str
+    files: int
+    members: int | None
+    ok: int | None
+    failed: int | None
+    excluded: int | None
+    bytes: int
+    read: int
+    requests: int
+
+
+def counted(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Count rows by their status; return the three counts."""
+    counts = Counter(row["status"] for row in rows)
+    return {status: counts[status] for status in ("ok", "failed", "excluded")}
+
+
+def unseen(name: str, origin: Origin, target: str) -> Plan:
+    """Plan an import of archives that are gzipped, and whose members nobody knows yet; return the plan."""
+    size = sum(origin.size(p) for p in origin.archives)
+    requests = -(-size // 2**23) + len(origin.archives) if origin.repo else 0
+    return Plan(name, origin.label, target, len(origin.paths), None, None, None, None, size, size, requests)
+
+
+def planned(
+    description: Description, origin: Origin, target: str, rows: Sequence[Mapping[str, Any]], headers: int, reads: bool
+) -> Plan:
+    """Plan an import of members that are known; return the plan.
+
+    Args:
+        description, origin, target: what is imported, from where, and to which folder.
+        rows: as they would be.
+        headers: that are still to be read, a request each.
+        reads: whether weights are read, to be hashed, measured or copied.
+    """
+    located = [dict(row) for row in rows if row["path"] is not None]
+    size = sum(row["nbytes"] for row in located)
+    requests = 0
+    if origin.repo is not None:
+        requests = headers + (_ranges(located) + len(origin.paths) if reads else 0)
+    return Plan(
+        description.name, origin.label, target, len(origin.paths), len(rows), **counted(rows), bytes=size,
+        read=size if reads else 0, requests=requests,
+    )  # fmt: skip
+
+
+def _ranges(rows: Sequence[Row]) -> int:
+    """Count the ranges that bring members: neighbours of a batch together, long ones cut."""
+    count = 0
+    for batch in shards.batches(sorted(rows, key=lambda r: (r["path"], r["offset"]))):
+        begin, end, inside = 0, 0, None
+        for row in batch:
+            start, stop = row["offset"], row["offset"] + row["nbytes"]
+            if row["path"] != inside or start > end + GAP:
+                count += -(-(end - begin) // LARGEST_RUN)
+                begin, inside = start, row["path"]
+            end = stop
+        count += -(-(end - begin) // LARGEST_RUN)
+    return count
 
 
 @dataclass(frozen=True)
@@ -53,8 +135,8 @@ class Survey:
     told: Mapping[int, Mapping[str, Any]]
 
     def plan(self, target: str, reads: bool) -> Plan:
-        headers = lots.unverified(self.origin)
-        return planning.planned(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
+        headers = shards.unverified(self.origin)
+        return planned(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
 
     def known(self, source: Source) -> Survey:
         """Take over what a manifest of these same members says already; return that.
@@ -117,14 +199,14 @@ def survey(
     """
     if how.columns is not None and found.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
-    there: list[Lot] = lots.of_archives(found, staged, predicted) if found.archives else []
+    there: list[Lot] = shards.of_archives(found, staged, predicted) if found.archives else []
     if found.files:
-        there.append(lots.numbered(lots.of_files(found, say), found.files))
+        there.append(shards.numbered(shards.of_files(found, say), found.files))
     if within := how.within(found):
-        there.append(lots.numbered(pickles.lot_of_pickles(found, within), found.pickles))
+        there.append(shards.numbered(pickles.lot_of_pickles(found, within), found.pickles))
     tell = teller(how.net, there, how.build)
     if how.strict:
-        lots.check_all(found.label, there, tell)
+        shards.check_all(found.label, there, tell)
     broken = [why for lot in there for _, why in lot.broken]
     if not any(lot.members for lot in there):
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
@@ -139,7 +221,7 @@ def survey(
     facts.check_net(description, how.build)
     if found.repo is not None:
         description = replace(description, base=str(found.repo))
-    files = lots.members_of(there)
+    files = shards.members_of(there)
     columns = {} if how.columns is None else how.columns(files)
     table = manifest.table(row | columns.get(row["member"], {}) for row in rows)
     surveyed = Survey(found, description, table, given, like, files, columns)
