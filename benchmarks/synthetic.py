@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from checkpoints_zoo.images import ImageData, of
 from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipe_files import varied
 from checkpoints_zoo.training.recipes import named
-from checkpoints_zoo.training.variants import varied
 
 GATHERING_S = 180  # for workers to be ready
 

@@ -59,7 +59,7 @@ def command(
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
     from checkpoints_zoo.methods.comparing.compact_table import HMC, fit_and_compare
-    from checkpoints_zoo.training.choosing import chosen
+    from checkpoints_zoo.training.recipes import chosen
 
     known = chosen(recipe)
     hmc = replace(HMC, steps=steps, warmup=warmup)

@@ -101,7 +101,7 @@ def command(
     """
     members = selection.load()
     from checkpoints_zoo.methods.comparing.preparing import prepare
-    from checkpoints_zoo.training.choosing import chosen
+    from checkpoints_zoo.training.recipes import chosen
 
     prepared = prepare(
         members,

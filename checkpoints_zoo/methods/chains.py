@@ -20,8 +20,7 @@ from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.product import Batch
-from checkpoints_zoo.training.reproducible import seeded
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive, seeded
 
 Update = Callable[[Any, Batch], tuple[Any, Tensor]]
 WATCHED = 10_000  # parameters, spread evenly, that R-hat and effective sizes are computed of

@@ -24,8 +24,7 @@ from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
 from checkpoints_zoo.methods.settings import POSITIVE, check_settings
-from checkpoints_zoo.training.reproducible import seeded
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive, seeded
 
 REQUIREMENT = "laplace-torch>=0.2.2,<1"
 FACTORED = (nn.Linear, nn.Conv2d)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats.layout import is_counter, is_statistic
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.training.averaging import stored
 from checkpoints_zoo.training.gradients import Gradient
 from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.optimizers import stored
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.reproducible import seeded
+from checkpoints_zoo.training.seeds import seeded
 
 Tensors = dict[str, Tensor]
 FIRST_SEED = 1_000_000  # of the modes: no published member has it

@@ -33,9 +33,9 @@ from checkpoints_zoo.methods.modes import Tensors, random_buffer, read, train, t
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
+from checkpoints_zoo.training.optimizers import first_scaling
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator
-from checkpoints_zoo.training.sgd import first_scaling
 
 PIECE = 500  # inputs a forward pass
 

@@ -16,7 +16,7 @@ from torch import Tensor, vmap
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.training.own_code import said
+from checkpoints_zoo.training.recipe import said
 
 REQUIREMENT = "posteriors>=0.1,<0.2"
 Batch = tuple[Tensor, Tensor]

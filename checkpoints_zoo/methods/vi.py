@@ -21,8 +21,7 @@ from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
 from checkpoints_zoo.methods.settings import check_settings
-from checkpoints_zoo.training.reproducible import seeded
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive, seeded
 
 LAST = 100  # steps that the bound is estimated from
 

@@ -13,13 +13,12 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.executor import Engine, Here
 from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.selection import format_ids
-from checkpoints_zoo.training.folder import claim, describe, folder_of, locked
+from checkpoints_zoo.training.loop import check_network
 from checkpoints_zoo.training.measure import Finished, Row, description_of, layout_of, prepare
-from checkpoints_zoo.training.networks import check_network
 from checkpoints_zoo.training.population import Progress, Trained, check_ids, train
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
-from checkpoints_zoo.training.staging import Log, Staging
+from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy
+from checkpoints_zoo.training.state import claim, describe, folder_of, locked
 
 Say = Callable[[str], object]
 

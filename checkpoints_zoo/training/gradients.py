@@ -19,10 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.populations.statistics import has_statistics
-from checkpoints_zoo.training.own_code import said
-from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.reproducible import seeded
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.recipe import Recipe, said
+from checkpoints_zoo.training.seeds import derive, seeded
 
 Tensors = dict[str, Tensor]
 Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensor, Tensors]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +23,10 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.averaging import average, stored
 from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
-from checkpoints_zoo.training.recipe import Recipe, initial_seed
-from checkpoints_zoo.training.reproducible import exact
-from checkpoints_zoo.training.schedules import learning_rate
-from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order, generator
-from checkpoints_zoo.training.sgd import first_scaling, scaled_step, sgd_step
+from checkpoints_zoo.training.optimizers import average, first_scaling, learning_rate, scaled_step, sgd_step, stored
+from checkpoints_zoo.training.recipe import Recipe, initial_seed, running
+from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order, exact, generator
 
 
 @dataclass
@@ -207,3 +205,27 @@ def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageDa
             logits = ensemble(recipe.preprocess(test.images[first : first + 500].to(device)))
             right += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
     return right / len(test)
+
+
+# A network tried out before it is trained: what would go wrong in its first step goes wrong here, in words.
+
+
+def check_network(recipe: Recipe) -> None:
+    """Check that a recipe's network gives float32 logits for its images, one a class, by two black images.
+
+    torch's generator is left as it is.
+
+    Raises:
+        UsageError: it gives something else, or an error.
+    """
+    split, most = recipe.split("train"), min(2, recipe.batch_size)
+    shape = (most, recipe.preprocess.channels, *recipe.preprocess.size)
+    what = f"architecture {recipe.architecture!r} of recipe {recipe.name!r}"
+    expected = f"float32 logits ({most}, {len(split.classes)}) for images {shape}"
+    module = recipe.skeleton()
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), running(what, expected):
+        logits: Any = module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
+    fits = isinstance(logits, Tensor) and logits.dtype == torch.float32
+    if not fits or tuple(logits.shape) != (most, len(split.classes)):
+        found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UsageError(what, expected=expected, found=found)

@@ -24,8 +24,7 @@ from checkpoints_zoo.networks import tensors
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.population import Trained
 from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
-from checkpoints_zoo.training.reproducible import exact
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive, exact
 
 Key = tuple[int, int]  # member, epoch
 Row = dict[str, Any]

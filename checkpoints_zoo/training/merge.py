@@ -19,10 +19,9 @@ from checkpoints_zoo.formats import manifest, member_bytes, safetensors
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.selection import format_ids
-from checkpoints_zoo.training.folder import folder_of, locked, read_description, recorded_hash, untouched
 from checkpoints_zoo.training.measure import Key, Row
-from checkpoints_zoo.training.sealing import Fresh, lost, rows_of, seal, source_of, tidy
-from checkpoints_zoo.training.staging import Staging
+from checkpoints_zoo.training.shards import Fresh, Staging, lost, rows_of, seal, source_of, tidy
+from checkpoints_zoo.training.state import folder_of, locked, read_description, recorded_hash, untouched
 
 # What a row tells of the run that made it, and two runs of one member may tell otherwise.
 TOLD = ("code_version", "torch_version", "device", "wall_time_s", "created")

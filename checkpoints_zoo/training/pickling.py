@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.own_code import module_of
-from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipe import Recipe, module_of
 
 FUNCTIONS = ("build", "images")
 

@@ -20,12 +20,12 @@ from checkpoints_zoo.executor import Engine, Here, Job
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.formats.safetensors import sync_folder, writing_into
 from checkpoints_zoo.training import state as states
-from checkpoints_zoo.training.averaging import stored
-from checkpoints_zoo.training.folder import claim, clean, divided, locked, recorded_hash, state_name
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, accuracies, start, train_epochs
+from checkpoints_zoo.training.optimizers import stored
 from checkpoints_zoo.training.pickling import Sent, received, sent
 from checkpoints_zoo.training.recipe import STORAGE, Recipe
+from checkpoints_zoo.training.state import claim, clean, divided, locked, recorded_hash, state_name
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.own_code import module_of, running
-from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, module_of, running
 
 _EXPECTED = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
 
@@ -67,3 +69,115 @@ def read_all(path: Path) -> dict[str, Recipe]:
         if not isinstance(recipe, Recipe):
             raise UsageError(f"recipe file {path}", expected=_EXPECTED, found=repr(recipe)[:80])
     return {name or recipe.name: recipe for name, recipe in zip(found, recipes, strict=True)}
+
+
+# Variants of a recipe from text: `lr=0.05`, `milestones=30,60`, `arguments.classes=10`.
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "int | None": "a whole number or none",
+    "tuple[int, ...]": "whole numbers between commas, or none",
+}
+_NOT_SET = ("made_from", "split_rule")
+
+
+def varied(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """Set fields of a recipe; return the variant, which notes in `made_from` what was set.
+
+    Args:
+        recipe: to begin with.
+        changes: "FIELD=VALUE" each, or "arguments.NAME=VALUE" with a JSON value.
+
+    Raises:
+        UsageError: a field that isn't there (the nearest is named), a value of another type or out of its range.
+
+    >>> from checkpoints_zoo.training.recipes import convnet_digits
+    >>> variant = varied(convnet_digits(), ["lr=0.1", "epochs=5"])
+    >>> variant.lr, variant.epochs, variant.made_from
+    (0.1, 5, 'convnet-digits epochs=5 lr=0.1')
+    """
+    values: dict[str, Any] = {}
+    for change in changes:
+        field, equals, text = change.partition("=")
+        if not equals:
+            raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
+        if field.startswith("arguments."):
+            argument = field.removeprefix("arguments.")
+            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: _json(field, text)}
+        else:
+            values[field] = _parsed(field, text)
+    made = dataclasses.replace(recipe, **values)
+    return dataclasses.replace(made, made_from=_made_from(recipe, made))
+
+
+def _parsed(field: str, text: str) -> Any:
+    """Read the text of a field by the field's type; return the value."""
+    kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
+    if field not in kinds:
+        known = [*kinds, "arguments.NAME"]
+        # "learning_rate" is lr, and "wd" is weight_decay.
+        near = [name for name in known if _initials(field) == name or _initials(name) == field]
+        near += difflib.get_close_matches(field, known, n=1, cutoff=0.0)
+        raise UsageError(
+            f"field {field!r} of a recipe",
+            expected=f"one of {', '.join(known)}",
+            found="no such field",
+            do=f"Did you mean {near[0]}?",
+        )
+    kind = kinds[field]
+    try:
+        if kind == "str":
+            return text
+        if kind == "bool":
+            return {"true": True, "false": False}[text.lower()]
+        if kind == "tuple[int, ...]":
+            return () if text == "none" else tuple(int(part) for part in text.split(","))
+        if kind == "int | None" and text == "none":
+            return None
+        return float(text) if kind == "float" else int(text)
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"field {field!r} of a recipe", expected=_KINDS[kind], found=repr(text)) from error
+
+
+def _initials(field: str) -> str:
+    return "".join(part[:1] for part in field.split("_"))
+
+
+def _json(field: str, text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"field {field!r} of a recipe", expected="a JSON value", found=repr(text)) from error
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _made_from(base: Recipe, made: Recipe) -> str:
+    """Write what a variant was made from and all that was set, in the fields' order of names; return the text."""
+    first, *earlier = (base.made_from or base.name).split(" ")
+    settings = dict(part.split("=", 1) for part in earlier)
+    for field in dataclasses.fields(Recipe):
+        old, new = getattr(base, field.name), getattr(made, field.name)
+        if field.name in NOT_HASHED or old == new:
+            continue
+        if field.name == "arguments":
+            settings |= {f"arguments.{n}": _argument(v) for n, v in new.items() if n not in old or old[n] != v}
+        else:
+            settings[field.name] = _text(new)
+    return " ".join([first, *(f"{name}={value}" for name, value in sorted(settings.items()))])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _argument(value: object) -> str:
+    """Write an argument as JSON without a space, so that a variant can be made again from the text; return it."""
+    return json.dumps(value, separators=(",", ":")).replace(" ", "\\u0020")

@@ -14,11 +14,11 @@ import pytest
 from checkpoints_zoo import images
 from checkpoints_zoo.formats import manifest, safetensors
 from checkpoints_zoo.training.export import Export
-from checkpoints_zoo.training.folder import locked
 from checkpoints_zoo.training.measure import Finished, layout_of, prepare
 from checkpoints_zoo.training.merge import TOLD
 from checkpoints_zoo.training.population import train_stack
 from checkpoints_zoo.training.recipes import convnet_digits
+from checkpoints_zoo.training.state import locked
 
 TINY = dataclasses.replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
 MEMBERS = tuple(range(9))

@@ -17,7 +17,7 @@ from checkpoints_zoo.training.gradients import stack_gradient
 from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, named, resnet8_digits
-from checkpoints_zoo.training.reproducible import seeded
+from checkpoints_zoo.training.seeds import seeded
 from tests.training.test_loop import part
 
 # They wait until a GPU has computed what they read, or until it has read what the CPU holds.

@@ -78,7 +78,7 @@ def test_a_member_whose_gradients_overflow_skips_the_step(monkeypatch: pytest.Mo
     assert all(torch.equal(before[n][1], state.params[n][1]) for n in before)
     assert not torch.equal(before["fc2.bias"][0], state.params["fc2.bias"][0])
     assert state.failed_step.tolist() == [-1, -1]
-    monkeypatch.setattr("checkpoints_zoo.training.sgd.GROWTH_STEPS", 2)
+    monkeypatch.setattr("checkpoints_zoo.training.optimizers.GROWTH_STEPS", 2)
     again = start(recipe, [0, 1])
     list(train_epochs(recipe, [0, 1], again, part()))
     assert again.scaling["scale"].tolist() == [131072.0, 131072.0]

@@ -205,7 +205,7 @@ def test_folders_without_members_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.folder import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import locked\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

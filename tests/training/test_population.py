@@ -12,11 +12,11 @@ import pytest
 from checkpoints_zoo.errors import LockedError, UsageError
 from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.training import population
-from checkpoints_zoo.training.folder import locked
 from checkpoints_zoo.training.loop import StackState, start
 from checkpoints_zoo.training.population import Progress, Trained, train
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import resnet8_digits
+from checkpoints_zoo.training.state import locked
 from tests.training.test_training import SMALL, assert_identical
 
 SMALL_RESNET = dataclasses.replace(
@@ -196,7 +196,7 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.folder import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import locked\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -17,8 +17,8 @@ from checkpoints_zoo.images.hub_sets import HUB_SETS
 from checkpoints_zoo.networks import tensors
 from checkpoints_zoo.networks.architectures import build
 from checkpoints_zoo.training.measure import layout_of
+from checkpoints_zoo.training.optimizers import learning_rate
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, named, resnet8_digits
-from checkpoints_zoo.training.schedules import learning_rate
 
 SMALL = dataclasses.replace(convnet_digits(), name="small")
 DIGITS = [name for name in RECIPES if name.endswith("-digits")]

@@ -11,9 +11,9 @@ import torch
 from torch.optim import lr_scheduler as torchs
 from torch.optim.lr_scheduler import LRScheduler
 
+from checkpoints_zoo.training.optimizers import learning_rate
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits
-from checkpoints_zoo.training.schedules import learning_rate
 
 EPOCHS, EACH = 12, 5
 STEPS = EPOCHS * EACH

@@ -11,8 +11,8 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.training.export import Export, run
-from checkpoints_zoo.training.folder import locked
-from checkpoints_zoo.training.staging import Staging
+from checkpoints_zoo.training.shards import Staging
+from checkpoints_zoo.training.state import locked
 from tests.support.tiny import TINY, finished, keep_and_seal, no_waiting_for_the_disk, two_a_shard  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")

@@ -11,8 +11,8 @@ import pytest
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training import recipe_files
-from checkpoints_zoo.training.own_code import module_of
 from checkpoints_zoo.training.pickling import Sent, Skeleton, received, sent
+from checkpoints_zoo.training.recipe import module_of
 
 FILE = """
 from dataclasses import replace

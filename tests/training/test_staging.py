@@ -19,9 +19,9 @@ from checkpoints_zoo.formats import member_bytes, safetensors
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.training import population, recipe_files
 from checkpoints_zoo.training.export import Export, run
-from checkpoints_zoo.training.folder import divided, locked, state_name
 from checkpoints_zoo.training.measure import Finished, layout_of
-from checkpoints_zoo.training.staging import Log, Staging
+from checkpoints_zoo.training.shards import Log, Staging
+from checkpoints_zoo.training.state import divided, locked, state_name
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     MEMBERS,

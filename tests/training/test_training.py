@@ -12,10 +12,10 @@ from torch import Tensor
 
 from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.optimizers import sgd_step
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, resnet8_digits
 from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order
-from checkpoints_zoo.training.sgd import sgd_step
 from tests.training.test_loop import part
 
 # Six steps an epoch.

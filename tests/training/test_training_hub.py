@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints_zoo.cli.training.__main__ import main
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
-from checkpoints_zoo.cli.training.__main__ import main
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.population import Trained, train_stack
+from checkpoints_zoo.training.recipe_files import varied
 from checkpoints_zoo.training.recipes import named
-from checkpoints_zoo.training.variants import varied
 from tests.hub import Hub
 from tests.support.image_sets import forgotten, published_images  # noqa: F401 (a fixture)
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints_zoo.cli.training import __main__ as commands
+from checkpoints_zoo.cli.training.commands import merge_command, verify_command
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.training import __main__ as commands
-from checkpoints_zoo.cli.training.commands import merge_command, verify_command
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.export import Export, export, run
-from checkpoints_zoo.training.folder import locked
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.recipe_files import read
+from checkpoints_zoo.training.state import locked
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     TINY,
     contents,

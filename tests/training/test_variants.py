@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints_zoo.cli.training.__main__ import main
+from checkpoints_zoo.cli.training.listing import table_of
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.training.__main__ import main
-from checkpoints_zoo.cli.training.listing import table_of
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.choosing import chosen
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import is_file, read, read_all
-from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, resnet8_digits
-from checkpoints_zoo.training.variants import varied
+from checkpoints_zoo.training.recipe_files import is_file, read, read_all, varied
+from checkpoints_zoo.training.recipes import RECIPES, chosen, convnet_digits, resnet8_digits
 
 
 @pytest.mark.parametrize(

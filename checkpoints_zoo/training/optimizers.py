@@ -1,0 +1,182 @@
+"""Averages of a member's weights along its training, and the weights that a member is stored with."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.training.gradients import Tensors
+from checkpoints_zoo.training.recipe import Recipe
+
+# A step of SGD on a stack, with gradient scaling for float16.
+
+
+# As torch.amp.GradScaler's.
+FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
+
+
+def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
+    """Take one step of SGD in place, as torch.optim.SGD does: coupled decay, momentum, Nesterov.
+
+    Sums and products are separate operations on purpose: where a kernel may fuse them or not, by an element's
+    position, a member's last bits would depend on it.
+    """
+    weights, velocity = list(params.values()), [momentum[name] for name in params]
+    decayed = torch._foreach_add([gradients[name] for name in params], torch._foreach_mul(weights, recipe.weight_decay))
+    torch._foreach_mul_(velocity, recipe.momentum)
+    torch._foreach_add_(velocity, decayed)
+    update: list[Tensor] = velocity
+    if recipe.nesterov:
+        update = list(torch._foreach_add(decayed, torch._foreach_mul(velocity, recipe.momentum)))
+    torch._foreach_sub_(weights, torch._foreach_mul(update, lr))
+
+
+def first_scaling(recipe: Recipe, members: int) -> Tensors:
+    """Return the scaling of untrained members: for float16 each one's factor and steps since it last changed."""
+    if recipe.precision != "float16":
+        return {}
+    return {"scale": torch.full((members,), FIRST_SCALE), "steps": torch.zeros(members, dtype=torch.int64)}
+
+
+def scaled_step(
+    recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors, scaling: Tensors
+) -> None:
+    """Take one step in place with gradients of a scaled loss; a member whose gradients overflow skips it.
+
+    Its factor is halved, and doubled after 2,000 steps without: torch.amp.GradScaler, for each member on its own.
+    """
+    factor = scaling["scale"].double().reciprocal().float()
+    gradients = {name: gradient * _along(factor, gradient) for name, gradient in gradients.items()}
+    finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
+    before = [tensor.clone() for tensors in (params, momentum) for tensor in tensors.values()]
+    sgd_step(recipe, lr, params, momentum, gradients)
+    for tensor, old in zip([*params.values(), *momentum.values()], before, strict=True):
+        tensor.copy_(torch.where(_along(finite, tensor), tensor, old))
+    steps = (scaling["steps"] + 1) * finite
+    grown = steps == GROWTH_STEPS
+    scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(grown, GROWTH, 1.0), BACKOFF)
+    scaling["steps"] = steps * ~grown
+
+
+def _along(values: Tensor, tensor: Tensor) -> Tensor:
+    """Give a value a member, (member,), the axes of a stacked tensor."""
+    return values.view(-1, *[1] * (tensor.ndim - 1))
+
+
+# Schedules: the learning rate of a step, as torch's schedulers give it.
+
+
+# Of a one-cycle schedule: share of the rise, first and last rate as parts of the highest and of the first.
+RISE, FIRST, LAST = 0.3, 25.0, 1e4
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """Return the learning rate of a step.
+
+    Sources: cosine annealing, without and with restarts, Loshchilov & Hutter 2017, equation 5; one cycle, Smith & Topin
+    2018, in torch's form; warm-up, Goyal et al. 2017, section 2.2: linear, from 1/n of the rate in the first of its n
+    units to the whole rate in the last. After a warm-up the cosine covers what is left, milestones are where they were.
+
+    Args:
+        recipe: with the schedule.
+        step: in [0, steps).
+        steps: of the whole recipe, as many in each epoch.
+
+    >>> from checkpoints_zoo.training.recipes import RECIPES
+    >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
+    [0.05, 0.05, 0.005]
+    """
+    each = max(1, steps // recipe.epochs)
+    epoch = step // each
+    at, total = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, steps)
+    warm = recipe.warmup_epochs * (1 if recipe.schedule_unit == "epoch" else each)
+    if at < warm:
+        return recipe.lr * (at + 1) / warm
+    if recipe.schedule == "cosine":
+        return recipe.lr * (1 + math.cos(math.pi * (at - warm) / (total - warm))) / 2
+    if recipe.schedule == "cosine-restarts":
+        first, last = (bound * total // recipe.epochs for bound in _cycle(recipe, epoch))
+        first = max(first, warm)
+        return recipe.lr * (1 + math.cos(math.pi * (at - first) / (last - first))) / 2
+    if recipe.schedule == "multistep":
+        return recipe.lr * recipe.gamma ** bisect_right(recipe.milestones, epoch)
+    if recipe.schedule == "one-cycle":
+        return _one_cycle(recipe.lr, at, total)
+    return recipe.lr
+
+
+def _cycle(recipe: Recipe, epoch: int) -> tuple[int, int]:
+    """Return the epochs between which the rate falls once: the last milestone or the start, the next or the end."""
+    at = bisect_right(recipe.milestones, epoch)
+    bounds = (0, *recipe.milestones)
+    return bounds[at], bounds[at + 1] if at < len(recipe.milestones) else recipe.epochs
+
+
+def _one_cycle(highest: float, at: int, total: int) -> float:
+    """Return the rate of a unit: from `highest / FIRST` up in the first units, then down to next to nothing."""
+    top = RISE * total - 1
+    if at <= top:
+        return _between(highest / FIRST, highest, at / top)
+    return _between(highest, highest / FIRST / LAST, (at - top) / (total - 1 - top))
+
+
+def _between(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+def average(recipe: Recipe, step: int, each: int, params: Tensors, buffers: Tensors, averages: Tensors) -> None:
+    """Bring the averages up to date after a step, in place.
+
+    Sources: "ema", the exponential moving average of all weights and buffers after each step; "swa", the mean of the
+    weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
+
+    Args:
+        recipe: that says which average.
+        step: just taken, from 0.
+        each: steps an epoch.
+        params, buffers: after it, stacked.
+        averages: by name, empty before the first.
+    """
+    epoch, left = divmod(step, each)
+    if recipe.averaging == "none" or epoch < recipe.averaging_start:
+        return
+    if recipe.averaging == "swa":
+        if left == each - 1:
+            share = 1 / (epoch - recipe.averaging_start + 1)
+            _towards(params, share, averages)
+    else:
+        first = step == recipe.averaging_start * each
+        _towards(params | buffers, 1.0 if first else 1 - recipe.averaging_decay, averages)
+
+
+def _towards(tensors: Tensors, share: float, averages: Tensors) -> None:
+    """Move averages a share of the way to tensors; what isn't a fraction, such as a counter, is taken over."""
+    moved = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
+    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in moved})
+    if moved:
+        torch._foreach_lerp_([averages[name] for name in moved], [tensors[name] for name in moved], share)
+
+
+def stored(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
+    """Return the weights and buffers that members are stored with, stacked: the averages, where there are some.
+
+    Running statistics are nobody's after "swa"; they are estimated anew on the training images, in their order.
+
+    Args:
+        recipe: of the members.
+        params, buffers, averages: by name, stacked.
+        data: the training split.
+    """
+    tensors = params | buffers | averages
+    module = recipe.skeleton().eval()
+    if recipe.averaging != "swa" or not averages or not has_statistics(module):
+        return tensors
+    device = next(iter(params.values())).device
+    size = recipe.batch_size
+    batches = (data.images[first : first + size] for first in range(0, len(data) // size * size, size))
+    return tensors | reestimate(module, tensors, (recipe.preprocess(pixels.to(device)) for pixels in batches))
