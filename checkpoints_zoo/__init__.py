@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.interop.checkpoints import from_checkpoints
     from checkpoints_zoo.interop.samples import from_samples
     from checkpoints_zoo.methods.comparing import Comparison, compare
-    from checkpoints_zoo.methods.comparing.compact_table import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compare_compact
     from checkpoints_zoo.networks.ensemble import Ensemble
     from checkpoints_zoo.populations.alignment_table import alignment
     from checkpoints_zoo.populations.compact_posterior import compact

@@ -94,7 +94,7 @@ def _against(
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    from checkpoints_zoo.methods.comparing.compact_table import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compare_compact
 
     found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())

@@ -58,7 +58,7 @@ def command(
     draws that were aligned to one of them. HMC and VI are of the posterior at temperature 1. Of draws at hand,
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
-    from checkpoints_zoo.methods.comparing.compact_table import HMC, fit_and_compare
+    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import chosen
 
     known = chosen(recipe)

@@ -100,7 +100,7 @@ def command(
     that was cut off goes on.
     """
     members = selection.load()
-    from checkpoints_zoo.methods.comparing.preparing import prepare
+    from checkpoints_zoo.methods.comparing.study import prepare
     from checkpoints_zoo.training.recipes import chosen
 
     prepared = prepare(

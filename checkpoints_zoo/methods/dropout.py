@@ -17,10 +17,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.method import Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors, train
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.settings import check_settings
 from checkpoints_zoo.training.gradients import Gradient, stack_gradient
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator

@@ -20,10 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
-from checkpoints_zoo.methods.settings import POSITIVE, check_settings
 from checkpoints_zoo.training.seeds import derive, seeded
 
 REQUIREMENT = "laplace-torch>=0.2.2,<1"

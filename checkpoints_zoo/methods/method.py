@@ -5,12 +5,17 @@ Axes: draws are (draw, *shape).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
+from torch import Tensor, vmap
+
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.training.recipe import said
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,3 +68,130 @@ class Method(Protocol):
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries on a problem."""
+
+
+# Ranges of the methods' settings, checked before anything is trained.
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a setting may be.
+
+    Args:
+        expected: in words, as a phrase that follows "expected".
+        fits: whether a value is in it, whatever its type.
+    """
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def number(expected: str, fits: Callable[[float], bool]) -> Range:
+    """Make a range of finite numbers; return it.
+
+    >>> number("above 0", lambda value: value > 0).fits(float("nan"))
+    False
+    """
+    return Range(f"a number {expected}", lambda value: _is(value, int, float) and math.isfinite(value) and fits(value))
+
+
+def whole(least: int) -> Range:
+    """Make the range of whole numbers from one on; return it.
+
+    >>> whole(1).expected, whole(1).fits(2.5)
+    ('a whole number from 1', False)
+    """
+    return Range(f"a whole number from {least}", lambda value: _is(value, int) and value >= least)
+
+
+def one_of(*values: str) -> Range:
+    """Make a range of a few words; return it."""
+    return Range(" or ".join(values), lambda value: value in values)
+
+
+def _is(value: object, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+POSITIVE = number("above 0", lambda value: value > 0)
+SHARE = number("between 0 and 1", lambda value: 0 < value < 1)
+_FROM_0 = number("from 0", lambda value: value >= 0)
+
+# A setting means the same in every method that has it.
+_RANGES: dict[str, Range] = {
+    "lr": POSITIVE,
+    "temperature": _FROM_0,
+    "scale": _FROM_0,
+    "var_clamp": _FROM_0,
+    "rate": SHARE,
+    "target": SHARE,
+    "friction": number("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "exploring": number("from 0 and below 1", lambda value: 0 <= value < 1),
+    "init_log_sd": number("that is finite", lambda value: True),
+    "burn_in": whole(0),
+    "warmup": whole(0),
+    "thinning": whole(1),
+    "batch_size": whole(1),
+    "cycle": whole(1),
+    "cycles": whole(1),
+    "epochs": whole(1),
+    "steps": whole(1),
+    "samples": whole(1),
+    "max_num_models": whole(2),
+    "diag_covariance": Range("True or False", lambda value: isinstance(value, bool)),
+    "start": one_of("mode", "random"),
+    "prior": one_of("weight-decay", "evidence"),
+}
+
+
+def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> None:
+    """Check the settings of a method, and how many runs and draws it is asked for.
+
+    Args:
+        method: a frozen dataclass with a `name`.
+        runs, draws: 1 or more of each.
+        narrower: ranges of settings that the method takes fewer values of than others do.
+
+    Raises:
+        UsageError: one out of its range.
+    """
+    given = {field.name: getattr(method, field.name) for field in fields(method)}
+    ranges = _RANGES | narrower
+    for name, value in given.items():
+        if not ranges[name].fits(value):
+            raise UsageError(f"{name} of {method.name}", expected=ranges[name].expected, found=repr(value))
+    for name, count in (("runs", runs), ("draws", draws)):
+        if not whole(1).fits(count):
+            raise UsageError(f"{name} of {method.name}", expected=whole(1).expected, found=repr(count))
+
+
+# The posteriors of all runs as one: their product, which the package posteriors samples as any other.
+
+
+REQUIREMENT = "posteriors>=0.1,<0.2"
+Batch = tuple[Tensor, Tensor]
+
+
+def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
+    """Make the log density of the product of all runs' posteriors, as posteriors takes one; return it.
+
+    It takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the whole data,
+    and beside it each run's own, (run,). It raises UsageError for a network that torch.vmap can't map over the runs.
+    """
+    each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
+
+    def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+        try:
+            own = each(params, batch)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in ("vmap", "Batching rule")):
+                raise
+            raise UsageError(
+                f"architecture {problem.recipe.architecture!r}",
+                expected="a module that torch.vmap maps over the runs: no random numbers, no branches on values",
+                found=said(error),
+                do="Take swag, hmc or laplace, which run one network after another",
+            ) from error
+        return own.sum(), own
+
+    return of_all

@@ -20,10 +20,8 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop.extras import needed
 from checkpoints_zoo.methods.chains import run_chains
-from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
-from checkpoints_zoo.methods.settings import check_settings
 
 
 @dataclass(frozen=True)

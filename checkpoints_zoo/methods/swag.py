@@ -9,11 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.methods.continuing import passed
-from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.deep_ensemble import passed
+from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.settings import Range, check_settings, whole
 from checkpoints_zoo.training.seeds import derive
 
 

@@ -16,11 +16,9 @@ from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.methods.method import Run
+from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.product import REQUIREMENT, Batch, log_posterior
-from checkpoints_zoo.methods.settings import check_settings
 from checkpoints_zoo.training.seeds import derive, seeded
 
 LAST = 100  # steps that the bound is estimated from

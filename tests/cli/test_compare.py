@@ -10,7 +10,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.fitting import fit
+from checkpoints_zoo.methods.fit import fit
 from checkpoints_zoo.training import recipe_files
 from tests.support.commands import run, values
 from tests.support.few_draws import DRAWS, few_images, noisy

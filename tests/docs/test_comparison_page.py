@@ -14,11 +14,10 @@ from scipy import stats
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.methods.chosen import METHODS, method_of
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, Source
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
-from checkpoints_zoo.methods.comparing.estimates import Estimate
-from checkpoints_zoo.methods.comparing.worth import Worth
+from checkpoints_zoo.methods.comparing.estimates import Estimate, Worth
+from checkpoints_zoo.methods.fit import METHODS, method_of
 from checkpoints_zoo.training.recipes import convnet_digits
 from tests.support import comparison_page, comparison_tables
 from tests.support.comparison_page import COMPACT, PAPER, ROOT, STUDY, page

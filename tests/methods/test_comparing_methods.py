@@ -16,14 +16,13 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods import chosen
+from checkpoints_zoo.methods import fit as chosen
 from checkpoints_zoo.methods.comparing import drawn
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.preparing import prepare
-from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
+from checkpoints_zoo.methods.comparing.study import prepare
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, Snapshot
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits
 from tests.support.few_draws import asked, draws, members  # noqa: F401 (fixtures)

@@ -15,12 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
-from checkpoints_zoo.methods.comparing import plots
-from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
-from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate
-from checkpoints_zoo.methods.comparing.tables import escaped, stated
-from checkpoints_zoo.methods.comparing.worth import FIGURES as GROWING
-from checkpoints_zoo.methods.comparing.worth import Worth
+from checkpoints_zoo.methods.comparing import comparison
+from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, escaped, stated
+from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate, Worth
+from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS
 
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
@@ -128,7 +126,7 @@ def test_text_says_what_everything_means(found: Comparison) -> None:
 
 
 def test_the_picture_has_two_panels_a_figure(found: Comparison, tmp_path: Path) -> None:
-    figure = plots.draw(found)
+    figure = comparison.draw(found)
     labels = [axes.get_label() for axes in figure.axes]
     assert labels[:4] == ["accuracy mmd", "accuracy ns", "nll mmd", "nll ns"]
     assert len(labels) == 20

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
-from checkpoints_zoo.methods.comparing.worth import Curve, Worth, worth
+from checkpoints_zoo.methods.comparing.estimates import Curve, Estimate, Worth, joint_p, mean_of, worth
 
 
 def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Curve:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods import hamiltonian, hmc
-from checkpoints_zoo.methods.diagnostics import effective_size, plain_rhat, rhat
-from checkpoints_zoo.methods.hamiltonian import StepSizes, Target, differentiated, leapfrog, sample
-from checkpoints_zoo.methods.hmc import Hmc, Posterior
+from checkpoints_zoo.methods import hmc
+from checkpoints_zoo.methods import hmc as hamiltonian
+from checkpoints_zoo.methods.chains import effective_size, plain_rhat, rhat
+from checkpoints_zoo.methods.hmc import Hmc, Posterior, StepSizes, Target, differentiated, leapfrog, sample
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits

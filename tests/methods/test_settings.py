@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.chosen import CHOSEN, METHODS
-from checkpoints_zoo.methods.settings import check_settings
+from checkpoints_zoo.methods.fit import CHOSEN, METHODS
+from checkpoints_zoo.methods.method import check_settings
 
 WRONG: dict[str, tuple[Any, ...]] = {
     "lr": (0.0, -1.0, math.nan, math.inf, "fast", None),

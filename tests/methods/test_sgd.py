@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.continuing import passed
-from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, check_fresh, train_members
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, Snapshot, check_fresh, passed, train_members
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.training.population import train_stack
 from checkpoints_zoo.training.recipe import Recipe

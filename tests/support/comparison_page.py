@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.methods.chosen import METHODS
-from checkpoints_zoo.methods.comparing import compact_text, tables
+from checkpoints_zoo.methods.comparing import compact_comparison, comparison
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
 from checkpoints_zoo.methods.comparing.estimates import SHORT
+from checkpoints_zoo.methods.fit import METHODS
 from tests.support import comparison_fits as fits
 from tests.support import comparison_tables as laid
 from tests.support.comparison_tables import JUDGED, Table, markdown
@@ -53,7 +53,7 @@ def page(found: Comparison, compact: CompactComparison) -> str:
         "members": f"{found.members:,}",
         "runs": str(found.settings.get("runs")),
         "draws": str(found.settings.get("per_run")),
-        "meaning": _listed(tables.meaning(found)),
+        "meaning": _listed(comparison.meaning(found)),
         "digits": laid.digits_table(found),
         "cifar100": laid.poster_table("CIFAR-100"),
         "tiny": laid.poster_table("TinyImageNet"),
@@ -78,7 +78,7 @@ def page(found: Comparison, compact: CompactComparison) -> str:
         "paper": paper_table(compact),
         "compact": compact_table(compact),
         "halves": halves_table(compact),
-        "compact_meaning": _listed(compact_text.meaning(compact)),
+        "compact_meaning": _listed(compact_comparison.meaning(compact)),
         "compact_says": _listed(compact_says(compact)),
         "compact_facts": fits.facts_table({n: s.facts for n, s in compact.sources.items()}),
         "compact_mixing": fits.mixing({n: s.facts for n, s in compact.sources.items()}),
@@ -100,7 +100,9 @@ def orders(every: Mapping[str, Table]) -> list[str]:
     for column in ("mmd", "ns"):
         for mode in ("one", "multi"):
             texts = [f"{name}: {laid.order(table, mode, column)}" for name, table in every.items()]
-            lines.append(f"{SHORT[column]} (× 100 on digits), {tables.MODES[mode]}, nearest first. {'; '.join(texts)}.")
+            lines.append(
+                f"{SHORT[column]} (× 100 on digits), {comparison.MODES[mode]}, nearest first. {'; '.join(texts)}."
+            )
     return lines
 
 
@@ -157,7 +159,7 @@ def null(found: Comparison) -> str:
 
 
 def _named(row: Row) -> str:
-    return f" {row.method} ({tables.MODES[row.mode]})"
+    return f" {row.method} ({comparison.MODES[row.mode]})"
 
 
 def corollary(found: Comparison) -> str:
@@ -170,8 +172,8 @@ def corollary(found: Comparison) -> str:
         for row in (r for r in tested if r.method == method):
             has = "fail" if (row.corollary or 0) < LEVEL else "pass"
             word = "as the paper says" if has == wanted else "**which is not what the paper says**"
-            said.append(f"`{method}` ({tables.MODES[row.mode]}) {has}es" if has == "pass" else
-                        f"`{method}` ({tables.MODES[row.mode]}) fails")  # fmt: skip
+            said.append(f"`{method}` ({comparison.MODES[row.mode]}) {has}es" if has == "pass" else
+                        f"`{method}` ({comparison.MODES[row.mode]}) fails")  # fmt: skip
             said[-1] += f" at the level of {LEVEL:g} (p = {laid.small(row.corollary)}), {word}."
     said.append(f"In all, {len(fails)} of {len(tested)} rows fail; {', '.join(holds) or 'none'} pass.")
     return " ".join(said)
@@ -179,21 +181,21 @@ def corollary(found: Comparison) -> str:
 
 def paper_table(compact: CompactComparison) -> str:
     """Lay out the paper's table."""
-    names = compact_text.headings(compact)
-    rows = [(compact_text.ROWS[row][0], *values[: len(names)]) for row, values in PAPER.items()]
+    names = compact_comparison.headings(compact)
+    rows = [(compact_comparison.ROWS[row][0], *values[: len(names)]) for row, values in PAPER.items()]
     return markdown(("", *names), rows, left=1)
 
 
 def compact_table(compact: CompactComparison) -> str:
     """Lay out the same of the digits MLP."""
-    rows = [(words, *values) for words, values in compact_text.cells(compact)]
-    return markdown(("", *compact_text.headings(compact)), rows, left=1)
+    rows = [(words, *values) for words, values in compact_comparison.cells(compact)]
+    return markdown(("", *compact_comparison.headings(compact)), rows, left=1)
 
 
 def halves_table(compact: CompactComparison) -> str:
     """Lay out HMC, one half of the chains against the other."""
     rows = [
-        (compact_text.ROWS[row][0], *(stated(x[row]) for x in compact.halves.values()))
+        (compact_comparison.ROWS[row][0], *(stated(x[row]) for x in compact.halves.values()))
         for row in ("agreement", "total_variation")
     ]
     return markdown(("one half against the other", *(f"HMC {c}" for c in compact.halves)), rows, left=1)

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
+from checkpoints_zoo.methods.comparing.comparison import MODES, NAMES, REFERENCE, Comparison, Row, stated
 from checkpoints_zoo.methods.comparing.estimates import SHORT
-from checkpoints_zoo.methods.comparing.tables import MODES, NAMES, stated
-from checkpoints_zoo.methods.comparing.worth import FIGURES as GROWING
+from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
 
 Table = Mapping[tuple[str, str], Mapping[str, float]]
 COLUMNS = ("mmd", "ns", "accuracy", "ece", "ace", "brier", "aupr", "fpr95", "mi_id", "mi_ood")

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.making import compare
+from checkpoints_zoo.methods.comparing.study import compare
 
 __all__ = ["Comparison", "compare"]

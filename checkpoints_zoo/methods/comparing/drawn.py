@@ -19,7 +19,9 @@ from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.executor import Job, engine
 from checkpoints_zoo.formats.catalog import read_json
 from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.methods import chosen, fitting, searching
+from checkpoints_zoo.methods import fit as chosen
+from checkpoints_zoo.methods import fit as fitting
+from checkpoints_zoo.methods import fit as searching
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache

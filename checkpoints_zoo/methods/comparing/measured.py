@@ -11,10 +11,9 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation.metrics import Plan
-from checkpoints_zoo.methods.comparing.closeness import Closeness
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
+from checkpoints_zoo.methods.comparing.estimates import Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.modes import ONE, Mode, content
-from checkpoints_zoo.methods.comparing.uncertainty import Uncertainty
 from checkpoints_zoo.populations.corollary_check import corollary
 
 DEFINITION = 1  # of the figures: cells of another one are measured anew
