@@ -10,7 +10,7 @@ import click
 from checkpoints_zoo.cli.failures import DONE, FOUND
 from checkpoints_zoo.cli.output import Output, facts, output, printable
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.publishing.audit_all import Finding, audit
+from checkpoints_zoo.publishing.auditing import Finding, audit
 
 SHOWN = 20  # of one kind
 

@@ -22,8 +22,8 @@ from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.formats.text import code, counted, fenced, in_bytes, plain, quoted
 from checkpoints_zoo.publishing import sections
-from checkpoints_zoo.publishing.pictures import picture as picture
 from checkpoints_zoo.publishing.sections import Section
+from checkpoints_zoo.publishing.sections import picture as picture
 
 README = "README.md"
 EXAMPLE = 5  # members in the examples, where there are as many

@@ -14,8 +14,7 @@ from checkpoints_zoo.errors import SourceNotFound, UsageError
 from checkpoints_zoo.formats import selection
 from checkpoints_zoo.publishing import cards, readme
 from checkpoints_zoo.publishing.folder import SHARDS, File, Folder, Say, hashed, read
-from checkpoints_zoo.publishing.measuring import measure, to_come
-from checkpoints_zoo.publishing.members import check, check_ranges, refuse
+from checkpoints_zoo.publishing.members import check, check_ranges, measure, refuse, to_come
 from checkpoints_zoo.publishing.plan import Plan, check_base, compare, parts, unnamed
 from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, check_login, check_online, parse
 from checkpoints_zoo.publishing.upload import Published, carry_out, taken_tag, title_of

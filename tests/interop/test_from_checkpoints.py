@@ -28,7 +28,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, LeftO
 from checkpoints_zoo.interop.ingest import shards
 from checkpoints_zoo.interop.ingest.origin import numbers_of
 from checkpoints_zoo.networks import architectures
-from checkpoints_zoo.publishing.audit_all import audit
+from checkpoints_zoo.publishing.auditing import audit
 from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, fit
 from tests.hub import Hub
 from tests.support.commands import run, values

@@ -13,7 +13,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, NetworkError, SourceNotFound
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
-from checkpoints_zoo.publishing.audit_all import audit
+from checkpoints_zoo.publishing.auditing import audit
 from checkpoints_zoo.publishing.publisher import Plan
 from checkpoints_zoo.sources import fetching
 from tests.hub import Hub

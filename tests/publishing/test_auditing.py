@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from checkpoints_zoo.publishing.audit_all import Audit, audit
+from checkpoints_zoo.publishing.auditing import Audit, audit
 from tests.hub import READER, WRITER, Hub, noise
 from tests.support.archives import head, local_tar, member, tar_header, virtual_tar
 from tests.support.commands import process, run, values

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoints_zoo.publishing.audit_all import Audit, audit
+from checkpoints_zoo.publishing.auditing import Audit, audit
 from tests.support.scenarios import build
 from tests.support.stored_sets import INSIDE, six
 

@@ -22,8 +22,9 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.populations.discrepancy import mmd, ns
 from checkpoints_zoo.predictions import predict, predictions_of
-from checkpoints_zoo.publishing.html_report import Page, origin, tags, weighing
-from checkpoints_zoo.publishing.html_report.gathering import Scaling
+from checkpoints_zoo.publishing.html_report import Page, gather, origin
+from checkpoints_zoo.publishing.html_report import page as tags
+from checkpoints_zoo.publishing.html_report.gather import Scaling
 from tests.support.commands import run, values
 from tests.support.report_pages import Tree, digits_page, few, left_out, plain, rows
 from tests.support.scenarios import build, load
@@ -177,13 +178,13 @@ def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
 
 
 def test_weights_of_many_members_are_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weighing, "MOST_MEMBERS", 5)
+    monkeypatch.setattr(gather, "MOST_MEMBERS", 5)
     members = load(build(tmp_path, members=range(7)))
     page = zoo.report(members, few(), None, subsets=2)
     assert "Of the first 5 of 7 members." in page.html
     assert len(page.panels["mass-minimum"].traces[1]["x"]) == 5
-    monkeypatch.setattr(weighing, "MOST_BYTES", 3 * members.member_nbytes)
-    assert len(weighing.weigh(members, "cpu", 0, print).members) == 3
+    monkeypatch.setattr(gather, "MOST_BYTES", 3 * members.member_nbytes)
+    assert len(gather.weigh(members, "cpu", 0, print).members) == 3
 
 
 @given(st.text())

@@ -18,9 +18,9 @@ from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.publishing.html_report import charts, detection, running
-from checkpoints_zoo.publishing.html_report.definitions import WORDS
-from checkpoints_zoo.publishing.html_report.gathering import Measured
+from checkpoints_zoo.publishing.html_report import charts, detection, gather
+from checkpoints_zoo.publishing.html_report.gather import Measured
+from checkpoints_zoo.publishing.html_report.page import WORDS
 from tests.support.few_digits import some
 from tests.support.report_pages import digits_page, few, photos, plain, rows
 from tests.support.scenarios import Built, build, load
@@ -200,7 +200,7 @@ def test_bars_hold_every_value(step: float) -> None:
 def test_held_predictions_are_the_members_own(tmp_path: Path) -> None:
     built: Built = build(tmp_path, members=range(5))
     members = load(built)
-    held = running.run(members, few(), "cpu", labelled=True)
+    held = gather.run(members, few(), "cpu", labelled=True)
     assert held.citation == members.citation
     assert [key[:2] for key in held.keys] == members.keys
     again = predict(members, few(), tmp_path / "said")

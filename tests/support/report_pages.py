@@ -13,7 +13,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.publishing.html_report import Page
-from checkpoints_zoo.publishing.html_report.content import Rows
+from checkpoints_zoo.publishing.html_report.page import Rows
 from tests.support.few_digits import some
 
 

@@ -26,7 +26,7 @@ from checkpoints_zoo.publishing.html_report import (
     population,
     symmetry,
 )
-from checkpoints_zoo.publishing.html_report.gathering import Measured, Scaling, measure
+from checkpoints_zoo.publishing.html_report.gather import Measured, Scaling, measure
 from checkpoints_zoo.publishing.html_report.page import Page, path_of
 
 DEFAULT = "default"

@@ -18,7 +18,7 @@ from checkpoints_zoo.evaluation.evaluating import SUBSETS
 from checkpoints_zoo.formats.selection import Citation, parse_citation
 from checkpoints_zoo.images import DATASETS, Given
 from checkpoints_zoo.predictions import Predictions
-from checkpoints_zoo.publishing.html_report.gathering import Measured, Scaling
+from checkpoints_zoo.publishing.html_report.gather import Measured, Scaling
 from checkpoints_zoo.publishing.html_report.population import created
 from checkpoints_zoo.sources.source import Source
 

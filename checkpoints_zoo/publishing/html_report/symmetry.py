@@ -10,11 +10,8 @@ from checkpoints_zoo.formats.text import counted
 from checkpoints_zoo.populations.alignment_table import Alignment
 from checkpoints_zoo.populations.discrepancy import MMD
 from checkpoints_zoo.publishing.html_report.charts import axis, diagonal, dots, layout
-from checkpoints_zoo.publishing.html_report.content import Block, Chart, Note, Panel, Part, Rows
-from checkpoints_zoo.publishing.html_report.definitions import word
-from checkpoints_zoo.publishing.html_report.gathering import Measured
-from checkpoints_zoo.publishing.html_report.tags import in_plot, tag
-from checkpoints_zoo.publishing.html_report.weighing import Weighed
+from checkpoints_zoo.publishing.html_report.gather import Measured, Weighed
+from checkpoints_zoo.publishing.html_report.page import Block, Chart, Note, Panel, Part, Rows, in_plot, tag, word
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.table import log10_order, log10_permutations
 

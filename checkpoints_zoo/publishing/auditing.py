@@ -5,8 +5,11 @@ No file on the Hub is fetched whole, manifests and descriptions aside.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +19,268 @@ import pyarrow as pa
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, StorageError, ZooError
 from checkpoints_zoo.formats import checks
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.safetensors import header_length, parse_header, what_is
 from checkpoints_zoo.predictions import sets as prediction_sets
 from checkpoints_zoo.predictions.sets import PredictionSet
-from checkpoints_zoo.publishing import sniffing
-from checkpoints_zoo.publishing.files import File, Files, alike, in_folder, on_hub
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
 from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.hub_errors import asking
+from checkpoints_zoo.sources.ranges import Remote
 from checkpoints_zoo.sources.source import Source
+
+# The files of a repo or a folder: sizes, what names their content, and their first bytes.
+
+
+SAMPLES, SAMPLE_BYTES = 8, 4096
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is looked into.
+
+    Args:
+        size: in bytes.
+        content: names its content: two files with one name hold the same. "" where nobody knows.
+        large: whether git itself does not keep it.
+        read: (offset, length) -> bytes, fewer at the end of the file.
+    """
+
+    size: int
+    content: str
+    large: bool
+    read: Callable[[int, int], bytes] = field(repr=False, compare=False)
+
+
+Files = Mapping[str, File]
+
+
+def on_hub(repo: hub.Repo) -> dict[str, File]:
+    """List the files of a repo at its commit; return them by path.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    def listed() -> list[RepoFile]:
+        rows = HfApi(**hub.sent()).list_repo_tree(repo.id, recursive=True, revision=repo.commit, repo_type="dataset")
+        return [row for row in rows if isinstance(row, RepoFile)]
+
+    def reader(inside: str) -> Callable[[int, int], bytes]:
+        return lambda offset, length: Remote.of(repo, inside).bytes_at(offset, length)
+
+    with asking(repo.label, f"files of {repo.label}"):
+        rows = hub.patiently(listed, hub.RETRIED)
+    return {
+        row.path: File(row.size, row.lfs.sha256 if row.lfs else row.blob_id, row.lfs is not None, reader(row.path))
+        for row in rows
+    }
+
+
+def in_folder(root: Path, grounds: Sequence[Path]) -> dict[str, File]:
+    """List the files below a folder, those of hidden folders aside; return them by path.
+
+    Links are followed to files, not into folders. A link to nothing is an empty file; one that leads out is none.
+
+    Args:
+        root: the folder.
+        grounds: folders that links may lead into.
+    """
+    return dict(_walked(root, [ground.resolve() for ground in grounds]))
+
+
+def _walked(root: Path, grounds: Sequence[Path]) -> Iterator[tuple[str, File]]:
+    def refused(error: OSError) -> None:
+        raise error
+
+    for at, folders, names in os.walk(root, onerror=refused):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(at, name)
+            if path.is_symlink() and not any(path.resolve().is_relative_to(ground) for ground in grounds):
+                continue
+            try:
+                found = path.stat()
+            except OSError:
+                found = None
+            if found is not None and not stat.S_ISREG(found.st_mode):  # reading a pipe would never end
+                continue
+            size = found.st_size if found else 0
+            linked = found is not None and (path.is_symlink() or found.st_nlink > 1)
+            content = f"inode {found.st_dev}:{found.st_ino}" if found and linked else ""
+            yield path.relative_to(root).as_posix(), File(size, content, True, _reader(path))
+
+
+def _reader(path: Path) -> Callable[[int, int], bytes]:
+    def read(offset: int, length: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    return read
+
+
+def alike(files: Files) -> list[list[str]]:
+    """Find files with the same content; return their paths, one list a content.
+
+    Where no hash is known, which is on this disk alone, those that agree in size and in some samples are hashed.
+    """
+    groups: dict[object, list[str]] = {}
+    for path, file in files.items():
+        if file.size:
+            groups.setdefault(file.content or file.size, []).append(path)
+    found = []
+    for key, paths in groups.items():
+        if isinstance(key, str):
+            found.append(paths)
+        elif len(paths) > 1:
+            found += _split(files, [p for same in _split(files, paths, _sampled) for p in same], _hashed)
+    return sorted(paths for paths in found if len(paths) > 1)
+
+
+def _split(files: Files, paths: list[str], name: Callable[[File], str]) -> list[list[str]]:
+    """Put paths that have one name of their content together; return those that are not alone."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(name(files[path]), []).append(path)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _sampled(file: File) -> str:
+    last = max(0, file.size - SAMPLE_BYTES)
+    places = sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)})
+    return hashlib.sha256(b"".join(file.read(at, SAMPLE_BYTES) for at in places)).hexdigest()
+
+
+def _hashed(file: File) -> str:
+    digest = hashlib.sha256()
+    for at in range(0, file.size, 2**20):
+        digest.update(file.read(at, 2**20))
+    return digest.hexdigest()
+
+
+# What the first bytes of a file say of it, and whether that is wrong for a file of its name.
+
+
+SAFETENSORS = ".safetensors"
+PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
+WEIGHTS = (SAFETENSORS, *PICKLED, ".npy", ".npz", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack")
+GZIPPED = (".tgz", ".tar.gz")
+ARCHIVES = (*GZIPPED, ".tar")
+# Formats that a file with a pickle's name may have, and that run nothing.
+HARMLESS = (b"GGUF", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n")
+
+Said = tuple[str, str]  # kind, text
+
+
+class _Beyond(Exception):
+    """Bytes that were not read."""
+
+
+def is_weights(path: str) -> bool:
+    """Say whether a file's name is one of weights."""
+    return path.lower().endswith(WEIGHTS)
+
+
+def is_archive(path: str) -> bool:
+    """Say whether a file's name is one of archives."""
+    return path.lower().endswith(ARCHIVES)
+
+
+def problem(path: str, size: int, first: bytes) -> Said | None:
+    """Say what is wrong with a file of weights or an archive; return (kind, text), None for nothing.
+
+    Args:
+        path: its name.
+        size: in bytes.
+        first: its first bytes. Of a safetensors header that is longer, only the length is checked.
+    """
+    if size == 0:
+        return "empty", "a file without a byte"
+    known = what_is(first)
+    if known.startswith("a Git LFS pointer"):
+        return "pointer", known
+    if known == "a web page":
+        return "page", known
+    name = path.lower()
+    if said := _pickle(name, first, known):
+        return "pickle", said
+    if name.endswith(SAFETENSORS):
+        return _header(path, size, first)
+    if is_archive(path):
+        return _archive(path, size, first)
+    return None
+
+
+def remark(path: str, first: bytes) -> str:
+    """Say what is unusual about an archive, and not wrong; return "" for nothing."""
+    name = path.lower()
+    if name.endswith(GZIPPED) and is_header(first[:BLOCK]):
+        return "a plain tar, not a gzipped one: members can be read one by one"
+    if name.endswith(".tar") and first.startswith(b"\x1f\x8b"):
+        return "a gzipped tar: it can only be read as a whole"
+    return ""
+
+
+def _pickle(name: str, first: bytes, known: str) -> str:
+    """Say by which bytes or name a file is a pickle; return "" if it is none."""
+    if first.startswith(b"PK\x03\x04") and b"data.pkl" in first[:512]:
+        return "a torch pickle in a zip archive, by its first bytes"
+    if known == "a Python pickle":
+        return "a Python pickle, by its first bytes"
+    if first.startswith(b"\x93NUMPY") and b"|O" in first[:512]:
+        return "a NumPy file of pickled objects, by its first bytes"
+    if name.endswith(PICKLED) and not (first.startswith(HARMLESS) or _is_safetensors(first)):
+        return f"a pickle, by its name; its first bytes are {known or 'of no format that is known'}"
+    return ""
+
+
+def _is_safetensors(first: bytes) -> bool:
+    return first[8:9] == b"{" and int.from_bytes(first[:8], "little") < 2**32
+
+
+def _header(path: str, size: int, first: bytes) -> Said | None:
+    try:
+        length = header_length(first, size, path)
+        if len(first) < 8 + length:
+            return None if _is_safetensors(first) else ("header", "expected a safetensors header; found other bytes")
+        if not parse_header(first, size, path).tensors:
+            return "empty", "a safetensors file without a tensor"
+    except DamagedError as error:
+        return "header", f"expected {error.expected}; found {error.found}"
+    return None
+
+
+def _archive(path: str, size: int, first: bytes) -> Said | None:
+    """Look at an archive's first headers, as far as they were read."""
+    if first.startswith(b"\x1f\x8b"):
+        return None
+    if not is_header(first[:BLOCK]):
+        return "archive", "expected a tar, gzipped or not; found other bytes"
+
+    def take(offset: int, length: int) -> bytes:
+        if offset + length > len(first):
+            raise _Beyond
+        return first[offset : offset + length]
+
+    at = 0
+    try:
+        while (header := header_at(take, at, size, path)) is not None:
+            if leads_out(header.name):
+                return "archive", f"expected names that stay in its folder; found {header.name[:200]!r}"
+            if not header.kind:
+                content = first[header.data : header.end]
+                said = _pickle(header.name.lower(), content, what_is(content))
+                return ("pickle", f"its first file, {header.name[:200]!r}, is {said}") if said else None
+            at = header.end
+    except DamagedError as error:
+        return "archive", f"expected {error.expected}; found {error.found}"
+    except _Beyond:
+        return None
+    return None
+
 
 PARALLEL = 8
 WINDOW = 64 * 2**10  # bytes that are read of a file of weights
@@ -32,8 +290,6 @@ POINTER = range(100, 513)  # bytes that an LFS pointer has
 SHOWN = 5
 _MANIFEST = re.compile(r"manifests/([^/]+)\.parquet")
 _SET = re.compile(r"predictions/([^/]+)/([^/]+)/manifest\.(?:parquet|json)")
-
-__all__ = ["Audit", "Finding", "audit"]
 
 
 @dataclass(frozen=True)
@@ -214,9 +470,9 @@ def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None
     """Look at the first bytes of weights, archives, and whatever has the size of an LFS pointer."""
     wanted: dict[str, int] = {}
     for path, file in files.items():
-        if sniffing.is_weights(path) or path in ends or (file.large and "." not in path.rpartition("/")[2]):
+        if is_weights(path) or path in ends or (file.large and "." not in path.rpartition("/")[2]):
             wanted[path] = max(WINDOW, min(ends.get(path, 0), LARGEST_WINDOW))
-        elif sniffing.is_archive(path) or file.size in POINTER:
+        elif is_archive(path) or file.size in POINTER:
             wanted[path] = SMALL_WINDOW
     once = {files[p].content or p: p for p in reversed(wanted)}  # one file of each content is enough
 
@@ -236,11 +492,11 @@ def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None
         if isinstance(first, Exception):
             found.findings.append(Finding("unreadable", path, str(first)))
             continue
-        expected = sniffing.is_weights(path) or sniffing.is_archive(path) or path in ends
-        said = sniffing.problem(path, files[path].size, first)
+        expected = is_weights(path) or is_archive(path) or path in ends
+        said = problem(path, files[path].size, first)
         if said and (expected or said[0] in ("pointer", "pickle")):
             found.findings.append(Finding(said[0], path, said[1]))
-        elif remark := sniffing.remark(path, first):
+        elif remark := remark(path, first):
             found.notes.append(Finding("archive", path, remark))
 
 
@@ -248,7 +504,7 @@ def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
     """Look for files with one content under several names, and members with one hash under several ids."""
     for paths in alike(files):
         text = f"the same {files[paths[0]].size:,} bytes as {_few(paths[1:])}"
-        serious = any(files[p].large or sniffing.is_weights(p) for p in paths)
+        serious = any(files[p].large or is_weights(p) for p in paths)
         (found.findings if serious else found.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for name, description, rows in held:
