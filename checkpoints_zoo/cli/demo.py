@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpoints_zoo.cli.measuring import table_of, values_of
+from checkpoints_zoo.cli.measure import table_of, values_of
 from checkpoints_zoo.cli.output import Output, output
 from checkpoints_zoo.formats.text import in_bytes
 

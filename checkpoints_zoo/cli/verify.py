@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli import building
+from checkpoints_zoo.cli import common
 from checkpoints_zoo.cli.failures import DONE, FOUND
 from checkpoints_zoo.cli.output import Output, output, printable, table
 from checkpoints_zoo.errors import (
@@ -45,7 +45,7 @@ def command(name: str, source: str | None, sample: int, architecture: str | None
     from checkpoints_zoo.predictions import sets
     from checkpoints_zoo.publishing.verification import verify, verify_predictions
 
-    build = None if architecture is None else building.function(architecture)
+    build = None if architecture is None else common.function(architecture)
     checked: list[dict[str, Any]] = []
     problems: list[Problem] = []
     whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))

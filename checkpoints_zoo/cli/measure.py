@@ -1,4 +1,4 @@
-"""The options of a measurement, and its report as a table: the same for every command that measures."""
+"""`zoo-cli plot`: the picture of an ensemble."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
-
 import click
-
 from checkpoints_zoo.cli.output import table
-from checkpoints_zoo.cli.selecting import Selection, selecting
+from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.evaluation.plots import NAMES, stated
 from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.cli.output import Output, output
+
+
+# The options of a measurement, and its report as a table: the same for every command that measures.
+
 
 if TYPE_CHECKING:
     from checkpoints_zoo.cli.output import Output
@@ -208,3 +211,44 @@ def _meaning(report: Report) -> str:
     if report.members < 3:
         meaning = "Fewer than 3 members say nothing about intervals."
     return f"Measured now on {on}.\n{meaning}"
+
+
+# `zoo-cli evaluate`: the figures of an ensemble.
+
+
+@click.command()
+@measuring
+@click.option("--plot", metavar="PNG", callback=png, help="Draw the figures as well.")
+@output
+def evaluate_command(measurement: Measurement, plot: str | None, out: Output) -> None:
+    """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
+
+    Figures come with intervals over the members. Without --sizes a table shows at most three of them; --format
+    json has all.
+    """
+    report = measurement.report(out)
+    if plot:
+        out.say(f"picture: {report.plot(plot)}")
+    out.data(values_of(report), table_of(report, report.curve if measurement.sizes else few(report.curve)))
+
+
+@click.command()
+@measuring
+@click.option(
+    "--figures",
+    metavar="NAME,…",
+    help="Draw these over ensemble size instead, such as brier,auroc; all draws every one.",
+)
+@click.option("-o", "--out", "path", required=True, metavar="PNG", callback=png, help="Where to draw to.")
+@output
+def plot_command(measurement: Measurement, figures: str | None, path: str, out: Output) -> None:
+    """Measure an ensemble and draw the figures into a PNG.
+
+    Reliability, accuracy and NLL against ensemble size, the members' accuracies, mutual information.
+    """
+    report = measurement.report(out)
+    if figures is None:
+        drawn = report.plot(path)
+    else:
+        drawn = report.plot_curves(path, None if figures == "all" else [name.strip() for name in figures.split(",")])
+    out.data({"path": drawn}, str(drawn))
