@@ -33,11 +33,11 @@ from synthetic import Side, data_of, made, short, timed
 from torch.utils.flop_counter import FlopCounterMode
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.executor import Engine, Here, Job, Processes
 from checkpoints_zoo.training import loop
 from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.workers import Engine, Here, Job, Processes
 
 # Dense bfloat16 with tensor cores, FLOP/s, from NVIDIA's data sheets; a name's words, the longer ones first.
 PEAKS = {

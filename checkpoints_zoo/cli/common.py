@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from typing import Any
-from checkpoints_zoo.errors import UsageError
 from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
 import click
+
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.sources.finding import Found, find
 
 if TYPE_CHECKING:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
-import click
-from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.cli.output import Output, output, table
-from checkpoints_zoo.cli.common import Selection, selecting
-from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.formats.text import in_bytes
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from checkpoints_zoo.cli.output import Output, output
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.measure import PLACES, png
+from checkpoints_zoo.cli.output import Output, output, table
+from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.compact_posterior import Compact

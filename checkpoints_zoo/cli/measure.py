@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+
 import click
-from checkpoints_zoo.cli.output import table
+
 from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.evaluation.plots import NAMES, stated
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.cli.output import Output, output
-
 
 # The options of a measurement, and its report as a table: the same for every command that measures.
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
 import click
+
+from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.measure import png
 from checkpoints_zoo.cli.output import Output, facts, output, table
-from checkpoints_zoo.cli.common import Selection, selecting
-from checkpoints_zoo.formats.text import in_bytes
-from dataclasses import asdict
-from checkpoints_zoo.cli.output import Output, output, table
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources.source import HubSource
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.populations.alignment_table import Alignment
-    from checkpoints_zoo.populations.loss_barrier import Barriers
     from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.populations.alignment_table import Alignment
     from checkpoints_zoo.populations.corollary_check import Corollary
+    from checkpoints_zoo.populations.loss_barrier import Barriers
     from checkpoints_zoo.populations.mass import MassAt
     from checkpoints_zoo.symmetry import Table
     from checkpoints_zoo.symmetry.canonical.mass import MinimalMass

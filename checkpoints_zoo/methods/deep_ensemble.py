@@ -11,7 +11,6 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.executor import Here
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.methods.method import Run, check_settings
@@ -21,6 +20,7 @@ from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.loop import StackState, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.workers import Here
 
 
 @dataclass(frozen=True)

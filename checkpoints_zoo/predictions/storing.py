@@ -15,7 +15,6 @@ import torch
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, FormatError, LockedError, UsageError
-from checkpoints_zoo.executor import Engine, Here, Job, engine
 from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.member_bytes import Location
@@ -29,6 +28,7 @@ from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts, PredictionSe
 from checkpoints_zoo.predictions.stored import Predictions, cited, other_weights, predictions_of
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, Source
+from checkpoints_zoo.workers import Engine, Here, Job, engine
 
 # Members' logits laid aside one by one until a set can be written.
 

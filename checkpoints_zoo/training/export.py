@@ -10,7 +10,6 @@ from statistics import fmean
 import torch
 
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.executor import Engine, Here
 from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.loop import check_network
@@ -19,6 +18,7 @@ from checkpoints_zoo.training.population import Progress, Trained, check_ids, tr
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy
 from checkpoints_zoo.training.state import claim, describe, folder_of, locked
+from checkpoints_zoo.workers import Engine, Here
 
 Say = Callable[[str], object]
 

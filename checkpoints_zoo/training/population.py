@@ -16,7 +16,6 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
-from checkpoints_zoo.executor import Engine, Here, Job
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.formats.safetensors import sync_folder, writing_into
 from checkpoints_zoo.training import state as states
@@ -26,6 +25,7 @@ from checkpoints_zoo.training.optimizers import stored
 from checkpoints_zoo.training.pickling import Sent, received, sent
 from checkpoints_zoo.training.recipe import STORAGE, Recipe
 from checkpoints_zoo.training.state import claim, clean, divided, locked, recorded_hash, state_name
+from checkpoints_zoo.workers import Engine, Here, Job
 
 
 @dataclass(frozen=True, eq=False)

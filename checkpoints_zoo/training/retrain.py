@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.executor import Engine, Here, Job
 from checkpoints_zoo.training.measure import Finished, Row, prepare
 from checkpoints_zoo.training.population import Stacks
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import chosen
+from checkpoints_zoo.workers import Engine, Here, Job
 
 LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
 

@@ -19,13 +19,13 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.executor import Here, Processes
 from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.measure import device_name
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES
+from checkpoints_zoo.workers import Here, Processes
 from tests.support.tiny import PRELOADED
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,6 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.executor import Here, Processes
 from checkpoints_zoo.formats import member_bytes, safetensors
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.training import population, recipe_files
@@ -22,6 +21,7 @@ from checkpoints_zoo.training.export import Export, run
 from checkpoints_zoo.training.measure import Finished, layout_of
 from checkpoints_zoo.training.shards import Log, Staging
 from checkpoints_zoo.training.state import divided, locked, state_name
+from checkpoints_zoo.workers import Here, Processes
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     MEMBERS,

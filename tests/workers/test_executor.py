@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoints_zoo import workers as cluster
+from checkpoints_zoo import workers as processes
 from checkpoints_zoo.errors import MemberNotFound, NetworkError, UsageError, WorkerError
-from checkpoints_zoo.executor import Engine, Here, Job, Processes, RayCluster, cluster, engine, processes
+from checkpoints_zoo.workers import Engine, Here, Job, Processes, RayCluster, engine
 from tests.support import works
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +169,7 @@ import signal
 import sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from checkpoints_zoo.executor import Job, Processes
+from checkpoints_zoo.workers import Job, Processes
 from tests.support.works import Slow
 if __name__ == "__main__":
     list(Processes(2).run(Slow(Path(sys.argv[1])), [Job("a", 1), Job("b", 2)]))

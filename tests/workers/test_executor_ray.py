@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from checkpoints_zoo import workers
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.executor import Job, RayCluster, cluster, engine
 from checkpoints_zoo.training.export import run
+from checkpoints_zoo.workers import Job, RayCluster, engine
 from tests.conftest import CI, import_oracle
 from tests.support import works
 from tests.support.tiny import MEMBERS, TINY, contents
@@ -35,7 +36,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """Give a cluster and its second node; this process is connected to it."""
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # Ray looks at it when it is imported
     import_oracle("ray", required=CI)
-    ray = cluster._import()
+    ray = workers._import()
     from ray.cluster_utils import Cluster
 
     short = tempfile.mkdtemp(prefix="r", dir="/tmp")  # sockets' paths may have 107 characters

@@ -19,7 +19,6 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.executor import cores
 from checkpoints_zoo.formats import safetensors, selection
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.images import Given
@@ -37,6 +36,7 @@ from checkpoints_zoo.populations.compact_posterior import MOST, evaluated, fitte
 from checkpoints_zoo.populations.evaluator import Evaluator, evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian
 from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.workers import cores
 
 if TYPE_CHECKING:
     import pandas as pd

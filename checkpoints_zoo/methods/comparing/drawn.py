@@ -16,7 +16,6 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.loading import load
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
-from checkpoints_zoo.executor import Job, engine
 from checkpoints_zoo.formats.catalog import read_json
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods import fit as chosen
@@ -27,6 +26,7 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.training.pickling import Sent, Skeleton, received, sent
 from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.workers import Job, engine
 
 _LONGEST = ("deep-ensemble", "hmc")  # begun first, so that no process waits for the last of them
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

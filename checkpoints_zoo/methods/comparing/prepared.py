@@ -16,7 +16,6 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.executor import Job, check_picklable, engine
 from checkpoints_zoo.formats import safetensors
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods.comparing import drawn
@@ -37,6 +36,7 @@ from checkpoints_zoo.methods.comparing.modes import INDEPENDENT, MEMBERS, cited,
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.kernels import WHOLE
+from checkpoints_zoo.workers import Job, check_picklable, engine
 
 # What was measured already: one JSON file a cell, written by rename, read back and checked.
 

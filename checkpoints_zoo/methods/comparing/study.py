@@ -9,7 +9,6 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.collection.loading import load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.executor import cores
 from checkpoints_zoo.formats import selection
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods import fit
@@ -22,6 +21,7 @@ from checkpoints_zoo.methods.comparing.prepared import Prepared, Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
 from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.workers import cores
 
 # The arguments of a comparison, checked before anything is fitted.
 
