@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoints_zoo.cli.training.__main__ import command
+from checkpoints_zoo.cli.train import command
 
 if __name__ == "__main__":
     command()

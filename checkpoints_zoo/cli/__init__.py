@@ -17,27 +17,33 @@ import click
 
 from checkpoints_zoo.cli import failures
 
-# Name -> its file, whose `command` it is, and its line in the help. No file may have the name of a builtin: once
-# imported it is a name in here.
+# Name -> its file, with the function where the file has more than one command, and its line in the help. No file may
+# have the name of a builtin: once imported it is a name in here.
 COMMANDS = {
     "list": ("collections", "List the collections of the catalog, or of a folder."),
     "show": ("show", "Show what a collection is, and its members."),
-    "evaluate": ("evaluate", "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection."),
+    "evaluate": (
+        "measure:evaluate_command",
+        "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.",
+    ),
     "predict": ("predict", "Run members on images and store their logits, in float16."),
-    "plot": ("plot", "Measure an ensemble and draw the figures into a PNG."),
+    "plot": ("measure:plot_command", "Measure an ensemble and draw the figures into a PNG."),
     "pairwise": (
         "pairwise",
         "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
     ),
     "mmd": ("mmd", "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries."),
     "symmetries": (
-        "symmetries",
+        "symmetries:symmetries_command",
         "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
     ),
-    "align": ("align", "Align members by permuting their units, and say what that does."),
-    "compact": ("compact", "Fit a Gaussian to the members before and after alignment; compare both with the ensemble."),
+    "align": ("symmetries:align_command", "Align members by permuting their units, and say what that does."),
+    "compact": (
+        "compact:compact_command",
+        "Fit a Gaussian to the members before and after alignment; compare both with the ensemble.",
+    ),
     "compact-table": (
-        "compact_table",
+        "compact:compact_table_command",
         "Fit HMC and VI to a recipe, train an ensemble by it, and compare all with HMC, before and after alignment.",
     ),
     "compare": (
@@ -47,8 +53,11 @@ COMMANDS = {
     "report": ("report", "Write one HTML page with every figure of a population."),
     "download": ("download", "Bring members' bytes to this machine, and no others."),
     "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
-    "verify": ("verify", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
-    "audit": ("audit", "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes."),
+    "verify": ("verify:verify_command", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
+    "audit": (
+        "verify:audit_command",
+        "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
+    ),
     "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
     "publish": ("publish", "Check a folder and put it on the Hub."),
     "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
@@ -64,7 +73,8 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"checkpoints_zoo.cli.{COMMANDS[cmd_name][0]}").command
+        file, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.{file}"), name or "command")
         return command
 
     def resolve_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import click
 
 from checkpoints_zoo.cli import common
 from checkpoints_zoo.cli.failures import DONE, FOUND
-from checkpoints_zoo.cli.output import Output, output, printable, table
+from checkpoints_zoo.cli.output import Output, facts, output, printable, table
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -22,8 +23,58 @@ from checkpoints_zoo.errors import (
 )
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.finding import resolve
+
+# `zoo-cli audit`: whether the files of a repo or a folder are what they should be.
+
+
+SHOWN = 20  # of one kind
+
+
+@click.command()
+@click.argument("place", metavar="ADDRESS|DIR")
+@output
+def audit_command(place: str, out: Output) -> int:
+    """Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.
+
+    ADDRESS is hf://datasets/ORG/NAME[@REVISION]. Found are files and members with one content under several names,
+    pickles, LFS pointers and web pages where weights should be, empty and damaged files, rows of manifests whose bytes
+    are not there, and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit code
+    1: something was found.
+    """
+    found = audit(place)
+    about = {
+        "source": found.source,
+        "files": found.files,
+        "bytes": found.bytes,
+        "looked_into": found.read,
+        "collections": found.collections,
+        "members": found.members,
+        "predictions": found.predictions,
+    }
+    listed = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
+    out.data(
+        about | listed,
+        facts({**about, "bytes": in_bytes(found.bytes)}),
+        "\n".join(_lines(found.findings)) or "Nothing is wrong with them.",
+        "\n".join(f"note: {line}" for line in _lines(found.notes)),
+    )
+    return FOUND if found.findings else DONE
+
+
+def _lines(findings: list[Finding]) -> list[str]:
+    """Write findings for people, of each kind the first few; return the lines."""
+    lines, counts = [], Counter[str]()
+    for one in findings:
+        counts[one.kind] += 1
+        if counts[one.kind] <= SHOWN:
+            lines.append(printable(str(one)))
+    more = [
+        f"{count - SHOWN:,} more: {kind} (--format json lists all)" for kind, count in counts.items() if count > SHOWN
+    ]
+    return lines + more
 
 
 @click.command()
@@ -32,7 +83,7 @@ from checkpoints_zoo.sources.finding import resolve
 @click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
 @click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
 @output
-def command(name: str, source: str | None, sample: int, architecture: str | None, out: Output) -> int:
+def verify_command(name: str, source: str | None, sample: int, architecture: str | None, out: Output) -> int:
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
     NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every

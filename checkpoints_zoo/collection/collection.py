@@ -635,7 +635,9 @@ class Collection(Viewed):
                 found = ", ".join(sorted({str(s) for s in splits}))
                 raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
         names = (labels,) if isinstance(labels, str) else tuple(labels)
-        return WeightDataset(chosen, label_table(chosen.rows, names, self.name), names, dtype)
+        table = chosen.symmetry_table if chosen.view else None
+        wanted = label_table(chosen.rows, names, self.name)
+        return WeightDataset(chosen.locations(), chosen.view, chosen.keys, table, wanted, names, dtype)
 
     def ensemble(
         self,

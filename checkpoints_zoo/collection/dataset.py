@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from checkpoints_zoo.collection.collection import Selected
 from checkpoints_zoo.collection.reading import check_finite, stack
+from checkpoints_zoo.collection.views import Key, View
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.symmetry import Table
 
 
 def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor:
@@ -47,16 +49,26 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     """Flat weight vectors and labels; nothing is read before it is asked for.
 
     Args:
-        members: whose weights they are.
+        locations: of the members' bytes.
+        view, keys: what is done to the weights as they are read, and each member's id and epoch.
+        table: the symmetries of the network; None for a view that changes nothing.
         labels: (member, label), float64.
         names: of the labels.
         dtype: of the vectors.
     """
 
-    def __init__(self, members: Selected, labels: Tensor, names: Sequence[str], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        locations: Sequence[Location],
+        view: View,
+        keys: Sequence[Key],
+        table: Table | None,
+        labels: Tensor,
+        names: Sequence[str],
+        dtype: torch.dtype,
+    ) -> None:
         # No more than what reads them, so that it can be sent to other processes.
-        self.locations, self._keys, self._view = members.locations(), members.keys, members.view
-        self._table = members.symmetry_table if members.view else None
+        self.locations, self._view, self._keys, self._table = locations, view, keys, table
         self.labels = labels
         self.label_names = tuple(names)
         self.dtype = dtype

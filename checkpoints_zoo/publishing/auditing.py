@@ -496,8 +496,8 @@ def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None
         said = problem(path, files[path].size, first)
         if said and (expected or said[0] in ("pointer", "pickle")):
             found.findings.append(Finding(said[0], path, said[1]))
-        elif remark := remark(path, first):
-            found.notes.append(Finding("archive", path, remark))
+        elif unusual := remark(path, first):
+            found.notes.append(Finding("archive", path, unusual))
 
 
 def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:

@@ -17,8 +17,7 @@ import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.training.__main__ import main
-from checkpoints_zoo.cli.training.commands import merge_command, verify_command
+from checkpoints_zoo.cli.train import main, merge_command, verify_command
 from checkpoints_zoo.training.measure import device_name
 from tests.hub import Hub
 from tests.support.publications import quick

@@ -143,4 +143,5 @@ def test_light_commands_import_neither_torch_nor_pandas_nor_the_hub_client(argum
 
 def test_download_imports_no_torch(tmp_path: Path) -> None:
     done = run_python(RUN_COMMAND, "download", "convnet-digits", "--members", "0-1", "--dest", str(tmp_path / "copy"))
-    assert done == {"exit": 0, "loaded": []}
+    assert done["exit"] == 0
+    assert "torch" not in done["loaded"]  # type: ignore[operator]  # pandas is imported by pyarrow itself

@@ -16,8 +16,16 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.populations.discrepancy import MMD, bandwidths, discrepancy, mmd, ns, unbiased
-from checkpoints_zoo.populations.kernels import choices, distances, kernels_of, layers, permutation_test
+from checkpoints_zoo.populations.discrepancy import MMD, discrepancy, mmd, ns
+from checkpoints_zoo.populations.kernels import (
+    bandwidths,
+    choices,
+    distances,
+    kernels_of,
+    layers,
+    permutation_test,
+    unbiased,
+)
 from checkpoints_zoo.symmetry import Element, random_element
 
 Stacked = dict[str, Tensor]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from checkpoints_zoo.methods.comparing.comparison import MODES, NAMES, REFERENCE, Comparison, Row, stated
+from checkpoints_zoo.methods.comparing.comparison import COLUMN_NAMES, MODES, REFERENCE, Comparison, Row, stated
 from checkpoints_zoo.methods.comparing.estimates import SHORT
 from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
 
@@ -93,7 +93,7 @@ def worth_table(found: Comparison) -> str:
         for row in found.rows
         if row.worth and row.method != REFERENCE
     ]
-    return markdown(("method", "mode", *(NAMES[n] for n in placed)), rows)
+    return markdown(("method", "mode", *(COLUMN_NAMES[n] for n in placed)), rows)
 
 
 def p_values_table(found: Comparison) -> str:

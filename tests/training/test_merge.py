@@ -250,7 +250,7 @@ def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
 
 
 def test_the_command(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from checkpoints_zoo.cli.training.commands import merge_command
+    from checkpoints_zoo.cli.train import merge_command
 
     pieces = [stored(MEMBERS[:5], tmp_path / "a"), stored(MEMBERS[5:], tmp_path / "b")]
     merge_command([*map(str, pieces), "--out", str(tmp_path / "out")], standalone_mode=False)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.training.commands import verify_command
+from checkpoints_zoo.cli.train import verify_command
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.formats import manifest

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints_zoo.cli.training.__main__ import main
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
+from checkpoints_zoo.cli.train import main
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.population import Trained, train_stack

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints_zoo.cli.training import __main__ as commands
-from checkpoints_zoo.cli.training.commands import merge_command, verify_command
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.cli import train as commands
+from checkpoints_zoo.cli.train import merge_command, verify_command
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.export import Export, export, run
@@ -223,7 +223,7 @@ def test_help_starts_without_torch() -> None:
     for arguments in ("--help", "merge --help", "verify --help"):
         code = (
             f"import sys; sys.argv = ['training', *{arguments.split()!r}]\n"
-            "from checkpoints_zoo.cli.training.__main__ import command\n"
+            "from checkpoints_zoo.cli.train import command\n"
             "try: command()\n"
             "except SystemExit: sys.exit(bool({'torch', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
         )

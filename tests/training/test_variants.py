@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints_zoo.cli.training.__main__ import main
-from checkpoints_zoo.cli.training.listing import table_of
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.cli.train import main, table_of
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import is_file, read, read_all, varied

@@ -21,11 +21,12 @@ from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
 from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
-from checkpoints_zoo.populations.mass import MinimalMass, minimal_mass
+from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
 from checkpoints_zoo.predictions.sets import LOGITS, Facts, PredictionSet, layout_of
 from checkpoints_zoo.symmetry import Table
+from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
 # Members run once, their logits held in memory as predictions that every figure is then made of.
 
