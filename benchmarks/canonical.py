@@ -33,8 +33,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d  # type: ignore[import-untyped]
-from torch_uncertainty.models.classification.resnet import resnet  # type: ignore[import-untyped]
+from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d
+from torch_uncertainty.models.classification.resnet import resnet
 
 from checkpoints_zoo.symmetry import Table, symmetries
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize

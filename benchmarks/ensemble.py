@@ -100,6 +100,7 @@ def compared(net: str, members: int, batch: int, repeats: int, dtype: torch.dtyp
         if error > (1e-5 if dtype == torch.float32 else 0.1):
             raise RuntimeError(f"{net}, {members} members, batch {batch}: logits differ by {error:.1e} of the largest")
         first, theirs, again = timed([loop, lambda: ours(own), loop], repeats, seconds=1)
+    assert ours._runner is not None
     both, mine = statistics.median(first + again), statistics.median(theirs)
     halves = statistics.median(first), statistics.median(again)
     print(

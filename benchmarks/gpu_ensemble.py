@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,13 +61,15 @@ def cell(
                 continue
             if not error <= (1e-3 if dtype == F32 else 0.1):  # float32 convolutions may use TF32
                 raise RuntimeError(f"{net}, {members} members, batch {batch}, {name}: differs by {error:.1e}")
-            sides[str(name)] = lambda ens=ens: ens(x)
+            sides[str(name)] = partial(ens, x)
         times = dict(zip(sides, timed(list(sides.values()), repeats, wait, seconds), strict=True))
+    runner = ours[None]._runner
+    assert runner is not None
     ms = {name: statistics.median(kept) for name, kept in times.items()}
     rate = flops(net) * members * batch / (ms["None"] / 1000)
     return {
         "net": net, "members": members, "batch": batch, "dtype": str(dtype).removeprefix("torch."),
-        "chosen": ours[None]._runner.chosen(x)[0].execution, "ratio": round(ms["modules"] / ms["None"], 2),
+        "chosen": runner.chosen(x)[0].execution, "ratio": round(ms["modules"] / ms["None"], 2),
         "ms": {name: round(value, 3) for name, value in ms.items()}, "refused": refused,
         "tflops": round(rate / 1e12, 2), "of_bf16_peak": round(rate / PEAK, 4),
     }  # fmt: skip

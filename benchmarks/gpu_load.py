@@ -122,7 +122,7 @@ def main() -> None:
                 seconds,
             )
         medians = [statistics.median(kept) for kept in (both, compute, read)]
-    results = {key: round(rate[key] / rate["pinned"], 3) for key in sides}
+    results: dict[str, float | None] = {key: round(rate[key] / rate["pinned"], 3) for key in sides}
     results |= {"pinned": round(rate["pinned"], 2), **{f"{key}_gbs": round(value, 2) for key, value in rate.items()}}
     results |= {"peak_mb": peak, "overlap": round((medians[1] + medians[2]) / medians[0], 2)}
     results |= dict(zip(("streamed_ms", "computing_ms", "reading_ms"), (round(m, 1) for m in medians), strict=True))

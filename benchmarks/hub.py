@@ -153,7 +153,8 @@ class Bench:
     def tell(self, command: float | str) -> list[tuple[str, int]]:
         """Set the delay in seconds, or say "log"; return (path, bytes) of each answer since the last delay was set."""
         self.wire.send(command)
-        return self.wire.recv()
+        answers: list[tuple[str, int]] = self.wire.recv()
+        return answers
 
     def forget(self, delay: float) -> None:
         """Empty the caches on disk and in memory, and the Hub's log; set its delay in seconds."""
@@ -226,7 +227,7 @@ def scattered(n: int) -> list[int]:
 def runs_of(rows: list[dict[str, Any]]) -> int:
     """Count the runs of members that lie at most 256 KiB apart."""
     places = sorted((row["path"], row["offset"], row["offset"] + row["nbytes"]) for row in rows)
-    return 1 + sum(a[0] != b[0] or b[1] - a[2] > GAP for a, b in pairwise(places))
+    return 1 + sum(bool(a[0] != b[0] or b[1] - a[2] > GAP) for a, b in pairwise(places))
 
 
 def compare(bench: Bench, everything: Collection, n: int, delay: int, repeats: int) -> dict[str, float]:

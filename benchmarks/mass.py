@@ -86,8 +86,9 @@ def problem(matrices: Sequence[Matrix], sizes: dict[str, int]) -> tuple[Callable
         down = 1 / u
         for matrix, rows, columns in matrices:
             if rows is None:
-                terms = down[place[columns]] * matrix
-                gradient[place[columns]] -= terms
+                only = place[str(columns)]
+                terms = down[only] * matrix
+                gradient[only] -= terms
             else:
                 terms = u[place[rows]] * (matrix if columns is None else matrix @ down[place[columns]])
                 gradient[place[rows]] += terms
@@ -101,7 +102,7 @@ def problem(matrices: Sequence[Matrix], sizes: dict[str, int]) -> tuple[Callable
         down = 1 / u
         for matrix, rows, columns in matrices:
             if rows is None or columns is None:
-                only = place[columns if rows is None else rows]
+                only = place[str(columns if rows is None else rows)]
                 product[only] += (down if rows is None else u)[only] * matrix * v[only]
                 continue
             r, c = place[rows], place[columns]
@@ -152,7 +153,12 @@ def small(repeats: int) -> dict[str, float]:
 
     first = {n: t[:1] for n, t in stacked.items()}
     ours, other = timed([lambda: minimal_mass(table, first), lambda: theirs(0)], 10 * repeats)
-    batch, others = timed([lambda: minimal_mass(table, stacked), lambda: [theirs(i) for i in range(64)]], repeats)
+
+    def all_of_theirs() -> None:
+        for member in range(64):
+            theirs(member)
+
+    batch, others = timed([lambda: minimal_mass(table, stacked), all_of_theirs], repeats)
     left = minimal_mass(table, stacked).after / torch.tensor(least) - 1
     per = [[t / len(least) for t in times] for times in (batch, others)]
     return {
@@ -222,7 +228,11 @@ def mlp(repeats: int, calls: int) -> dict[str, float]:
     table: Table = symmetries(module, torch.zeros(1, 784))
     params = drawn(module, MEMBERS)
     first = {name: tensor[:1] for name, tensor in params.items()}
-    found, single, batch, theirs, left = minimal_mass(table, params), [], [], [], []
+    found = minimal_mass(table, params)
+    single: list[float] = []
+    batch: list[float] = []
+    theirs: list[float] = []
+    left: list[float] = []
     for i in range(calls):
         start = time.perf_counter()
         least = by_cvxpy({name: tensor[i].double().numpy() for name, tensor in params.items()})

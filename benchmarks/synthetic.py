@@ -36,7 +36,7 @@ def made(inputs: int, classes: int, size: int, device: torch.device, seed: int =
     top, left = torch.randint(size // 4 + 1, (2, inputs), generator=drawn, device=device)
     across = torch.arange(size, device=device)
     pixels = torch.empty(inputs, channels, size, size, dtype=torch.uint8, device=device)
-    for some in torch.arange(inputs, device=device).split(4096):
+    for some in torch.split(torch.arange(inputs, device=device), 4096):
         rows, columns = top[some, None] + across, left[some, None] + across
         seen = patterns[labels[some]]
         seen = seen.gather(2, rows[:, None, :, None].expand(-1, channels, -1, seen.shape[3]))

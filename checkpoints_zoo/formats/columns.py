@@ -1,11 +1,10 @@
 """The manifest's columns: names, Arrow types and meanings, written down once.
 
-`manifests/README.md` is generated from here: `python -m checkpoints_zoo.formats.columns > manifests/README.md`.
+`manifests/README.md` is generated from here: `python -m docs.make manifests/README.md`.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -126,23 +125,3 @@ SCHEMA = pa.schema(
     [pa.field(c.name, c.type, nullable=not c.required) for c in COLUMNS],
     metadata={"schema_version": str(SCHEMA_VERSION)},
 )
-
-
-def dictionary() -> str:
-    """Return the column dictionary as Markdown, the text of `manifests/README.md`."""
-    lines = [
-        "# The manifest's columns",
-        "",
-        f"One row a snapshot, schema version {SCHEMA_VERSION}. Generated from `formats/columns.py` by",
-        "`python -m checkpoints_zoo.formats.columns > manifests/README.md`; a test compares the two. A column that",
-        "is not required is null where the source does not know it. `where` conditions use these names.",
-        "",
-        "| column | type | required | meaning |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| `{c.name}` | {c.type} | {'yes' if c.required else ''} | {c.meaning} |" for c in COLUMNS]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(dictionary())

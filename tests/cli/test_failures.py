@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+import checkpoints_zoo as zoo
 from checkpoints_zoo import errors as zoo_errors
 from checkpoints_zoo.cli import failures
 from checkpoints_zoo.formats import catalog
@@ -106,7 +107,8 @@ def test_a_bug_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-2] == "KeyError: 'offset'"
     assert lines[-1] == (
-        "zoo-cli: error: a bug of ours (KeyError in checkpoints-zoo 0.1.0): please report it, with the lines above"
+        f"zoo-cli: error: a bug of ours (KeyError in checkpoints-zoo {zoo.__version__}): please report it, "
+        "with the lines above"
     )
 
 

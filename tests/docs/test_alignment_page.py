@@ -15,15 +15,15 @@ from checkpoints_zoo.populations.alignment_table import alignment
 from checkpoints_zoo.populations.loss_barrier import barrier
 from checkpoints_zoo.training.loop import start
 from checkpoints_zoo.training.recipes import convnet_digits
+from docs.make.alignment import MEASURED, NAMES, ROOT, STUDY, along_lines, page
 from docs.studies import transpositions
 from docs.studies.transpositions import COUNTS, RUNS, draw, joined, read, study
-from tests.support.alignment_page import MEASURED, NAMES, ROOT, STUDY, along_lines, page
 
 PAGE = (ROOT / "docs" / "alignment.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_the_generated_one() -> None:
-    assert page() == PAGE, "run `python -m tests.support.alignment_page > docs/alignment.md`"
+    assert page() == PAGE, "run `python -m docs.make`"
 
 
 @pytest.mark.parametrize("name", NAMES)

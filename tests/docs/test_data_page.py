@@ -10,13 +10,13 @@ from types import ModuleType
 import pytest
 
 from checkpoints_zoo.images import CLASSES, DATASETS
-from tests.support.data_page import SOURCES, page
+from docs.make.data import SOURCES, page
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert page() == PAGE, "run `python -m tests.support.data_page > docs/data.md`"
+    assert page() == PAGE, "run `python -m docs.make`"
 
 
 def test_every_set_and_every_label_is_there() -> None:

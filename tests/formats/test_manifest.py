@@ -20,6 +20,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats import catalog, columns, manifest
 from checkpoints_zoo.formats.catalog import Description, check_name
+from docs.make import columns as dictionary
 from tests.support.scenarios import SCHEMA, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,8 +168,8 @@ def test_a_flipped_bit_in_a_page_is_noticed(tmp_path: Path) -> None:
 
 
 def test_column_dictionary_is_the_readme() -> None:
-    assert (ROOT / "manifests" / "README.md").read_text(encoding="utf-8") == columns.dictionary()
-    assert columns.dictionary().count("\n| `") == len(columns.COLUMNS)
+    assert (ROOT / "manifests" / "README.md").read_text(encoding="utf-8") == dictionary.page()
+    assert dictionary.page().count("\n| `") == len(columns.COLUMNS)
     assert len(set(columns.SCHEMA.names)) == len(columns.COLUMNS)
 
 

@@ -13,7 +13,8 @@ class Blobs:
     """The content of every repo."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.virtual = folder, {}
+        self.folder = folder
+        self.virtual: dict[str, Virtual] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, sha: str) -> Path:

@@ -57,7 +57,7 @@ class Faults(list):
         for fault in faults:
             self.append(fault)
 
-    def __iadd__(self, faults: Iterable[dict]) -> Faults:
+    def __iadd__(self, faults: Iterable[dict]) -> Faults:  # type: ignore[override,misc]  # list's `+` makes a plain list
         self.extend(faults)
         return self
 

@@ -50,7 +50,8 @@ class Hub:
         self.url, self.cdn_url = f"http://127.0.0.1:{port}", f"http://localhost:{port}"
         self.tokens, self.groups = {WRITER: "alice", READER: "bob"}, {"alice": ["zoo"]}
         self.latency_default, self.defaults = latency, (xet, cdn_ttl, page, part_size)
-        self.log, self.errors, self.generations = Log(api=self.url), [], itertools.count()
+        self.log, self.generations = Log(api=self.url), itertools.count()
+        self.errors: list[Exception] = []
         self.folder: Path | None = None
         self.wipe()
 

@@ -79,7 +79,9 @@ class Repo:
 
     def __init__(self, kind: str, id: str, *, private: bool = False, gated: bool = False) -> None:
         self.kind, self.id, self.private, self.gated = kind, id, private, gated
-        self.created, self.commits, self.pulls = now(), {}, []
+        self.created = now()
+        self.commits: dict[str, Commit] = {}
+        self.pulls: list[str] = []  # titles
         self.pull_authors: list[str] = []
         self.pull_status: dict[int, str] = {}  # "closed" or "merged"; those not named are open
         self.allowed: set[str] = set()  # users who may read it though it is gated

@@ -69,10 +69,10 @@ async def paths_info(hub, request: Request, kind: str, id: str, revision: str) -
 
 def commits(hub, request: Request, kind: str, id: str, revision: str) -> JSONResponse:
     found, rows = repo(hub, request, kind, id), []
-    commit = found.at(revision)
-    while commit:
+    commit: Commit | None = found.at(revision)
+    while commit is not None:
         rows.append({**commit.short(), "message": commit.message, "authors": [{"user": found.owner}]})
-        commit = found.commits.get(commit.parent)
+        commit = found.commits.get(commit.parent or "")
     return JSONResponse(rows)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,9 @@ SHIPPED_WITH_THE_SOURCE = {
     "pyproject.toml",
     "README.md",
     "LICENSE",
+    "CHANGELOG.md",
     "CITATION.cff",
+    "CONTRIBUTING.md",
     "tests/package/test_packaging.py",
 }
 TIES = {
@@ -172,6 +175,9 @@ def test_git_does_not_ignore_embedded_data(name: str) -> None:
 def test_the_citation_names_both_papers() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["cff-version"], citation["title"]) == ("1.2.0", "checkpoints_zoo")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert citation["version"] == project["version"]
+    assert f"\n## {project['version']} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert citation["license"] == metadata.metadata(PACKAGE)["License-Expression"] == "Apache-2.0"
     assert [reference["identifiers"][0]["value"] for reference in citation["references"]] == [
         "arXiv:2310.08287",

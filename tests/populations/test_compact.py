@@ -27,7 +27,8 @@ from checkpoints_zoo.populations.evaluator import evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian, fit, fit_subsets
 from checkpoints_zoo.populations.loss_barrier import barriers
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
-from tests.support import compact_numbers, scenarios
+from docs.make import compact as compact_numbers
+from tests.support import scenarios
 from tests.support.few_digits import some
 
 TEST, TRAIN = some("test", 100), some("train", 100)
@@ -331,12 +332,12 @@ def test_the_picture_shows_the_numbers(digits: Compact, tmp_path: Path, monkeypa
 
 
 def numbers() -> Any:
-    return json.loads((compact_numbers.DOCS / "compact.json").read_text(encoding="utf-8"))
+    return json.loads(compact_numbers.NUMBERS.read_text(encoding="utf-8"))
 
 
 def test_the_page_has_the_numbers() -> None:
     page = (compact_numbers.DOCS / "compact.md").read_text(encoding="utf-8")
-    assert page == compact_numbers.text(numbers(), page), "python -m tests.support.compact_numbers page"
+    assert page == compact_numbers.page(), "run `python -m docs.make`"
     for name in compact_numbers.NAMES:
         assert f"### {name}" in page
 

@@ -92,7 +92,8 @@ class Block(nn.Module):
         y = torch.max(self.gain.view(1, -1, 1, 1) * y + self.offset, 0.1 * y) * self.factor
         y = F.avg_pool2d(y, 2)
         y = y.view(y.size(0), -1)
-        return self.out(self.norm3(self.linear(y)).tanh())
+        logits: Tensor = self.out(self.norm3(self.linear(y)).tanh())
+        return logits
 
 
 class Frn(nn.Module):
@@ -110,7 +111,8 @@ class Frn(nn.Module):
         rms = x.square().float().mean(dim=[-2, -1], keepdim=True).add(1e-6).rsqrt().to(x.dtype)
         x = x * rms.expand(x.shape) * self.gamma
         x = torch.maximum(x, self.tau.reshape((1, -1, 1, 1)).to(dtype=kind))
-        return self.out(torch.flatten(F.silu(x).amax((2, 3)), 1))
+        logits: Tensor = self.out(torch.flatten(F.silu(x).amax((2, 3)), 1))
+        return logits
 
 
 def mlp() -> nn.Module:

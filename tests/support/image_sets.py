@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -183,7 +183,7 @@ def features(there: ImageSet) -> Any:
     return datasets.Features({there.image: datasets.Image(), **kinds})
 
 
-def parquet(there: ImageSet, encoded: list[bytes | None], labels: list[int | None]) -> bytes:
+def parquet(there: ImageSet, encoded: Sequence[bytes | None], labels: Sequence[int | None]) -> bytes:
     """Write a Parquet file of encoded images as `datasets` does; return its bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -191,7 +191,7 @@ def parquet(there: ImageSet, encoded: list[bytes | None], labels: list[int | Non
     schema = features(there).arrow_schema
     columns: dict[str, list[Any]] = {
         there.image: [each and {"bytes": each, "path": f"{i}.png"} for i, each in enumerate(encoded)],
-        there.label: labels,
+        there.label: list(labels),
         **{column: [0] * len(labels) for column in there.others},
     }
     out = io.BytesIO()
@@ -229,7 +229,7 @@ def path_of(name: str, number: int = 0, of: int = 1) -> str:
     return f"{SETS[name].stems['test']}-{number:05}-of-{of:05}{SETS[name].suffix}.parquet"
 
 
-def put(hub: Hub, name: str, encoded: list[bytes | None], labels: list[int | None], **changes: Any) -> str:
+def put(hub: Hub, name: str, encoded: Sequence[bytes | None], labels: Sequence[int | None], **changes: Any) -> str:
     """Publish a set, put a test set of these inputs in place of its own, and return how errors call it."""
     published_images(hub, name, inputs=2, **changes)
     there = replace(SETS[name], **changes)

@@ -28,7 +28,8 @@ def stream() -> nn.Module:
         x = net.stem(x).relu()
         x = (x + net.conv2(net.conv1(x).relu())).relu()
         x = (x + net.both(x)).relu()
-        return net.last(x.mean((2, 3)))
+        logits: Tensor = net.last(x.mean((2, 3)))
+        return logits
 
     return Shaped(
         forward, stem=conv(2, 6), conv1=conv(6, 4), conv2=conv(4, 6), both=conv(6, 6), last=nn.Linear(6, 3)
@@ -45,7 +46,8 @@ def two_readers() -> nn.Module:
 
     def forward(net: Any, x: Tensor) -> Tensor:
         x = net.one(x).relu()
-        return net.last(x) + net.end(net.norm(net.two(x)).relu())
+        logits: Tensor = net.last(x) + net.end(net.norm(net.two(x)).relu())
+        return logits
 
     return Shaped(
         forward, one=nn.Linear(3, 5), two=nn.Linear(5, 4), norm=nn.BatchNorm1d(4), end=nn.Linear(4, 2),
@@ -85,7 +87,7 @@ def monomials(table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) ->
     """Find out what powers of which values each entry has by rescaling ones; return (monomial), (monomial, value)."""
     sizes = {name: scale.size for name, scale in table.scales.items() if scale.exact}
     identity = torch.eye(sum(sizes.values()), dtype=torch.float64)
-    values = dict(zip(sizes, identity.mul(np.log(2)).exp().split(list(sizes.values()), 1), strict=True))
+    values = dict(zip(sizes, torch.split(identity.mul(np.log(2)).exp(), list(sizes.values()), 1), strict=True))
     named = [n for n, axes in table.tensors.items() if axes.role in roles]
     ones = {n: torch.ones(len(identity), *table.tensors[n].shape, dtype=torch.float64) for n in named}
     moved = rescale(table, ones, values)

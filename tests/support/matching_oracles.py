@@ -41,7 +41,8 @@ def counts(table: Table) -> list[str]:
 def inner(table: Table, params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> np.ndarray:
     """Write the objective out: (member)."""
     parts = [(params[n].double().numpy(), reference[n].double().numpy()) for n in counts(table)]
-    return sum((a * b).reshape(len(a), -1).sum(1) for a, b in parts)
+    total: np.ndarray = sum((a * b).reshape(len(a), -1).sum(1) for a, b in parts)
+    return total
 
 
 def plain(table: Table, reference: Params, params: Params, seed: int) -> tuple[dict[str, list[int]], int]:

@@ -91,4 +91,5 @@ def imported(*arguments: Any, **options: Any) -> Imported:
 
 def rows_of(folder: Path, name: str = "nets") -> list[dict[str, Any]]:
     """All rows of a collection, whatever their status."""
-    return zoo.load(name, source=folder, where="status != ''").rows.to_pylist()
+    found: list[dict[str, Any]] = zoo.load(name, source=folder, where="status != ''").rows.to_pylist()
+    return found

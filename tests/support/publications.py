@@ -42,10 +42,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
 def commits(hub: Hub, id: str = NEW, revision: str = "main") -> list[Commit]:
     """The commits behind a revision, the newest first."""
     repo = hub.repo(id)
-    found, commit = [], repo.at(revision)
-    while commit:
+    found: list[Commit] = []
+    commit: Commit | None = repo.at(revision)
+    while commit is not None:
         found.append(commit)
-        commit = repo.commits.get(commit.parent)
+        commit = repo.commits.get(commit.parent or "")
     return found
 
 

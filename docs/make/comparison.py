@@ -1,7 +1,6 @@
 """The page on approximate posteriors: its words are here, its numbers in the files of `docs/studies`.
 
-Once the files are there, `python -m tests.support.comparison_page > docs/comparison.md` writes the page.
-They are made anew by
+The files are made anew by
 
     zoo-cli compare convnet-digits --search --json docs/studies/comparison.json
     zoo-cli compact-table mlp-digits --json docs/studies/compact-mlp.json
@@ -19,9 +18,9 @@ from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparis
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
 from checkpoints_zoo.methods.comparing.estimates import SHORT
 from checkpoints_zoo.methods.fit import METHODS
-from tests.support import comparison_fits as fits
-from tests.support import comparison_tables as laid
-from tests.support.comparison_tables import JUDGED, Table, markdown
+from docs.make import comparison_fits as fits
+from docs.make import comparison_tables as laid
+from docs.make.comparison_tables import JUDGED, Table, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "docs" / "studies" / "comparison.json"
@@ -44,8 +43,15 @@ def read(path: Path, command: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def page(found: Comparison, compact: CompactComparison) -> str:
-    """Return the page."""
+def page() -> str:
+    """Return the page, of the results in the files."""
+    found = read(STUDY, "zoo-cli compare convnet-digits --search --json docs/studies/comparison.json")
+    compact = read(COMPACT, "zoo-cli compact-table mlp-digits --json docs/studies/compact-mlp.json")
+    return page_of(Comparison.from_json(found), CompactComparison.from_json(compact))
+
+
+def page_of(found: Comparison, compact: CompactComparison) -> str:
+    """Return the page, of any results."""
     every = {"digits": laid.values_of(found), "CIFAR-100": laid.poster("CIFAR-100")}
     every["TinyImageNet"] = laid.poster("TinyImageNet")
     parts = {
@@ -84,10 +90,10 @@ def page(found: Comparison, compact: CompactComparison) -> str:
         "compact_mixing": fits.mixing({n: s.facts for n, s in compact.sources.items()}),
         "compact_settings": fits.settings_table({n: s.facts for n, s in compact.sources.items()}),
     }
-    text = WORDS
+    written = WORDS
     for name, part in parts.items():
-        text = text.replace(f"<<{name}>>", part)
-    return text
+        written = written.replace(f"<<{name}>>", part)
+    return written
 
 
 def _listed(lines: Iterable[str]) -> str:
@@ -233,11 +239,3 @@ def compact_says(compact: CompactComparison) -> list[str]:
             agree = "" if theirs == ours else " **They differ.**"
             lines.append(f"{words}: paper {said[theirs]}, digits {said[ours]}.{agree}")
     return lines
-
-
-if __name__ == "__main__":
-    study = Comparison.from_json(
-        read(STUDY, "zoo-cli compare convnet-digits --search --json docs/studies/comparison.json")
-    )
-    again = read(COMPACT, "zoo-cli compact-table mlp-digits --json docs/studies/compact-mlp.json")
-    print(page(study, CompactComparison.from_json(again)), end="")

@@ -1,15 +1,12 @@
 """The page on alignment: its words are here, its numbers in the files of `docs/studies`.
 
-`python -m tests.support.alignment_page --measure` measures the shipped collections anew, and without it writes the
-page:
-`python -m tests.support.alignment_page > docs/alignment.md`.
+`python -m docs.make --measure alignment docs/alignment.md` measures the shipped collections anew.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -184,8 +181,6 @@ def _column(measured: dict[str, Any]) -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
-    if "--measure" in sys.argv:
-        MEASURED.write_text(json.dumps({name: measure(name) for name in NAMES}, indent=1) + "\n", encoding="utf-8")
-    else:
-        print(page(), end="")
+def measure_anew() -> None:
+    """Measure all collections; write the file of numbers."""
+    MEASURED.write_text(json.dumps({name: measure(name) for name in NAMES}, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command line's reference as Markdown: `python -m checkpoints_zoo.cli.reference > docs/cli.md`."""
+"""The reference of the command line, made from the commands themselves."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import click
 from checkpoints_zoo.cli import COMMANDS, failures, main
 
 
-def reference() -> str:
-    """Write the reference from the commands themselves; return the text of `docs/cli.md`."""
+def page() -> str:
+    """Return the text of `docs/cli.md`."""
     context = click.Context(main, info_name="zoo-cli")
     lines = [
         "# zoo-cli",
         "",
-        "Generated from the commands by `python -m checkpoints_zoo.cli.reference > docs/cli.md`;",
-        "a test compares the two.",
+        "Made from the commands by `python -m docs.make`; a test compares the two.",
         "",
         *_prose(main),
         *(f"- [`zoo-cli {name}`](#zoo-cli-{name}): {line}" for name, (_, line) in COMMANDS.items()),
@@ -63,7 +62,3 @@ def _prose(command: click.Command) -> list[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    click.echo(reference(), nl=False)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.comparison_tables import markdown
+from docs.make.comparison_tables import markdown
 
 
 def searched(methods: Mapping[str, Mapping[str, Any]]) -> str:

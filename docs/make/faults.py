@@ -1,14 +1,14 @@
 """What goes wrong between a user and the Hub: each fault, what is seen of it, what is left, and the test that holds it.
 
-`python -m tests.support.faults > docs/faults.md` writes the table; a test compares the two and looks for every test
-it names.
+A test compares the page with this table, and looks for every test that the table names.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
+
+from tests.support.lasting_faults import FAULTS
 
 NOTHING = "nothing: it is asked for again"
 KEPT = "what was there before; what had arrived whole is kept, nothing half"
@@ -26,10 +26,10 @@ class Row:
     test: str
 
 
-HEALED = "sources/test_hub_faults.py::test_a_range_that_fails_once"
-ANSWERS = "sources/test_hub_faults.py::test_an_answer_that_fails_once"
+HEALED = "test_hub_faults.py::test_a_range_that_fails_once"
+ANSWERS = "test_hub_faults.py::test_an_answer_that_fails_once"
 
-# What passes, and what no single answer brings about. Faults that stay come from test_hub_faults.FAULTS.
+# What passes, and what no single answer brings about. Faults that stay come from `tests.support.lasting_faults`.
 ROWS = (
     Row("408, 429, 500 or 503 once", "any answer", NOTHING, KEPT, ANSWERS),
     Row("429 with a wait time", "a range of bytes", "nothing: it waits as long as the Hub says", KEPT, HEALED),
@@ -40,7 +40,7 @@ ROWS = (
         "a range of bytes",
         "nothing: it goes on where it broke off",
         KEPT,
-        "sources/test_hub_faults.py::test_a_cut_range_goes_on_where_it_broke_off",
+        "test_hub_faults.py::test_a_cut_range_goes_on_where_it_broke_off",
     ),
     Row(
         "wrong bytes once", "a range of bytes", "nothing: the hash tells, and the member is fetched again", KEPT, HEALED
@@ -52,21 +52,21 @@ ROWS = (
         "a range of bytes",
         "nothing: it is asked for again",
         KEPT,
-        "sources/test_hub_faults.py::test_a_stalled_range_is_asked_for_again",
+        "test_hub_faults.py::test_a_stalled_range_is_asked_for_again",
     ),
     Row(
         "no bytes, again and again",
         "a range of bytes",
         "… expected them to arrive; found no bytes for too long, 6 times. Try again: what has arrived is kept.",
         KEPT,
-        "sources/test_hub_faults.py::test_a_range_that_always_stalls",
+        "test_hub_faults.py::test_a_range_that_always_stalls",
     ),
     Row(
         "a redirect to another host",
         "the HEAD of a file",
         "… expected an ETag and a size; found none. Check HF_ENDPOINT, and proxies on the way.",
         KEPT,
-        "sources/test_hub_faults.py::test_a_head_that_leads_to_another_host",
+        "test_hub_faults.py::test_a_head_that_leads_to_another_host",
     ),
     Row(
         "an HTML page or an LFS pointer in place of a shard",
@@ -74,42 +74,42 @@ ROWS = (
         "… found 132 bytes: a Git LFS pointer, not the file it points to. Manifest and "
         "file do not belong together: tell the producer.",
         KEPT,
-        "sources/test_hub_faults.py::test_what_lies_there_is_named",
+        "test_hub_faults.py::test_what_lies_there_is_named",
     ),
     Row(
         "a manifest of the wrong bytes",
         "a whole file",
         "… expected the hash …; found …. It was not kept; get it again.",
         NO_CHANGE,
-        "sources/test_hub_faults.py::test_a_manifest_of_the_wrong_bytes_is_not_kept",
+        "test_hub_faults.py::test_a_manifest_of_the_wrong_bytes_is_not_kept",
     ),
     Row(
         "a fault after some members have arrived",
         "a range of bytes",
         "the fault's own error",
         "the members that arrived; the next run fetches the others alone",
-        "sources/test_hub_faults.py::test_members_that_arrived_before_a_fault_are_kept",
+        "test_hub_faults.py::test_members_that_arrived_before_a_fault_are_kept",
     ),
     Row(
         "a private repo of somebody else",
         "the repo",
         "… expected a data set repo; found none that this login may see. Check its name; if it is private, log in …",
         NO_CHANGE,
-        "sources/test_hub_faults.py::test_a_private_repo_of_somebody_else",
+        "test_hub_faults.py::test_a_private_repo_of_somebody_else",
     ),
     Row(
         "no network",
         "everything",
         "… expected an answer from HOST; found ConnectError: …",
         KEPT,
-        "sources/test_hub_faults.py::test_without_a_network",
+        "test_hub_faults.py::test_without_a_network",
     ),
     Row(
         "offline, all members local",
         "everything",
         "nothing: no request is made",
         KEPT,
-        "sources/test_hub.py::test_offline_with_everything",
+        "test_hub.py::test_offline_with_everything",
     ),
     Row(
         "offline, some members local",
@@ -117,14 +117,14 @@ ROWS = (
         "1 of 3 members of NAME: expected them in the cache, since HF_HUB_OFFLINE is set; found no members 5 of …. "
         "Get them online: `zoo-cli download …`.",
         KEPT,
-        "sources/test_hub.py::test_offline_with_something_names_the_rest",
+        "test_hub.py::test_offline_with_something_names_the_rest",
     ),
     Row(
         "offline, nothing local",
         "everything",
         "… expected a commit that it meant before, since HF_HUB_OFFLINE is set …",
         NO_CHANGE,
-        "sources/test_hub.py::test_offline_with_nothing",
+        "test_hub.py::test_offline_with_nothing",
     ),
     Row(
         "disk full, seen before",
@@ -132,64 +132,64 @@ ROWS = (
         "cache …: expected room for … bytes; found … bytes free. Free some, or set "
         "HF_HOME to a folder on a larger disk …",
         KEPT,
-        "sources/test_cache.py::test_too_little_room_is_seen_before_anything_is_fetched",
+        "test_cache.py::test_too_little_room_is_seen_before_anything_is_fetched",
     ),
-    Row("disk full on the way", "the cache", "the same", KEPT, "sources/test_cache.py::test_a_disk_that_fills_up"),
+    Row("disk full on the way", "the cache", "the same", KEPT, "test_cache.py::test_a_disk_that_fills_up"),
     Row(
         "a read-only cache",
         "the cache",
         "a warning: what is fetched goes with this process",
         NO_CHANGE,
-        "sources/test_cache.py::test_a_read_only_cache_is_replaced_for_this_process",
+        "test_cache.py::test_a_read_only_cache_is_replaced_for_this_process",
     ),
     Row(
         "eight processes loading the same members",
         "the cache",
         "nothing: each member is fetched once",
         KEPT,
-        "sources/test_cache.py::test_eight_processes_fetch_a_member_once",
+        "test_cache.py::test_eight_processes_fetch_a_member_once",
     ),
     Row(
         "SIGKILL at random moments",
         "a download",
         "nothing; the next run goes on",
         "members that had arrived; temporary files, swept away after a day",
-        "sources/test_download_kill.py::test_killed_at_random_moments",
+        "test_download_kill.py::test_killed_at_random_moments",
     ),
     Row(
         "a new commit between two reads",
         "the repo",
         "nothing: a loaded set stays at its commit",
         KEPT,
-        "sources/test_hub.py::test_a_new_commit_between_two_reads_changes_nothing",
+        "test_hub.py::test_a_new_commit_between_two_reads_changes_nothing",
     ),
     Row(
         "re-publication under readers",
         "the repo",
         "nothing: each load is one commit, and whole",
         KEPT,
-        "publishing/test_republication.py::test_readers_see_one_commit_each",
+        "test_republication.py::test_readers_see_one_commit_each",
     ),
     Row(
         "two archived members with exchanged names",
         "an archive",
         "nothing: all headers of the archive are read",
         KEPT,
-        "sources/test_upstream.py::test_members_whose_names_were_exchanged",
+        "test_upstream.py::test_members_whose_names_were_exchanged",
     ),
     Row(
         "an answer lost, a hangup or a 500 at any request",
         "publishing",
         "nothing, or the fault's own error",
         "a repo whose rows all have their bytes; the next run goes on to the same end",
-        "publishing/test_publish_faults.py::test_cut_off_at_each_request",
+        "test_publish_faults.py::test_cut_off_at_each_request",
     ),
     Row(
         "SIGKILL at random moments",
         "publishing",
         "nothing; the next run goes on",
         "a repo whose rows all have their bytes, at every commit",
-        "publishing/test_publish_kill.py::test_killed_at_random_moments",
+        "test_publish_kill.py::test_killed_at_random_moments",
     ),
 )
 
@@ -223,9 +223,7 @@ def kind_of(fault: dict[str, Any]) -> str:
 
 def rows() -> list[Row]:
     """Return all faults, those that stay first."""
-    from tests.sources.test_hub_faults import FAULTS
-
-    test = "sources/test_hub_faults.py::test_a_fault_that_stays"
+    test = "test_hub_faults.py::test_a_fault_that_stays"
     stay = [
         Row(kind_of(fault), PLACES[path], text if text.endswith(".") else f"{text}…", KEPT, test)
         for path, fault, _, text in FAULTS
@@ -233,13 +231,13 @@ def rows() -> list[Row]:
     return [*stay, *ROWS]
 
 
-def text() -> str:
+def page() -> str:
     """Write the table; return the text of docs/faults.md."""
     lines = [
         "# When the way to the Hub breaks",
         "",
-        "Generated by `python -m tests.support.faults > docs/faults.md`; a test compares the two. Each line is held by",
-        "the test it names. FILE, ADDRESS and HOST stand for what they say; exit codes: [cli.md](cli.md#exit-codes).",
+        "Made by `python -m docs.make`; a test compares the two. Each line is held by the test it names. FILE, ADDRESS",
+        "and HOST stand for what they say; exit codes are in [cli.md](cli.md#exit-codes).",
         "",
         "| fault | where | what the user sees | what is left | test |",
         "|---|---|---|---|---|",
@@ -248,7 +246,3 @@ def text() -> str:
         cells = (row.kind, row.where, row.seen, row.left, f"`{row.test}`")
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(text())

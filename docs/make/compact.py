@@ -1,14 +1,13 @@
-"""The numbers of docs/compact.md: `python -m tests.support.compact_numbers` measures and writes them.
+"""The tables of docs/compact.md, from the numbers of docs/compact.json.
 
-It takes some minutes; with the word `page` it writes the page anew from the numbers that are there. Tests compare the
+`python -m docs.make --measure compact docs/compact.md` measures the numbers anew, in some minutes. Tests compare the
 page with the numbers, and some of the numbers with fresh ones.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from checkpoints_zoo.populations.compact_posterior import compact
 from checkpoints_zoo.populations.evaluator import evaluator
 from checkpoints_zoo.populations.gaussian import fit
 from checkpoints_zoo.populations.loss_barrier import Barriers, barriers
+from docs.make.marks import fill
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[1]
+NUMBERS = DOCS / "compact.json"
 NAMES = ("convnet-digits", "resnet8-digits")
 REFERENCES = 8
 POINTS = 25
@@ -90,7 +91,7 @@ def _interval(values: Mapping[str, Any], scale: float = 1) -> str:
     return stated(Interval(values["value"], values["low"], values["high"]), scale)
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [f"| {' | '.join(r)} |" for r in (header, ("---",) * len(header), *rows)]
 
 
@@ -163,16 +164,16 @@ def text(found: Mapping[str, Any], page: str) -> str:
         [(ROWS[row][0], *values) for row, values in PAPER.items()],
     )
     collections = [line for name in NAMES for line in _collection(name, found[name])]
-    for name, lines in (("paper", paper), ("collections", collections), ("barriers", _barrier_rows(found))):
-        before, begin, rest = page.partition(f"<!-- {name} -->")
-        _, end, after = rest.partition(f"<!-- end of {name} -->")
-        page = f"{before}{begin}\n{chr(10).join(lines).rstrip()}\n{end}{after}"
-    return page
+    parts = {"paper": paper, "collections": collections, "barriers": _barrier_rows(found)}
+    return fill(page, {name: "\n".join(lines) for name, lines in parts.items()})
 
 
-if __name__ == "__main__":
-    if sys.argv[1:] != ["page"]:
-        (DOCS / "compact.json").write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
-    numbers = json.loads((DOCS / "compact.json").read_text(encoding="utf-8"))
-    written = text(numbers, (DOCS / "compact.md").read_text(encoding="utf-8"))
-    (DOCS / "compact.md").write_text(written, encoding="utf-8")
+def page() -> str:
+    """Return the page, its tables made from the file of numbers."""
+    numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    return text(numbers, (DOCS / "compact.md").read_text(encoding="utf-8"))
+
+
+def measure_anew() -> None:
+    """Measure all collections; write the file of numbers."""
+    NUMBERS.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,11 @@
-"""The tables of `docs/symmetries.md`: `python -m tests.support.symmetry_page` prints them all; a test compares."""
+"""The tables of `docs/symmetries.md`, computed from the architectures and collections that ship."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.populations.mass import along_training, take
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
+from docs.make.marks import fill
 
+PAGE = Path(__file__).resolve().parents[1] / "symmetries.md"
 BINS = {"convnet-digits": 1.0, "resnet8-digits": 0.25}  # percent
 POSTER = {
     "network, data": "OptuNet, MNIST", "members": "", "mass": "about 125 to 250", "minimum": "about 95 to 240",
@@ -21,7 +25,7 @@ POSTER = {
 }  # fmt: skip
 
 
-def rows_of(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def rows_of(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Lay out a Markdown table; return it."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines) + "\n"
@@ -95,7 +99,23 @@ def layers(name: str) -> str:
     return rows_of((f"`{name}`", "units", "most often", "χ²", "freedom", "p", "p (Holm)"), rows)
 
 
-if __name__ == "__main__":
-    masses = {name: zoo.minimal_mass(zoo.load(name)) for name in BINS}
-    print(counts(), figures(masses), *map(distribution, masses.values()), along(masses["convnet-digits"]), sep="\n")
-    print(*map(layers, BINS), sep="\n")
+def minimal_masses() -> dict[str, MinimalMass]:
+    """Return the minimal masses of the collections that ship."""
+    return {name: zoo.minimal_mass(zoo.load(name)) for name in BINS}
+
+
+def page() -> str:
+    """Return the page, all its tables computed anew."""
+    return text(minimal_masses(), PAGE.read_text(encoding="utf-8"))
+
+
+def text(masses: Mapping[str, MinimalMass], page: str) -> str:
+    """Write the tables into a page, between their marks; return it."""
+    parts = {
+        "counts": counts(),
+        "masses": figures(masses),
+        "distributions": "\n".join(map(distribution, masses.values())),
+        "layers": "\n".join(map(layers, BINS)),
+    }
+    # The other epochs are those of `tests.support.snapshots`, which takes a minute of training.
+    return re.sub(r"^\| 40 \|.*\n", along(masses["convnet-digits"]), fill(page, parts), flags=re.MULTILINE)

@@ -1,0 +1,23 @@
+"""All generated pages, and what is measured for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from docs.make import alignment, architecture, cli, columns, compact, comparison, data, faults, symmetries
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/alignment.md": alignment.page,
+    "docs/architecture.md": architecture.page,
+    "docs/cli.md": cli.page,
+    "docs/compact.md": compact.page,
+    "docs/comparison.md": comparison.page,
+    "docs/data.md": data.page,
+    "docs/faults.md": faults.page,
+    "docs/symmetries.md": symmetries.page,
+    "manifests/README.md": columns.page,
+}
+MEASURED: dict[str, Callable[[], None]] = {
+    "alignment": alignment.measure_anew,
+    "compact": compact.measure_anew,
+}

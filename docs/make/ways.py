@@ -1,0 +1,99 @@
+"""The ways of a datum through the package: `python -m docs.make.ways [load evaluate train publish]` prints them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hub import WRITER, Server
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a user writes, and the code that is traced for it.
+
+    Attributes:
+        title: what a user writes.
+        code: what is traced.
+        ready: code that runs before it in the same process, for imports.
+        files: code that runs before it in another process, which leaves files and no caches in memory.
+    """
+
+    title: str
+    code: str
+    ready: str
+    files: str = ""
+
+
+def command(*words: str) -> str:
+    """Return the code of a `zoo-cli` command that succeeds."""
+    return f"try:\n    main({list(words)!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+
+
+MAIN = "from checkpoints_zoo.cli import main\n"
+WAYS = {
+    "load": Way(
+        'zoo.load("convnet-digits", n=16).ensemble()(x)',
+        'zoo.load("convnet-digits", n=16).ensemble()(x)',
+        "import torch\nimport checkpoints_zoo as zoo\nx = torch.rand(4, 1, 8, 8)",
+    ),
+    "evaluate": Way(
+        'zoo.evaluate(zoo.load("convnet-digits", n=8), "digits", ood="photos")',
+        'zoo.evaluate(zoo.load("convnet-digits", n=8), "digits", ood="photos")',
+        "import checkpoints_zoo as zoo",
+    ),
+    "train": Way(
+        "python -m training convnet-digits --members 0-1 --set epochs=1 --out out/",
+        'sys.argv = ["training", "convnet-digits", "--members", "0-1", "--set", "epochs=1", "--out", "out/"]\n'
+        'try:\n    runpy.run_module("training", run_name="__main__")\n'
+        "except SystemExit as end:\n    assert not end.code, end.code\n",
+        "import runpy, sys",
+    ),
+    "publish": Way(
+        "zoo-cli publish five/ --repo alice/zoo --dry-run",
+        command("publish", "five/", "--repo", "alice/zoo", "--dry-run"),
+        MAIN,
+        MAIN + command("download", "convnet-digits", "-n", "5", "--dest", "five/"),
+    ),
+}
+
+
+def traced(way: Way) -> dict[str, str]:
+    """Trace a way in a fresh process, on the processor, with an empty Hub and empty caches.
+
+    Returns the files of the package that it passes, in their order, each with the function that ran first.
+    """
+    with tempfile.TemporaryDirectory(prefix="way-") as name, Server(Path(name) / "hub") as hub:
+        folder = Path(name, "work")
+        folder.mkdir()
+        alone = {
+            "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "huggingface"),
+            "HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+        }  # fmt: skip
+        environment = os.environ | alone
+
+        def run(*words: str) -> None:
+            command = [sys.executable, *words]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{way.title} failed:\n{done.stderr}")
+
+        if way.files:
+            run("-c", way.files)
+        run("-m", "docs.make.trace", way.code, "--ready", way.ready, "--json", "found.json")
+        found: dict[str, str] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+        return found
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or WAYS:
+        files = traced(WAYS[name])
+        print(f"{name}: {WAYS[name].title} passes {len(files)} files")
+        print(*(f"{at:5} {file}: {function}" for at, (file, function) in enumerate(files.items(), 1)), sep="\n")
