@@ -24,28 +24,28 @@ from typing import Any
 import torch
 from ensemble import timed
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
-from checkpoints_zoo.formats import safetensors
+from checkpoints_zoo.collection.collection import Collection, load
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description, write_json
 from checkpoints_zoo.formats.manifest import table, write
-from checkpoints_zoo.networks import architectures, tensors
+from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.modules import build_architecture
 
 
 def source(folder: Path, count: int, tiny: bool) -> Collection:
     """Write a source of random members; return them."""
     name, arguments = ("resnet8", {}) if tiny else ("resnet18", {"classes": 100})
     size = {"size": [8, 8], "channels": 1} if tiny else {"size": [32, 32], "channels": 3}
-    first = architectures.build(name, **arguments).state_dict()
-    layout = tensors.layout_of(first, torch.float16)
+    first = build_architecture(name, **arguments).state_dict()
+    layout = modules.layout_of(first, torch.float16)
     members = []
     for i in range(count):
         torch.manual_seed(i)
         state = {n: torch.randn(t.shape) * 0.05 if t.is_floating_point() else t for n, t in first.items()}
         state |= {n: t.abs() + 0.5 for n, t in state.items() if n.endswith("running_var")}
-        members.append((tensors.prefix(i), tensors.pack(state, layout)))
-    path = safetensors.write_shard(folder / "shards" / "nets", 0, layout, members)
-    begin = safetensors.first_offset(layout, [key for key, _ in members])
+        members.append((modules.prefix(i), modules.pack(state, layout)))
+    path = shard_files.write_shard(folder / "shards" / "nets", 0, layout, members)
+    begin = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [
         {"member": i, "epoch": 1, "final": True, "status": "ok", "path": f"shards/nets/{path.name}",
          "offset": begin + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16"}

@@ -43,12 +43,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description, write_json
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.safetensors import prefix, shard_header
+from checkpoints_zoo.formats.shard_files import prefix, shard_header
 from checkpoints_zoo.sources import fetching
 from tests.hub import WRITER, Hub, Server, Virtual, answers, joined, noise
 from tests.support.archives import virtual_tar

@@ -31,12 +31,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
-from checkpoints_zoo.formats import safetensors as writing
+from checkpoints_zoo.collection.collection import Collection, load
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description, write_json
 from checkpoints_zoo.formats.manifest import table, write
-from checkpoints_zoo.networks import tensors
+from checkpoints_zoo.networks import modules
 
 
 def resnet18() -> nn.Module:
@@ -56,10 +55,10 @@ def prepare(folder: Path, count: int) -> Collection:
                        for n, t in resnet18().state_dict().items()})  # fmt: skip
         torch.save(states[-1], folder / f"{i}.pt")
         safetensors.torch.save_file(states[-1], folder / f"{i}.safetensors")
-    layout = tensors.layout_of(states[0], torch.float16)
-    members = [(tensors.prefix(i), tensors.pack(state, layout)) for i, state in enumerate(states)]
-    path = writing.write_shard(folder / "shards" / "r18", 0, layout, members)
-    first = writing.first_offset(layout, [key for key, _ in members])
+    layout = modules.layout_of(states[0], torch.float16)
+    members = [(modules.prefix(i), modules.pack(state, layout)) for i, state in enumerate(states)]
+    path = shard_files.write_shard(folder / "shards" / "r18", 0, layout, members)
+    first = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [
         {"member": i, "epoch": 1, "final": True, "status": "ok", "path": f"shards/r18/{path.name}",
          "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16"}

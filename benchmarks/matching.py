@@ -31,7 +31,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from checkpoints_zoo.networks.architectures import build
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import Table, permute, random_element, symmetries
 from checkpoints_zoo.symmetry.canonical.alignment import match
 
@@ -42,7 +42,7 @@ MEMBERS = 4
 def drawn(seed: int) -> Params:
     """Draw a ResNet-18; return its parameters."""
     torch.manual_seed(seed)
-    state = build("resnet18").state_dict()
+    state = build_architecture("resnet18").state_dict()
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in state.items():
         if tensor.ndim == 1 and name != "fc.bias":

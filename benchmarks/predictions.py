@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo.formats import catalog, manifest, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.safetensors import prefix
+from checkpoints_zoo.formats.shard_files import prefix
 from checkpoints_zoo.predictions import Predictions, sets
 from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts
 from checkpoints_zoo.sources.source import Source
@@ -49,7 +49,7 @@ def write(root: Path, name: str, members: int, inputs: int, classes: int, signal
     folder, layout = root / sets.folder_of(NAME, name), sets.layout_of(inputs, classes)
     labels = torch.randint(classes, (inputs,), generator=torch.Generator().manual_seed(seed))
     rows: list[dict[str, Any]] = []
-    size, logits = safetensors.members_per_shard(layout), drawn(members, labels, classes, signal, seed)
+    size, logits = shard_files.members_per_shard(layout), drawn(members, labels, classes, signal, seed)
     for number, at in enumerate(range(0, members, size)):
         rows += _shard(folder, number, layout, range(at, min(members, at + size)), logits)
     facts = Facts(
@@ -72,8 +72,8 @@ def _shard(
             hashes.append(content_hash(layout, member))
             yield member
 
-    path = safetensors.stream_shard(folder, number, layout, prefixes, raw())
-    first = safetensors.first_offset(layout, prefixes)
+    path = shard_files.stream_shard(folder, number, layout, prefixes, raw())
+    first = shard_files.first_offset(layout, prefixes)
     for i, id in enumerate(ids):
         yield {
             "member": id, "epoch": 1, "final": True, "status": "ok", "sha256": hashes[i],

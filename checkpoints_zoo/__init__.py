@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoints_zoo import images, interop, symmetry
-    from checkpoints_zoo.collection.collection import Collection, Member
+    from checkpoints_zoo.collection.collection import Collection, Member, collections, load
     from checkpoints_zoo.collection.equivalence import check_equivalence
-    from checkpoints_zoo.collection.loading import collections, load
     from checkpoints_zoo.errors import ZooError
     from checkpoints_zoo.evaluation import metrics
     from checkpoints_zoo.evaluation.evaluating import Report, evaluate

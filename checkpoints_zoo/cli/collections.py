@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli import failures
-from checkpoints_zoo.cli.output import Output, output, table
+from checkpoints_zoo.cli import program
+from checkpoints_zoo.cli.program import Output, output, table
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import Source, resolve
 
 
 @click.command()
@@ -33,7 +32,7 @@ def command(out: Output, source: str | None) -> None:
     if not listed and not broken:
         out.say("no collections")
     for error in broken[1:]:
-        failures.explain(error)
+        program.explain(error)
     if broken:
         raise broken[0]
 

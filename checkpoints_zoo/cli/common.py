@@ -58,7 +58,7 @@ class Selection:
 
     def load(self) -> Collection:
         """Return the members as a Collection."""
-        from checkpoints_zoo.collection.loading import load
+        from checkpoints_zoo.collection.collection import load
 
         build = None if self.architecture is None else function(self.architecture)
         return load(**self._chosen(), architecture=build)

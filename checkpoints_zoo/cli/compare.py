@@ -10,7 +10,7 @@ import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.cli.output import Output, facts, output
+from checkpoints_zoo.cli.program import Output, facts, output
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.measure import table_of, values_of
-from checkpoints_zoo.cli.output import Output, output
+from checkpoints_zoo.cli.program import Output, output
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def command(folder: str, out: Output) -> None:
     """
     out.say("Importing torch …")
     from checkpoints_zoo import images
-    from checkpoints_zoo.collection.loading import load
+    from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.evaluation.evaluating import evaluate
     from checkpoints_zoo.sources.source import EMBEDDED
 

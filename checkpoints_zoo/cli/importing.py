@@ -13,7 +13,7 @@ import click
 
 from checkpoints_zoo.cli import common
 from checkpoints_zoo.cli.measure import PLACES
-from checkpoints_zoo.cli.output import Output, facts, output
+from checkpoints_zoo.cli.program import Output, facts, output
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import in_bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
-from checkpoints_zoo.cli.output import Output, output, table
+from checkpoints_zoo.cli.program import Output, output, table
 from checkpoints_zoo.evaluation.plots import NAMES, stated
 from checkpoints_zoo.formats.text import in_bytes
 
@@ -19,7 +19,7 @@ from checkpoints_zoo.formats.text import in_bytes
 
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.cli.output import Output
+    from checkpoints_zoo.cli.program import Output
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.evaluation.evaluating import Report
     from checkpoints_zoo.predictions import Predictions

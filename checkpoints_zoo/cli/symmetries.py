@@ -10,7 +10,7 @@ import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.measure import png
-from checkpoints_zoo.cli.output import Output, facts, output, table
+from checkpoints_zoo.cli.program import Output, facts, output, table
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources.source import HubSource
@@ -191,7 +191,7 @@ def _opened(selection: Selection, asked: list[str]) -> tuple[Table, Collection |
 
 def _snapshots(selection: Selection, members: Collection) -> Collection:
     """Return all snapshots of the selected members; where epochs or a citation were given, what these name."""
-    from checkpoints_zoo.collection.loading import load
+    from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.formats.selection import parse_citation
 
     if parse_citation(selection.name) or len(set(members.ids)) < len(members.ids):

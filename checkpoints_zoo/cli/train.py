@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpoints_zoo.cli.failures import BUG, INTERRUPTED, USAGE, code_of
-from checkpoints_zoo.cli.output import table
+from checkpoints_zoo.cli.program import BUG, INTERRUPTED, USAGE, code_of, table
 from checkpoints_zoo.errors import LockedError, UsageError, ZooError
 from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.recipes import RECIPES, named
@@ -117,7 +116,7 @@ def verify_command(
     Bit for bit where torch and the processor are those that the row names; by test accuracy elsewhere.
     """
     with failing():
-        from checkpoints_zoo.collection.loading import load
+        from checkpoints_zoo.collection.collection import load
         from checkpoints_zoo.training.recipes import chosen
         from checkpoints_zoo.training.retrain import retrain
 

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli import common
-from checkpoints_zoo.cli.failures import DONE, FOUND
-from checkpoints_zoo.cli.output import Output, facts, output, printable, table
+from checkpoints_zoo.cli.program import DONE, FOUND, Output, facts, output, printable, table
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -25,7 +24,7 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.source import resolve
 
 # `zoo-cli audit`: whether the files of a repo or a folder are what they should be.
 
@@ -90,8 +89,8 @@ def verify_command(name: str, source: str | None, sample: int, architecture: str
     collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
     was found.
     """
-    from checkpoints_zoo.collection.loading import load
-    from checkpoints_zoo.formats.checks import Problem
+    from checkpoints_zoo.collection.collection import load
+    from checkpoints_zoo.formats.shard_files import Problem
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.predictions import sets
     from checkpoints_zoo.publishing.verification import verify, verify_predictions

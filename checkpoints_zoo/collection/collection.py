@@ -16,15 +16,16 @@ from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.dataset import WeightDataset, label_table
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
-from checkpoints_zoo.formats import manifest, safetensors, selection
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats import catalog, manifest, selection, shard_files
+from checkpoints_zoo.formats.shard_files import Location
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.finding import Found
+from checkpoints_zoo.sources.finding import Found, find
 from checkpoints_zoo.symmetry import Element, Table, files, symmetries
 from checkpoints_zoo.symmetry.applying import check_element
 from checkpoints_zoo.symmetry.canonical import alignment, maps
@@ -179,7 +180,7 @@ class Selected:
                     do="Give what builds it: zoo.load(…, architecture=build), or --architecture MODULE:FUNCTION",
                 )
             build = self._architecture or (
-                lambda: architectures.build(description.architecture, **description.arguments)
+                lambda: modules.build_architecture(description.architecture, **description.arguments)
             )
             self._skeletons[key] = modules.skeleton(build, description.layouts[key], self.name)
         return self._skeletons[key]
@@ -246,7 +247,7 @@ class Selected:
             )
         what = "; ".join(str(step) for step in self.view.steps)
         element = self.symmetries()
-        with safetensors.writing_into(Path(path).parent):
+        with shard_files.writing_into(Path(path).parent):
             files.write(Path(path), self.rows, element, what)
         return Path(path)
 
@@ -498,7 +499,7 @@ class Collection(Viewed):
         Raises:
             MemberNotFound, UsageError: no such position.
         """
-        at = selection.whole(position)
+        at = whole(position)
         if at is None:
             raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
         if not -len(self) <= at < len(self):
@@ -535,7 +536,7 @@ class Collection(Viewed):
         Raises:
             MemberNotFound: it is not among the selected ones.
         """
-        if selection.whole(id) not in self.ids:
+        if whole(id) not in self.ids:
             raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
         return self[len(self) - 1 - self.ids[::-1].index(id)]
 
@@ -595,7 +596,7 @@ class Collection(Viewed):
             UsageError: a size that is none.
             DamagedError, LayoutError, SourceNotFound, TooLargeError: as in `stack`; non-finite values always.
         """
-        step = selection.whole(size)
+        step = whole(size)
         if step is None or step < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
         on = check_device(device)
@@ -709,3 +710,52 @@ class Collection(Viewed):
             SourceNotFound, MemberNotFound, UsageError, FormatError, DamagedError, NetworkError: as there.
         """
         return predictions.predictions_of(self, name, **options)
+
+
+# `zoo.load` and `zoo.collections`: from a name to a Collection.
+
+
+def load(
+    name: str,
+    *,
+    n: int | None = None,
+    where: str | None = None,
+    members: str | Iterable[int] | None = None,
+    sample: int | None = None,
+    snapshots: bool = False,
+    source: str | Path | None = None,
+    architecture: Callable[[], nn.Module] | None = None,
+) -> Collection:
+    """Select members of a collection by its manifest, reading no weights yet; return the Collection.
+
+    Args:
+        name: of the collection, or a citation.
+        n: how many: the first n, or with `sample` n drawn without replacement.
+        where: an SQL condition on the manifest's columns ("test_accuracy > 0.97").
+        members: ids, or their text ("0-99,205,7@40").
+        sample: seed of the draw.
+        snapshots: whether snapshots that are not final are meant as well.
+        source: a folder, or hf://datasets/ORG/NAME[@REVISION]; None for where the catalog says the collection lies.
+        architecture: builds the module, for a net the package lacks.
+
+    Raises:
+        CollectionNotFound, SourceNotFound: nothing there; the nearest names are given.
+        SelectionError, MemberNotFound: a selection that can't be met.
+        FormatError, DamagedError: a manifest that breaks the format.
+        NetworkError, AccessError: a source on the Hub that can't be reached or may not be read.
+
+    >>> import checkpoints_zoo as zoo
+    >>> zoo.load("convnet-digits", n=8)
+    Collection('convnet-digits', 8 members, convnet on digits, from embedded)
+    """
+    found = find(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
+    return Collection(found.source, found.commit, found.description, found.rows, architecture)
+
+
+def collections() -> pd.DataFrame:
+    """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source."""
+    import pandas as pd
+
+    listings = catalog.collections().values()
+    columns = ("name", "title", "architecture", "dataset", "members", "bytes", "licence")
+    return pd.DataFrame([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])

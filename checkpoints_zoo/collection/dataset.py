@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from checkpoints_zoo.collection.reading import check_finite, stack
 from checkpoints_zoo.collection.views import Key, View
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.symmetry import Table
 
 

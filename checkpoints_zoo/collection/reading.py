@@ -20,7 +20,7 @@ from torch import Tensor
 from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.layout import TensorSpec, is_counter
-from checkpoints_zoo.formats.member_bytes import (
+from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
     buffer,
@@ -30,7 +30,7 @@ from checkpoints_zoo.formats.member_bytes import (
     read_at,
 )
 from checkpoints_zoo.networks.device import check_device, check_room
-from checkpoints_zoo.networks.tensors import TORCH, check_tensors
+from checkpoints_zoo.networks.modules import TORCH, check_tensors
 
 # Tensors of members that lie evenly spaced, in a map of a file or in other memory, viewed where they lie.
 

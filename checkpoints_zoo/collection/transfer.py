@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.member_bytes import Location, fill, groups
-from checkpoints_zoo.networks.tensors import TORCH
+from checkpoints_zoo.formats.shard_files import Location, fill, groups
+from checkpoints_zoo.networks.modules import TORCH
 
 GROUP_BYTES = 2**26  # neighbours that are converted together
 PIECE_BYTES = 2**23  # of one read

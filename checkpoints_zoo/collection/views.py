@@ -11,7 +11,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import MemberNotFound
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.symmetry import Element, Table, apply, compose, permute
 from checkpoints_zoo.symmetry.canonical import alignment, maps

@@ -23,7 +23,7 @@ from checkpoints_zoo.evaluation.growth import CONSTANT, Growth
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.report import Calibrated, Report
 from checkpoints_zoo.evaluation.subsets import Held, Logits, Part, Population
-from checkpoints_zoo.formats import selection
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.predictions import Predictions
@@ -284,7 +284,7 @@ def _sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
     found = {members}
     for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
-        known = selection.whole(size)
+        known = whole(size)
         if known is None or not 1 <= known <= members:
             expected = f"a whole number from 1 to {members}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])

@@ -12,8 +12,8 @@ from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.formats import selection
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.images.image_data import unplaced
 
@@ -152,10 +152,10 @@ def check_draws(seed: object, subsets: object = 2) -> None:
     Raises:
         UsageError: no whole number, a seed of more than 64 bits, or fewer than two subsets.
     """
-    known = selection.whole(seed)
+    known = whole(seed)
     if known is None or not -(2**63) <= known < 2**64:
         raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
-    count = selection.whole(subsets)
+    count = whole(subsets)
     if count is None or count < 2:
         raise UsageError("subsets", expected="a whole number from 2", found=repr(subsets)[:80])
 

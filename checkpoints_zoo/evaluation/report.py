@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.evaluation import growth, plots
-from checkpoints_zoo.evaluation import plots as curve_plots
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
@@ -195,7 +194,7 @@ class Report:
         Raises:
             UsageError: no such figure.
         """
-        return curve_plots.curves(self, Path(path), figures)
+        return plots.curves(self, Path(path), figures)
 
 
 def _rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,6 @@ digits of a hash over the rows.
 from __future__ import annotations
 
 import hashlib
-import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.formats.where import columns_in, rows_where
 
 _PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
@@ -186,16 +186,6 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
     if not keys:
         raise SelectionError("members", expected="one id or more", found="none")
     return keys
-
-
-def whole(value: object) -> int | None:
-    """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        return None
 
 
 def format_ids(keys: Sequence[Key]) -> str:

@@ -6,6 +6,7 @@ a table's cell, a link, a tag or a key of its own, wherever on a line it stands 
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -138,3 +139,13 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
         for row in rows
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None

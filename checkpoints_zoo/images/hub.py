@@ -13,13 +13,11 @@ import torch
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.images import parquet
-from checkpoints_zoo.images import parquet as tables
 from checkpoints_zoo.images.hub_sets import HUB_SETS, HubSet
 from checkpoints_zoo.images.image_data import ImageData
 from checkpoints_zoo.images.pixels import Wanted
 from checkpoints_zoo.images.sets import SPLITS, Columns, Found, choose_split
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources import hub as addresses
 
 # Data sets read from the Hub, through the client's cache: a name and a split -> the images at a commit.
 
@@ -187,7 +185,7 @@ def on_hub(address: str, split: str | None, columns: Columns, wanted: Wanted) ->
     """
     from huggingface_hub import is_offline_mode
 
-    place, path = addresses.apart(address, "images")
+    place, path = hub.apart(address, "images")
     repo = hub.resolve(place)
     where = f"{repo.label}@{repo.commit[:8]}{'/' if path else ''}{path}"
     if path.lower().endswith(".parquet"):
@@ -203,7 +201,7 @@ def on_hub(address: str, split: str | None, columns: Columns, wanted: Wanted) ->
             listed = f"{len(there):,} files ({', '.join(kinds[:8])})" if there else "no such folder, or an empty one"
             raise SourceNotFound(where, expected="Parquet files", found=listed, path=path)
         some, name = chosen(files, split, where)
-    found = tables.read([hub.fetch(repo, file) for file in some], columns, wanted, where)
+    found = parquet.read([hub.fetch(repo, file) for file in some], columns, wanted, where)
     return Found(found.images, found.labels, found.classes, name, repo.commit)
 
 

@@ -23,7 +23,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound, TooLargeError
-from checkpoints_zoo.formats.safetensors import what_is
+from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.images.hub_sets import HubSet
 from checkpoints_zoo.images.pixels import Gathered, Wanted
 from checkpoints_zoo.images.sets import Columns, Found

@@ -13,18 +13,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo import images
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import Given, ImageData, Preprocess
 from checkpoints_zoo.interop.ingest import Net, ingest, known
 from checkpoints_zoo.interop.ingest.origin import Say
-from checkpoints_zoo.networks import architectures, modules
+from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.modules import Build
+from checkpoints_zoo.networks.modules import Build, build_architecture
 from checkpoints_zoo.sources.source import Source
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Named:
         Raises:
             UsageError: no architecture of that name, or nothing that builds a module.
         """
-        build = self.build or (lambda: architectures.build(str(self.architecture), **self.arguments))
+        build = self.build or (lambda: build_architecture(str(self.architecture), **self.arguments))
         return modules.built(build, "the members")
 
 
@@ -152,7 +151,7 @@ def named_net(architecture: str | Build, arguments: Mapping[str, Any] | None) ->
     """
     if isinstance(architecture, str):
         if architecture not in ARCHITECTURES or arguments:
-            architectures.build(architecture, **(arguments or {}))  # says what is wrong with them
+            build_architecture(architecture, **(arguments or {}))  # says what is wrong with them
         return Named(architecture, dict(arguments or {}), None, None)
     if isinstance(architecture, nn.Module) or not callable(architecture):
         raise UsageError(

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from checkpoints_zoo.collection.collection import Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble.program import Norm, fold
-from checkpoints_zoo.networks.tracing import UNTRACEABLE, Tracer
+from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 BEFORE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

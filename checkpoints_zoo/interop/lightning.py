@@ -20,9 +20,9 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import safetensors
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.safetensors import check_room, writing_into
+from checkpoints_zoo.formats.shard_files import check_room, writing_into
 from checkpoints_zoo.interop import checkpoints
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
@@ -86,7 +86,7 @@ def write_checkpoints(
 
 
 def _name(member: Member) -> str:
-    key = safetensors.prefix(member.id, None if member.row["final"] else member.epoch)
+    key = shard_files.prefix(member.id, None if member.row["final"] else member.epoch)
     return f"{key.removesuffix('/')}.ckpt"
 
 

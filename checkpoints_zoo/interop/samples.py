@@ -16,17 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix
+from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
 from checkpoints_zoo.interop.ingest import importing, known, pickles, shards
-from checkpoints_zoo.interop.ingest import known as facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build
@@ -265,10 +262,10 @@ class Drawn:
         self.head = head
         tensors = ((n, dtype, shape, n, shape) for n, dtype, shape in head.tensors)
         self.stored = Layout.of_stored(tensors, counters, 0)
-        self.layout = safetensors.sharded(self.stored)
+        self.layout = shard_files.sharded(self.stored)
         self.key = archives.layout_key(architecture, self.layout)
         self.layouts[self.key] = self.layout
-        self.per_shard = safetensors.members_per_shard(self.layout)
+        self.per_shard = shard_files.members_per_shard(self.layout)
         shutil.rmtree(self.aside, ignore_errors=True)
         self.aside.with_name(f"{self.name}.json").unlink(missing_ok=True)  # of an import that never came to an end
         self.aside.mkdir(parents=True)
@@ -294,9 +291,9 @@ class Drawn:
         if at < len(self.there) and self.there[at]["status"] == "failed":  # by its logits
             row |= {n: self.there[at][n] for n in ("status", "reason")}
         if self.spool is None:
-            safetensors.check_room(self.target.root, self.layout.nbytes)
+            shard_files.check_room(self.target.root, self.layout.nbytes)
             self.spool = (self.aside / f"{at:06d}.draws").open("w+b")
-        self.spool.write(safetensors.repack(self.stored, raw, self.layout))
+        self.spool.write(shard_files.repack(self.stored, raw, self.layout))
         self.rows.append(self._known(at) | row)
         self.waiting += 1
         if len(self.rows) % self.per_shard == 0:
@@ -327,10 +324,10 @@ class Drawn:
             self.spool.seek(0)
             members = (self.spool.read(self.layout.nbytes) for _ in some)
             number = some[0]["member"] // self.per_shard
-            path = safetensors.stream_shard(
+            path = shard_files.stream_shard(
                 self.target.root / "shards" / self.name, number, self.layout, prefixes, members
             )
-        start = safetensors.first_offset(self.layout, prefixes)
+        start = shard_files.first_offset(self.layout, prefixes)
         for at, row in enumerate(some):
             row |= {
                 "path": path.relative_to(self.target.root).as_posix(),
@@ -454,7 +451,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = Source(root, root.as_uri())
     locks = cache.writable("local/copies")
-    with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with shard_files.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.sweep(root, name)
         drawn = Drawn(target, name, method)
         try:
@@ -462,9 +459,9 @@ def from_samples(
                 state = whole(draw, at)
                 if drawn.head is None:
                     drawn.begin(pickles.head_of(state), whole.counters, named.architecture or str(named.own))
-                    described = facts.described(name, named.facts(), drawn.layouts, facts_given, like)
-                    facts.check_net(described, named.build)
-                    description = facts.kept(described, facts_given, like, target)
+                    described = known.described(name, named.facts(), drawn.layouts, facts_given, like)
+                    known.check_net(described, named.build)
+                    description = known.kept(described, facts_given, like, target)
                     inside = None
                     if evaluate is not None:
                         inside = importing.images_for(evaluate, description, named.build)

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats.disk import replacing

@@ -3,16 +3,102 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, is_counter, is_statistic
-from checkpoints_zoo.networks.tensors import check_tensors
+from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.shard_files import prefix as prefix
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+
+# State dicts as members' bytes: the layout that a net is stored in, and its tensors brought into it.
+
+
+TORCH = {
+    "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
+    "BF16": torch.bfloat16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in TORCH.items()}
+
+
+def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
+    """Lay out a state dict for storage: weights in `dtype`, statistics in float32, other tensors as they are.
+
+    Args:
+        state: of one member, in the order of its module; `num_batches_tracked` becomes a counter.
+        dtype: of the stored weights.
+
+    Raises:
+        UsageError: a tensor of a dtype that the format can't hold.
+    """
+    tensors, counters = [], []
+    for name, tensor in state.items():
+        wanted = tensor.dtype
+        if tensor.is_floating_point():
+            wanted = torch.float32 if is_statistic(name) else dtype
+        if wanted not in NAMES:
+            raise UsageError(f"tensor {name!r}", expected=f"a dtype among {', '.join(NAMES.values())}",
+                             found=str(wanted), tensor=name)  # fmt: skip
+        if is_counter(name):
+            counters.append(name)
+        else:
+            tensors.append((name, NAMES[wanted], tuple(tensor.shape)))
+    return Layout.of(tensors, counters)
+
+
+def pack(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
+    """Bring a member's tensors into the layout's bytes, rounding to its dtypes; return them, pad included.
+
+    Args:
+        state: of one member, in any memory format.
+        layout: to bring it into.
+
+    Raises:
+        LayoutError: tensors missing, extra or misshapen.
+        DamagedError: a value that is not finite, or not any more once rounded.
+    """
+    check_tensors({n: tuple(t.shape) for n, t in state.items()}, layout, "state dict")
+    member = bytearray(layout.nbytes)
+    for t in layout.tensors:
+        if t.nbytes:
+            target = torch.frombuffer(member, dtype=TORCH[t.dtype], count=state[t.name].numel(), offset=t.offset)
+            target.copy_(state[t.name].detach().reshape(-1))
+    if bad := finite_problems(layout, member):
+        raise DamagedError(
+            f"tensor {bad[0]!r}",
+            expected=f"values that are finite as {next(t.dtype for t in layout.tensors if t.name == bad[0])}",
+            found="infinite ones or NaN",
+            do="Leave the member out, or store it in a wider dtype",
+            tensor=bad[0],
+        )
+    return member
+
+
+def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: str) -> None:
+    """Compare names and shapes with a layout's, counters aside.
+
+    Raises:
+        LayoutError: naming what is missing, extra and misshapen.
+    """
+    wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
+    found = {n: s for n, s in found.items() if not is_counter(n)}
+    names, phrase = differences(found, wanted)
+    if names:
+        raise LayoutError(
+            thing,
+            expected=f"the layout's {len(wanted)} tensors by name and shape",
+            found=phrase,
+            tensor=names[0],
+        )
+
 
 Build = Callable[[], nn.Module]
 
@@ -156,3 +242,107 @@ def tied(module: nn.Module) -> set[str]:
     """
     states = module.state_dict(keep_vars=True)
     return set(states) - set({id(tensor): name for name, tensor in states.items()}.values())
+
+
+# Recording what a module does with torch.fx, one module at a time, while modules in other threads do what they do.
+
+
+# What torch.fx, and code that meets its stand-ins for tensors, raise; and copies of what can't be copied.
+UNTRACEABLE = (
+    fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
+    AssertionError, LookupError,
+)  # fmt: skip
+
+_one_at_a_time = Lock()
+
+
+class Tracer(fx.Tracer):
+    """Record what a module does, its parameters and buffers as they are named."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = get_ident()
+
+    def record(self, module: nn.Module) -> fx.Graph:
+        """Trace a module; return the graph.
+
+        Raises:
+            those of UNTRACEABLE: what it does can't be traced.
+        """
+        with _one_at_a_time:
+            return self.trace(module)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return self.call_own(m, forward, args, kwargs)
+
+    def call_own(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a layer of the module that is traced; return what stands for its result."""
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if get_ident() == self.thread else attr_val
+
+
+# Arguments come from files that may be anybody's: a bound keeps a damaged one from asking for all memory.
+_LARGEST = 65_536
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": (f"a whole number in 1-{_LARGEST}", _whole),
+    "int | None": (
+        f"a whole number in 1-{_LARGEST}, or none",
+        lambda value: value is None or _whole(value),
+    ),
+    "bool": ("true or false", lambda value: type(value) is bool),
+    "tuple[int, ...]": (
+        f"a list of whole numbers in 1-{_LARGEST}",
+        lambda value: isinstance(value, (list, tuple)) and all(_whole(v) for v in value),
+    ),
+}
+
+
+def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
+    """Build the named architecture, and return the module with its random initial parameters.
+
+    Args:
+        name: a key of `ARCHITECTURES`.
+        arguments: the function's arguments; lists stand for tuples, as JSON has none.
+
+    Raises:
+        UsageError: no architecture of that name, or an argument that it can't take.
+
+    >>> build_architecture("convnet", classes=10).fc2
+    Linear(in_features=32, out_features=10, bias=True)
+    """
+    if name not in ARCHITECTURES:
+        nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"architecture {name!r}",
+            expected=f"one of {', '.join(ARCHITECTURES)}",
+            found=repr(name),
+            do=f"Use the nearest name, {nearest!r}",
+        )
+    known = inspect.signature(ARCHITECTURES[name]).parameters
+    for argument, value in arguments.items():
+        if argument not in known:
+            raise UsageError(
+                f"architecture {name!r}",
+                expected=f"arguments among {', '.join(known)}",
+                found=f"{argument!r}",
+            )
+        expected, fits = _KINDS[str(known[argument].annotation)]
+        if not fits(value):
+            raise UsageError(f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value))
+    return ARCHITECTURES[name](
+        **{argument: tuple(v) if isinstance(v, list) else v for argument, v in arguments.items()}
+    )

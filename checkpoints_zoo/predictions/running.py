@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
-from checkpoints_zoo.formats import selection
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.shard_files import Location
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.device import free_bytes
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -133,7 +133,7 @@ def by_members(
         UsageError: a batch that is none, or images of a size that the members can't take.
         DamagedError: as in `logits`.
     """
-    step = selection.whole(batch)
+    step = whole(batch)
     if step is None or step < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members.skeleton()

@@ -12,16 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import catalog, checks, manifest
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
-from checkpoints_zoo.formats.checks import Problem
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix, stamp_of
 from checkpoints_zoo.formats.selection import keys_of
+from checkpoints_zoo.formats.shard_files import Location, Problem, prefix, stamp_of
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import HubSource, Source, bring
+from checkpoints_zoo.sources.source import HubSource, Source, bring, resolve
 
 # What a set of stored predictions says of itself: the images, the classes, how the logits were computed.
 
@@ -326,7 +323,7 @@ def problems(stored: PredictionSet, weights: Mapping[Key, str | None] | None, fi
         return [*found, Problem(name, None, "bytes", str(error))]
     for location, claimed in zip(locations, rows.column("sha256").to_pylist(), strict=True):
         try:
-            wrong, _ = checks.check_bytes(location, claimed, finite)
+            wrong, _ = shard_files.check_bytes(location, claimed, finite)
         except (DamagedError, LayoutError, OSError) as error:
             wrong = [("bytes", str(error))]
         found += [Problem(name, location.member, kind, text) for kind, text in wrong]

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import manifest, member_bytes, selection
-from checkpoints_zoo.formats.member_bytes import Location, read_at
+from checkpoints_zoo.formats import manifest, selection, shard_files
+from checkpoints_zoo.formats.shard_files import Location, read_at
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData, in_order
-from checkpoints_zoo.networks.tensors import TORCH
+from checkpoints_zoo.networks.modules import TORCH
 from checkpoints_zoo.predictions import sets
 from checkpoints_zoo.predictions.running import Members
 from checkpoints_zoo.predictions.sets import LOGITS, Facts, PredictionSet
@@ -232,7 +233,7 @@ class Predictions:
     def _locations(self) -> list[Location]:
         """Where the members' bytes lie on this machine, checked against the files' headers."""
         found = self.stored.locate(self.rows)
-        member_bytes.check_against_files(found)
+        shard_files.check_against_files(found)
         return found
 
     def logits(self, ids: Iterable[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -252,7 +253,7 @@ class Predictions:
         known = {id: at for at, id in enumerate(self.ids)}
         wanted = list(ids)
         for id in wanted:
-            if selection.whole(id) not in known:
+            if whole(id) not in known:
                 raise selection.member_not_found(self.rows, self.name, id)
         return self._of([known[int(id)] for id in wanted]).block(0, self.shape[1], dtype)
 
@@ -338,7 +339,7 @@ class Predictions:
             UsageError: a number of inputs that is none.
         """
         members, _, classes = self.shape
-        count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else selection.whole(inputs)
+        count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else whole(inputs)
         if count is None or count < 1:
             raise UsageError("inputs of a block", expected="a whole number from 1", found=repr(inputs)[:80])
         return Blocks(self, count, dtype)
@@ -353,7 +354,7 @@ class Predictions:
         Raises:
             UsageError: a size that is none.
         """
-        step = selection.whole(size)
+        step = whole(size)
         if step is None or step < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
         for at in range(0, len(self), step):

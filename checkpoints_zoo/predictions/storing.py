@@ -15,13 +15,12 @@ import torch
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, FormatError, LockedError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix
+from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.tensors import pack
+from checkpoints_zoo.networks.modules import pack
 from checkpoints_zoo.predictions import sets
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts, PredictionSet, layout_of
@@ -67,18 +66,18 @@ class Parts:
         path = self._path(key, weights)
         try:
             if path.is_file():
-                member_bytes.check_against_files([self._location(key, path)])
+                shard_files.check_against_files([self._location(key, path)])
                 return True
         except DamagedError:  # computed again
             path.unlink()
         return False
 
     def _location(self, key: Key, path: Path) -> Location:
-        return Location(key[0], "", path, safetensors.first_offset(self.layout, [""]), self.layout)
+        return Location(key[0], "", path, shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def keep(self, key: Key, weights: str, raw: safetensors.Bytes) -> None:
+    def keep(self, key: Key, weights: str, raw: shard_files.Bytes) -> None:
         """Lay a member's logits aside, by rename."""
-        written = safetensors.write_shard(self.aside / ".new", 0, self.layout, [("", raw)])
+        written = shard_files.write_shard(self.aside / ".new", 0, self.layout, [("", raw)])
         written.replace(self._path(key, weights))
 
     def finish(
@@ -101,7 +100,7 @@ class Parts:
         for path in self.folder.glob("[0-9]*.safetensors"):  # whose rows a kill has kept from being written
             if int(path.name[:5]) >= number:
                 path.unlink()
-        size = safetensors.members_per_shard(self.layout)
+        size = shard_files.members_per_shard(self.layout)
         for at in range(0, len(new), size):
             some = new[at : at + size]
             rows += self._shard(number, some, weights)
@@ -118,16 +117,16 @@ class Parts:
         """Write a shard; return its rows."""
         hashes: list[str] = []
 
-        def read() -> Iterator[safetensors.Bytes]:
+        def read() -> Iterator[shard_files.Bytes]:
             for key, _ in some:
-                _, raw = next(iter(member_bytes.read([self._location(key, self._path(key, weights[key]))])))
+                _, raw = next(iter(shard_files.read([self._location(key, self._path(key, weights[key]))])))
                 hashes.append(content_hash(self.layout, raw))
                 yield raw
 
         prefixes = [prefix(member, None if final else epoch) for (member, epoch), final in some]
-        path = safetensors.stream_shard(self.folder, number, self.layout, prefixes, read())
+        path = shard_files.stream_shard(self.folder, number, self.layout, prefixes, read())
         inside = "/".join(path.parts[-4:])
-        start, step = safetensors.first_offset(self.layout, prefixes), self.layout.nbytes
+        start, step = shard_files.first_offset(self.layout, prefixes), self.layout.nbytes
         return [
             {
                 "member": key[0], "epoch": key[1], "final": final, "status": "ok", "weights_sha256": weights[key],
@@ -214,7 +213,7 @@ class Running:
                     collection=facts.collection,
                 )
             group = members[at : at + len(ids)]
-            for key, digest in zip(group.keys, member_bytes.hash_members(group.locations()), strict=True):
+            for key, digest in zip(group.keys, shard_files.hash_members(group.locations()), strict=True):
                 if digest != self.hashes[key]:
                     raise DamagedError(
                         f"member {key[0]} of {members.name}",
@@ -291,7 +290,7 @@ def predict(
     root = _root(members, out)
     folder = root / sets.folder_of(members.name, kind)
     facts = _facts(members, inside, kind, dtype)
-    with safetensors.writing_into(folder), _locked(folder):
+    with shard_files.writing_into(folder), _locked(folder):
         before = sets.read(Source(root, root.as_uri()), members.name, kind) if (folder / sets.TABLE).is_file() else None
         hashes = _hashes(members)
         _check_before(before, facts, members, hashes)
@@ -351,7 +350,7 @@ def _hashes(members: Members) -> dict[Key, str]:
     """Return the content hash of each member's weights: by its row, or where that has none by its bytes."""
     claimed = members.rows.column("sha256").to_pylist()
     if None in claimed:
-        claimed = member_bytes.hash_members(members.locations())
+        claimed = shard_files.hash_members(members.locations())
     return dict(zip(members.keys, claimed, strict=True))
 
 

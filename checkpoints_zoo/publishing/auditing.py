@@ -17,17 +17,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, StorageError, ZooError
-from checkpoints_zoo.formats import checks
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.safetensors import header_length, parse_header, what_is
+from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
 from checkpoints_zoo.predictions import sets as prediction_sets
 from checkpoints_zoo.predictions.sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.hub_errors import asking
+from checkpoints_zoo.sources.hub import asking
 from checkpoints_zoo.sources.ranges import Remote
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import Source, resolve
 
 # The files of a repo or a folder: sizes, what names their content, and their first bytes.
 
@@ -514,7 +513,7 @@ def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
             for status, sha256, path, offset in zip(*columns, strict=True)
         ]
         hashes.append((name, rows, named))
-    for one in checks.duplicates(hashes):
+    for one in shard_files.duplicates(hashes):
         found.findings.append(
             Finding("member", f"manifests/{one.collection}.parquet", f"member {one.member}: {one.text}")
         )

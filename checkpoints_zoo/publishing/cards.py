@@ -7,23 +7,383 @@ the same card. What comes from a file is written as text, never as markup (see `
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from string import Template
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, STYLE, histogram_edges
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
-from checkpoints_zoo.formats.safetensors import prefix
-from checkpoints_zoo.formats.text import code, counted, fenced, in_bytes, plain, quoted
-from checkpoints_zoo.publishing import sections
-from checkpoints_zoo.publishing.sections import Section
-from checkpoints_zoo.publishing.sections import picture as picture
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.shard_files import prefix
+from checkpoints_zoo.formats.text import LISTED, code, counted, fenced, in_bytes, listed, plain, quoted, values_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# What the card says of one collection, each fact from its manifest or description, "" where they do not know it.
+
+
+FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "train_accuracy", "train_loss")
+TRAINING = (
+    "epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size", "schedule", "augmentation", "precision",
+    "recipe", "recipe_hash", "data_fingerprint", "stack_width", "code_version", "torch_version", "device",
+    "wall_time_s", "created",
+)  # fmt: skip
+SEEDS = ("seed", "seed_init", "seed_order", "seed_augment")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+LARGEST = 1e6  # what is above it, or is not a number, no test set gives
+HUB = "https://huggingface.co/datasets"
+
+
+def picture_path(name: str) -> str:
+    """Return where the picture of a collection lies in its source."""
+    return f"cards/{name}.png"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A collection as the card sees it.
+
+    Args:
+        name: of the collection.
+        description, rows: what the source says of it.
+        predictions: names of the sets of its members' stored predictions.
+    """
+
+    name: str
+    description: Description
+    rows: pa.Table
+    predictions: tuple[str, ...] = ()
+
+    @property
+    def all_rows(self) -> int:
+        return int(self.rows.num_rows)
+
+    @cached_property
+    def column(self) -> Mapping[str, list[Any]]:
+        """Column -> values of all rows; times as seconds since 1970, since Arrow's own need pandas."""
+        names = self.rows.column_names
+        seconds = {n: self.rows.column(n).cast(pa.int64()) for n in names if pa.types.is_timestamp(self.rows[n].type)}
+        return {n: seconds.get(n, self.rows.column(n)).to_pylist() for n in names}
+
+    @cached_property
+    def members(self) -> Mapping[str, list[Any]]:
+        """Column -> values of the rows that are loaded unless told otherwise: status ok, and final."""
+        kept = [s == "ok" and f for s, f in zip(self.column["status"], self.column["final"], strict=True)]
+        return {n: [v for v, k in zip(values, kept, strict=True) if k] for n, values in self.column.items()}
+
+    @property
+    def count(self) -> int:
+        return len(self.members["member"])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored weights, snapshots too."""
+        return manifest.total(self.rows, "nbytes")
+
+    @property
+    def base(self) -> str:
+        return self.description.base
+
+    @property
+    def base_repo(self) -> str:
+        return self.base.removeprefix("hf://datasets/").partition("@")[0]
+
+    def layouts(self) -> list[Layout]:
+        """Return the layouts that members are stored in."""
+        return [self.description.layouts[key] for key in sorted({k for k in self.members["layout"] if k})]
+
+    def dtypes(self) -> list[str]:
+        """Return the dtypes of the weights."""
+        return sorted({code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
+
+    def finite(self, column: str) -> list[float]:
+        """Return a figure of the members, where it is known and a number that means something."""
+        return [v for v in self.members[column] if v is not None and abs(v) < LARGEST]
+
+    def accuracy(self) -> str:
+        """Write the members' test accuracy in percent; return "" where it is not known."""
+        values = [100 * v for v in self.finite("test_accuracy")]
+        if not values:
+            return ""
+        text = f"{statistics.fmean(values):.2f}"
+        if len(values) > 1:
+            text += f" ± {statistics.stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        return text if len(values) == self.count else f"{text}, of {counted(len(values), 'member')}"
+
+    def first_shard(self) -> str:
+        """Return the file that the first member lies in, "" where that is no shard."""
+        inside, key = self.members["path"][0], self.members["layout"][0]
+        is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].lead
+        return str(inside) if is_shard else ""
+
+
+def parts(s: Section) -> dict[str, str]:
+    """Write what the card says of a collection; return name in the template -> text, "" for nothing to say."""
+    known = bool(s.finite("test_accuracy"))
+    title = plain(s.description.title)
+    return {
+        "heading": f"`{s.name}`{': ' if title else ''}{title}",
+        "alternative": f"Histograms of the test figures of the members of {s.name}",
+        "picture": picture_path(s.name) if known else "",
+        "members": _members(s),
+        "stored": _stored(s),
+        "place": _place(s),
+        "unmeasured": "" if known else _unmeasured(s),
+        "figures": "\n".join(_figures(s)),
+        "measured": _measured(s),
+        "training": "\n".join(_training(s)),
+        "preprocessing": _preprocessing(s.description.preprocessing),
+        "classes": _classes(s.description.classes),
+        "left_out": _left_out(s),
+        "snapshots": _snapshots(s),
+        "seeds": _seeds(s),
+        "splits": _splits(s),
+        "hashes": _hashes(s),
+        "predictions": _predictions(s),
+    }
+
+
+def _members(s: Section) -> str:
+    """Say how many there are and how they came about."""
+    methods = {m for m in s.members["method"] if m is not None}
+    many = counted(s.count, "member")
+    if None in s.members["method"] or not methods:
+        return f"{many}."
+    if methods == {"independent"}:
+        return f"{many}, trained independently of each other." if s.count > 1 else f"{many}."
+    runs = len(set(s.members["run"]) - {None})
+    where = f", from {counted(runs, 'run')}" if runs else ""
+    return f"{many}, by method: {values_of(s.members['method'])}{where}."
+
+
+def _stored(s: Section) -> str:
+    """Say what a member is made of."""
+    arguments = s.description.arguments
+    given = f" with {code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
+    text = f"Architecture {code(s.description.architecture)}{given}, for the images of {code(s.description.dataset)}."
+    layouts = s.layouts()
+    if len(layouts) != 1:
+        return text
+    sizes: dict[str, int] = {}
+    for t in layouts[0].tensors:
+        dtype = DTYPES.get(t.dtype, t.dtype)
+        sizes[dtype] = sizes.get(dtype, 0) + math.prod(t.shape)
+    values = " and ".join(f"{n:,} {code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
+    return f"{text} A member is stored as {values} values, {in_bytes(layouts[0].nbytes)}."
+
+
+def _place(s: Section) -> str:
+    """Say where the weights lie, if not in shards beside the manifest."""
+    text = []
+    if s.base:
+        commit = s.base.partition("@")[2]
+        text.append(
+            f"The weights are not in this repo, which holds their manifest: they lie in "
+            f"[{plain(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
+        )
+    if any(layout.lead for layout in s.layouts()):
+        paths = sorted({p for p in s.members["path"] if p})
+        text.append(f"They lie in tar archives, each member as a safetensors file of its own: {listed(paths)}.")
+    return " ".join(text)
+
+
+def _unmeasured(s: Section) -> str:
+    if not s.count:
+        return ""
+    return "Test accuracies are not known yet: the manifest has none. `zoo-cli import --evaluate` measures them."
+
+
+def _figures(s: Section) -> Iterable[str]:
+    """Write a line for each figure that is known."""
+    for name in FIGURES:
+        values = s.finite(name)
+        if values:
+            spread = f"{statistics.stdev(values):.4g}" if len(values) > 1 else "-"
+            cells = (f"{statistics.fmean(values):.4g}", spread, f"{min(values):.4g}", f"{max(values):.4g}")
+            yield f"| `{name}` | {' | '.join(cells)} | {len(values):,} |"
+
+
+def _measured(s: Section) -> str:
+    """Say how the test figures came about."""
+    known = [name for name in FIGURES if name.startswith("test_") and s.finite(name)]
+    if not known:
+        return ""
+    sets = [d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in known)]
+    on = values_of(sets, "member") if len(set(sets)) > 1 else code(sets[0]) if sets[0] is not None else ""
+    measured = "The test figures were measured with the weights as they are stored, computed in float32"
+    return f"{measured}, on {on}." if on else f"{measured}; the manifest does not name the test set."
+
+
+def _training(s: Section) -> Iterable[str]:
+    """Write a line for each column on the training that is known."""
+    for name in TRAINING:
+        values = s.members[name]
+        if name == "created":
+            values = [None if v is None else datetime.fromtimestamp(v, UTC).date().isoformat() for v in values]
+        if set(values) - {None}:
+            yield f"| `{name}` | {values_of(values)} |"
+
+
+def _preprocessing(fields: Mapping[str, Any]) -> str:
+    if not fields:
+        return ""
+    shown = ", ".join(f"{code(name)} = {code(json.dumps(v, ensure_ascii=False))}" for name, v in fields.items())
+    return f"Preprocessing, as `members.preprocess` does it: {shown}."
+
+
+def _classes(classes: Sequence[str]) -> str:
+    return f"Classes, in the order of the logits: {len(classes):,} ({listed(classes)})." if classes else ""
+
+
+def _left_out(s: Section) -> str:
+    """Say which rows are not loaded because something is wrong with them."""
+    text = []
+    for status in ("failed", "excluded"):
+        at = [i for i, found in enumerate(s.column["status"]) if found == status]
+        if not at:
+            continue
+        reasons = Counter(s.column["reason"][i] or "" for i in at).most_common()
+        given = [f"{code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LISTED]]
+        more = sum(n for _, n in reasons[LISTED:])
+        members = listed(sorted({s.column["member"][i] for i in at}))
+        why = ", ".join([*given, *([f"other reasons ({more:,})"] if more else [])])
+        text.append(f"{counted(len(at), 'row')} with status `{status}` (member {members}): {why}.")
+    return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
+
+
+def _snapshots(s: Section) -> str:
+    """Say which weights there are beside the final ones."""
+    at = [i for i, final in enumerate(s.column["final"]) if not final and s.column["status"][i] == "ok"]
+    if not at:
+        return ""
+    members = len({s.column["member"][i] for i in at})
+    epochs = sorted({s.column["epoch"][i] for i in at})
+    return (
+        f"Beside the final weights there are {counted(len(at), 'snapshot')} of {counted(members, 'member')}, at epoch "
+        f"{listed(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
+    )
+
+
+def _seeds(s: Section) -> str:
+    known = [name for name in SEEDS if s.count and None not in s.members[name]]
+    return f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known)}." if known else ""
+
+
+def _splits(s: Section) -> str:
+    splits = s.members["split"]
+    if not s.count or None in splits:
+        return ""
+    counts = ", ".join(f"{code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
+    return f"Members for learning on weights, by the column `split`: {counts}."
+
+
+def _hashes(s: Section) -> str:
+    if not s.count or None in s.members["sha256"]:
+        return ""
+    return "Each member's content hash is in the column `sha256`; `zoo-cli verify` computes it again."
+
+
+def _predictions(s: Section) -> str:
+    if not s.predictions:
+        return ""
+    sets = ", ".join(code(name) for name in s.predictions[:LISTED])
+    more = f" and {len(s.predictions) - LISTED:,} more" if len(s.predictions) > LISTED else ""
+    return (
+        f"Logits of its members are stored too, under the names {sets}{more}: "
+        f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
+    )
+
+
+# The picture of a collection on its source's card: how its members' test figures spread.
+
+
+INCHES = (9.6, 3.5)
+NARROW = 8  # bars that a panel has room for at least
+
+
+def picture(name: str, rows: pa.Table, description: Description) -> bytes | None:
+    """Draw the distributions of a collection's test accuracy and NLL; return a PNG, None where no accuracy is known.
+
+    Args:
+        name: of the collection.
+        rows: its manifest.
+        description: the JSON beside it.
+    """
+    section = Section(name, description, rows)
+    if not section.finite("test_accuracy"):
+        return None
+    import matplotlib as mpl
+
+    drawn = io.BytesIO()
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        facts = {"Title": f"{name}: test figures of its members", "Software": "checkpoints_zoo"}
+        draw(section).savefig(drawn, format="png", backend="agg", metadata=facts)
+    return drawn.getvalue()
+
+
+def draw(section: Section) -> Figure:
+    """Draw the panels; return the figure, whose axes are labelled by the manifest's columns."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    accuracies, losses = [100 * v for v in section.finite("test_accuracy")], section.finite("test_nll")
+    sets = {d for d in section.members["eval_data"] if d}
+    (named,) = sets if len(sets) == 1 else ("",)
+    # The font may lack other letters, and a dollar begins a formula.
+    named = named if len(named) <= 60 and named.isascii() and named.isprintable() else ""
+    figure = Figure(figsize=INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03))
+    title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {named}' if named else ''}"
+    figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold", parse_math=False)
+    panels = figure.add_gridspec(1, 2 if losses else 1)
+    _histogram(figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE)
+    if losses:
+        _histogram(figure.add_subplot(panels[1], label="test_nll"), losses, "test NLL (nats)", GREEN)
+    return figure
+
+
+def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
+    """Draw how values spread, their mean, and their ends, of which one member is hardly a bar."""
+    sides = histogram_edges(values)
+    heights, *_ = axes.hist(values, sides, color=colour, alpha=0.85, edgecolor="white")
+    mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    digits = max(1, 1 - math.floor(math.log10(spread))) if spread > mean * 1e-9 else None
+    named = [f"{v:.4g}" if digits is None else f"{v:.{digits}f}" for v in (mean, spread, min(values), max(values))]
+    about = f"mean {named[0]}" + (f", standard deviation {named[1]}" if digits is not None else "")
+    axes.axvline(mean, ymax=0.75, color=RED, linewidth=2, label=about)
+    if digits is not None:
+        ends = [min(values), max(values)]
+        text = f"lowest {named[2]}, highest {named[3]}"
+        axes.plot(ends, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
+    axes.set(xlabel=label, ylabel="members", ylim=(0, max(heights) / 0.75))
+    if len(sides) <= NARROW:
+        middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * NARROW / 2
+        axes.set_xlim(middle - half, middle + half)
+    axes.locator_params(axis="y", integer=True)
+    axes.locator_params(axis="x", nbins=6)
+    axes.ticklabel_format(axis="x", useOffset=False)
+    axes.legend(loc="upper left")
+
 
 README = "README.md"
 EXAMPLE = 5  # members in the examples, where there are as many
@@ -76,7 +436,7 @@ def files(
     for name, (description, rows) in sorted(collections.items()):
         drawn = picture(name, rows, description)
         if drawn is not None:
-            written[sections.picture_path(name)] = drawn
+            written[picture_path(name)] = drawn
     return written
 
 
@@ -138,7 +498,7 @@ def parts_of_source(shown: list[Section], repo: str, revision: str | None) -> di
         "collections": "\n".join(_line(s) for s in shown),
         "spread": _spread(shown),
         "loading": _filled("loading", parts_of_loading(example, repo, revision)).rstrip("\n") if example else "",
-        "sections": "\n".join(_filled("collection", sections.parts(s)) for s in shown).rstrip("\n"),
+        "sections": "\n".join(_filled("collection", parts(s)) for s in shown).rstrip("\n"),
         "licences": "\n".join(f"- `{s.name}`: {plain(s.description.licence) or 'not stated'}" for s in shown),
         "citations": "\n\n".join(_citations(shown)),
         "format_version": str(FORMAT_VERSION),

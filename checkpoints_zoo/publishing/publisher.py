@@ -7,20 +7,385 @@ a publication is cut off; started again it goes on, and started once more it doe
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from checkpoints_zoo.errors import SourceNotFound, UsageError
-from checkpoints_zoo.formats import selection
-from checkpoints_zoo.publishing import cards, readme
-from checkpoints_zoo.publishing.folder import SHARDS, File, Folder, Say, hashed, read
-from checkpoints_zoo.publishing.members import check, check_ranges, measure, refuse, to_come
-from checkpoints_zoo.publishing.plan import Plan, check_base, compare, parts, unnamed
-from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, check_login, check_online, parse
-from checkpoints_zoo.publishing.upload import Published, carry_out, taken_tag, title_of
-from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
+from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing import remote as readme
+from checkpoints_zoo.publishing.folder import (
+    SHARDS,
+    File,
+    Folder,
+    Held,
+    Say,
+    check,
+    check_ranges,
+    hashed,
+    measure,
+    read,
+    refuse,
+    to_come,
+)
+from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, Tree, check_login, check_online, parse, sending
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.hub import Repo, patiently
+from checkpoints_zoo.sources.source import resolve
 
-__all__ = ["Plan", "Published", "publish"]
+# Carrying a plan out: shards first, then in one commit all that names them, then the tag.
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publication did.
+
+    Args:
+        repo: its address.
+        commit: that has all of it: 40 hex digits.
+        url: of the repo's page, or of the pull request.
+        files, bytes: that were uploaded.
+        there: files that were there already.
+        commits: that were made.
+        tag: that names the commit, None without one.
+    """
+
+    repo: str
+    commit: str
+    url: str
+    files: int
+    bytes: int
+    there: int
+    commits: int
+    tag: str | None
+
+
+def carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Say) -> Published:
+    """Upload what a plan says; return what was done.
+
+    Args:
+        remote: the repo.
+        plan: made for it.
+        folder: with the rows to be checked before the last commit.
+        tagged: whether the tag is on the commit already.
+        say: told of each commit.
+
+    Raises:
+        NetworkError: no answer; or someone else has committed meanwhile.
+        AccessError, SourceNotFound: the repo can't be written to.
+        DamagedError: a file was changed meanwhile, or the repo does not have what was sent.
+    """
+    branch, opens = plan.branch, plan.opens
+    if not branch.head:
+        branch = _made(remote, plan.private)
+    title = title_of(folder)
+    groups = [*plan.shards, *([plan.last] if plan.last else [])]
+    rows = [f for f in (*plan.there, *plan.files) if f.inside in folder.shards]
+    for at, files in enumerate(groups, 1):
+        last = files is plan.last
+        if last:
+            check_rows(folder, rows, branch.tree, remote.label)
+            _check_same([f for f in plan.there if f.inside in folder.tables()])
+        size = sum(file.size for file in files)
+        say(f"commit {at} of {len(groups)}: {len(files)} file{'s' * (len(files) > 1)}, {size:,} bytes …")
+        name = title if last or opens else f"{title}: weights"
+        branch, opens = _commit(remote, branch, name, files, opens), False
+    check_rows(folder, rows, branch.tree, remote.label)
+    if plan.tag is not None and not tagged:
+        _tag(remote, plan.tag, branch.head)
+    return Published(
+        plan.repo, branch.head, remote.url(branch.name), len(plan.files), plan.bytes, len(plan.there),
+        len(groups), plan.tag,
+    )  # fmt: skip
+
+
+def title_of(folder: Folder) -> str:
+    """Return the title of the last commit; a pull request is found again by it."""
+    names = [held.name for held in folder.held]
+    return f"Publish {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+
+
+def _made(remote: Remote, private: bool) -> Branch:
+    """Make the repo; return its branch."""
+    what = f"making {remote.label}"
+    remote.ask(
+        what, lambda: remote.api.create_repo(remote.id, repo_type="dataset", private=private, exist_ok=True), "write"
+    )
+    branch = remote.branch()
+    if branch is None:
+        raise NetworkError(what, expected="the repo", found="none, though it was made", do="Try again")
+    if any("/" in path for path in branch.tree) or branch.private != private:
+        raise _overtaken(remote)
+    return branch
+
+
+def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], opens: bool) -> Branch:
+    """Commit files on top of a branch, or as a pull request; return the branch as it is then."""
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.errors import HfHubHTTPError
+
+    additions = []
+    for file in files:
+        content = str(file.content) if isinstance(file.content, Path) else file.content
+        additions.append(CommitOperationAdd(file.inside, content))
+        additions[-1].upload_info.sha256 = bytes.fromhex(file.sha256)  # else the client reads the file once more
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
+    what = f"commit {title!r} to {remote.label}"
+    with sending(remote.label, f"upload to {remote.label}"):
+        patiently(lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **where), (408,))
+    _check_same(files)
+
+    def attempt() -> tuple[str, str]:
+        if opens and (pull := remote.pull(title)):
+            return pull.name, pull.head  # opened before, by an attempt whose answer was lost
+        try:
+            made = remote.api.create_commit(
+                remote.id, additions, commit_message=title, parent_commit=branch.head, **where
+            )
+        except HfHubHTTPError as error:
+            if error.response.status_code != 412:
+                raise
+            if (landed := _landed(remote, branch, title)) is None:
+                raise _overtaken(remote) from error
+            return branch.name, landed
+        return f"refs/pr/{made.pr_num}" if opens else branch.name, made.oid
+
+    with sending(remote.label, what):
+        name, head = remote.ask(what, attempt, "write")
+    after = replace(branch, name=name, head=head, tree=remote.tree(head))
+    if missing := [file.inside for file in files if not after.has(file)]:
+        raise DamagedError(
+            f"commit {head[:12]} of {remote.label}",
+            expected=f"file {missing[0]} as it was sent",
+            found="another" if missing[0] in after.tree else "no such file",
+            do="A .gitignore in the repo may keep it out; publish again",
+            path=missing[0],
+        )
+    return after
+
+
+def _landed(remote: Remote, branch: Branch, title: str) -> str | None:
+    """Return the head if it is the commit that was to be made: done by an attempt whose answer was an error."""
+    commits = remote.api.list_repo_commits(remote.id, revision=branch.name, repo_type="dataset")
+    ours = len(commits) > 1 and (commits[0].title, commits[1].commit_id) == (title, branch.head)
+    return commits[0].commit_id if ours else None
+
+
+def _overtaken(remote: Remote) -> NetworkError:
+    return NetworkError(
+        f"publishing to {remote.label}",
+        expected="the repo as it was when the plan was made",
+        found="someone else has committed",
+        do="Run again: what was uploaded is kept",
+    )
+
+
+def _check_same(files: Sequence[File]) -> None:
+    for file in files:
+        file.check_unchanged()
+
+
+def _tag(remote: Remote, tag: str, commit: str) -> None:
+    """Set a tag that was free when the plan was made."""
+
+    def attempt() -> None:
+        remote.api.create_tag(remote.id, tag=tag, revision=commit, repo_type="dataset", exist_ok=True)
+
+    remote.ask(f"tag {tag} of {remote.label}", attempt, "write")
+    if (found := remote.tags()[0].get(tag, "none")) != commit:
+        raise taken_tag(remote, tag, found, commit[:12])
+
+
+def taken_tag(remote: Remote, tag: str | None, found: str, wanted: str) -> UsageError:
+    return UsageError(
+        f"tag {tag} of {remote.label}",
+        expected=f"none yet, or one on {wanted}",
+        found=f"it on commit {found[:12]}",
+        do="Take another name: what was cited by a tag stays what it was",
+    )
+
+
+# What a publication will do: which files go up, in how many commits, and which are there already.
+
+
+# A commit with this much is a place to go on from; the Hub takes 128 commits an hour.
+COMMIT_BYTES = 20_000_000_000
+COMMIT_FILES = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be uploaded, and what not.
+
+    Args:
+        repo: its address.
+        branch: that the commits go to, as it was seen; without a head where the repo is to be made.
+        opens: whether a pull request is opened for them.
+        private: whether the repo is made a private one.
+        shards: to be uploaded, one group a commit.
+        last: the card, descriptions and manifests to be uploaded, all in the last commit.
+        there: files that are there already.
+        unnamed: shards there that no row names any more; they stay.
+        ignored: files of the folder that are not published.
+        tag: for the last commit, None without one.
+        to_come: checks that a dry run leaves out.
+    """
+
+    repo: str
+    branch: Branch
+    opens: bool
+    private: bool
+    shards: tuple[tuple[File, ...], ...]
+    last: tuple[File, ...]
+    there: tuple[File, ...]
+    unnamed: tuple[str, ...]
+    ignored: tuple[str, ...]
+    tag: str | None
+    to_come: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The files to be uploaded."""
+        return (*(file for group in self.shards for file in group), *self.last)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def commits(self) -> int:
+        return len(self.shards) + bool(self.last)
+
+    def summary(self) -> str:
+        """Write the plan in a line; return it."""
+        if not self.files:
+            return f"{self.repo}: nothing to upload, all {len(self.there)} files are there"
+        files, commits = (
+            f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(self.files), "file"), (self.commits, "commit"))
+        )
+        return f"{self.repo}: {files} to upload, {self.bytes:,} bytes in {commits}; {len(self.there)} are there"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values: counts, bytes, and the paths."""
+        return {
+            "repo": self.repo,
+            "new": not self.branch.head,
+            "private": self.private if not self.branch.head else self.branch.private,
+            "branch": "a new pull request" if self.opens else self.branch.name,
+            "head": self.branch.head or None,
+            "files": len(self.files),
+            "bytes": self.bytes,
+            "commits": self.commits,
+            "tag": self.tag,
+            "upload": [file.inside for file in self.files],
+            "there": [file.inside for file in self.there],
+            "there_bytes": sum(file.size for file in self.there),
+            "unnamed": list(self.unnamed),
+            "ignored": list(self.ignored),
+            "to_come": list(self.to_come),
+        }
+
+
+def parts(files: Iterable[File]) -> Iterator[tuple[File, ...]]:
+    """Split files into commits; yield those of each."""
+    part: list[File] = []
+    for file in files:
+        if part and (len(part) >= COMMIT_FILES or sum(f.size for f in part) + file.size > COMMIT_BYTES):
+            yield tuple(part)
+            part = []
+        part.append(file)
+    if part:
+        yield tuple(part)
+
+
+def compare(files: Sequence[File], branch: Branch, label: str) -> tuple[list[File], list[File]]:
+    """Find out which files are missing from a branch; return those, and those that are there.
+
+    Raises:
+        UsageError: a shard of that name is there with other bytes: whoever reads it now would get wrong ones.
+    """
+    missing: list[File] = []
+    there: list[File] = []
+    for file in files:
+        (there if branch.has(file) else missing).append(file)
+    for file in missing:
+        if file.inside in branch.tree and file.inside.endswith(SHARDS):
+            raise UsageError(
+                f"file {file.inside}",
+                expected="a name of its own, since readers of the repo go by it",
+                found=f"other bytes under that name in {label}",
+                do="Rename it here and in the manifest; shards that this package writes have their hash in the name",
+                path=file.inside,
+            )
+    return missing, there
+
+
+def unnamed(folder: Folder, tree: Tree) -> list[str]:
+    """List the shards of the folder's collections in the repo that no row names any more; return their paths."""
+    places = tuple(f"shards/{held.name}/" for held in folder.held)
+    return sorted(path for path in tree if path.startswith(places) and path not in folder.shards)
+
+
+def check_rows(folder: Folder, files: Sequence[File], tree: Tree, label: str) -> None:
+    """Check that the bytes of every row are in the repo.
+
+    Args:
+        folder: with the rows.
+        files: the shards on disk.
+        tree: the repo's.
+        label: of the repo.
+
+    Raises:
+        DamagedError: naming a row without its bytes.
+    """
+    local = {file.inside: file for file in files}
+    for held in folder.held:
+        if not held.base:
+            for path, end, member in _ends(held):
+                there = tree.get(path)
+                if there is None or there.size < end or not there.holds(local[path]):
+                    found = "no such file" if there is None else f"another file of {there.size:,} bytes"
+                    raise _without(held, member, path, end, label, found)
+
+
+def check_base(remote: Remote, held: Held) -> None:
+    """Check that the bytes of a collection whose weights lie in another repo are there.
+
+    Raises:
+        DamagedError: naming a row without its bytes.
+        SourceNotFound, AccessError, NetworkError: the other repo can't be read.
+    """
+    base: Repo = hub.resolve(held.base)
+    tree = remote.some(base, sorted({path for path, _, _ in _ends(held)}))
+    for path, end, member in _ends(held):
+        if path not in tree or tree[path].size < end:
+            found = "no such file" if path not in tree else f"a file of {tree[path].size:,} bytes"
+            raise _without(held, member, path, end, str(base), found)
+
+
+def _ends(held: Held) -> list[tuple[str, int, int]]:
+    """Return (path, where its last member's bytes end, that member) of each file that rows name."""
+    columns = (held.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
+    last: dict[str, tuple[int, int]] = {}
+    for path, offset, nbytes, member in zip(*columns, strict=True):
+        if path is not None:
+            last[path] = max(last.get(path, (0, 0)), (offset + nbytes, member))
+    return [(path, *end) for path, end in last.items()]
+
+
+def _without(held: Held, member: int, path: str, end: int, label: str, found: str) -> DamagedError:
+    return DamagedError(
+        f"member {member} of {held.name}",
+        expected=f"its bytes up to {end:,} in file {path} of {label}",
+        found=found,
+        do="Its manifest was not published. Publish again; a .gitignore in the repo may keep files out",
+        collection=held.name,
+        member=member,
+        path=path,
+    )
+
 
 _COMMIT = re.compile("[0-9a-f]{7,64}")
 _TAG = re.compile(r"(?!.*(?:\.\.|//|\.lock(?:/|$)|[./]$))[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
@@ -123,7 +488,7 @@ def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:
         )
     if tag is not None and (not _TAG.fullmatch(tag) or _COMMIT.fullmatch(tag) or tag == MAIN):
         raise UsageError("tag", expected="a name like v1.0, that git takes and is no commit", found=repr(tag)[:120])
-    if selection.whole(sample) is None or sample < 0:
+    if whole(sample) is None or sample < 0:
         raise UsageError("sample", expected="a whole number from 0", found=repr(sample)[:80])
 
 

@@ -16,9 +16,8 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.evaluation import measuring, metrics
-from checkpoints_zoo.formats.checks import Problem as Problem
-from checkpoints_zoo.formats.checks import check_bytes, duplicates
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.shard_files import Location, check_bytes, duplicates
+from checkpoints_zoo.formats.shard_files import Problem as Problem
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.predictions import sets as prediction_sets
 

@@ -29,9 +29,8 @@ from pathlib import Path
 
 from checkpoints_zoo.errors import StorageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.safetensors import shard_header
+from checkpoints_zoo.formats.shard_files import shard_header
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources import hub as spares
 
 STALE_SECONDS = 24 * 3600  # a temporary file this old was left by a process that was killed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -59,7 +58,7 @@ def _folder(repo: str) -> str:
 
 def places(repo: str) -> list[Path]:
     """Return where to look: the cache, and what stands in for it in this process."""
-    return [place / _folder(repo) for place in (root(), *spares.spares())]
+    return [place / _folder(repo) for place in (root(), *hub.spares())]
 
 
 def writable(repo: str) -> Path:
@@ -76,7 +75,7 @@ def writable(repo: str) -> Path:
     except OSError as error:
         if error.errno in _FULL:
             raise full(place, error) from error
-        place = spares.spare(root(), error) / _folder(repo)
+        place = hub.spare(root(), error) / _folder(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
 

@@ -16,12 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix, shard_header
 from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
+from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.finding import Found
 from checkpoints_zoo.sources.source import HubSource, Source
@@ -72,7 +71,7 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """Bytes of the file."""
-        return safetensors.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
+        return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
 
 
 def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str) -> Path:
@@ -83,7 +82,7 @@ def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str
         if path := finished(folder, shard):
             return path
     members = _members(shard, locations, name)
-    return safetensors.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
+    return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
 
 def finished(folder: Path, shard: Shard) -> Path | None:
@@ -91,11 +90,11 @@ def finished(folder: Path, shard: Shard) -> Path | None:
     wanted = [piece.sha256 for piece in shard.pieces]
     if None in wanted:
         return None
-    start, step = safetensors.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for path in like(folder, shard):
         places = enumerate(shard.pieces)
         there = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in places]
-        if member_bytes.hash_members(there) == wanted:
+        if shard_files.hash_members(there) == wanted:
             return path
     return None
 
@@ -112,7 +111,7 @@ def like(folder: Path, shard: Shard) -> list[Path]:
     return found
 
 
-def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[safetensors.Bytes]:
+def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
     """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
     for piece, location in zip(shard.pieces, locations, strict=True):
         raw = _read(location)
@@ -128,16 +127,16 @@ def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator
                 path=location.path,
             )
         piece.sha256 = digest
-        yield raw if location.layout == shard.layout else safetensors.repack(location.layout, raw, shard.layout)
+        yield raw if location.layout == shard.layout else shard_files.repack(location.layout, raw, shard.layout)
 
 
 def _read(location: Location) -> memoryview:
-    return next(iter(member_bytes.read([location])))[1]
+    return next(iter(shard_files.read([location])))[1]
 
 
 def place(shard: Shard, inside: str) -> None:
     """Write down in the rows of a shard's members where they lie now."""
-    start, step = safetensors.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.pieces):
         where = (inside, start + i * step, step, shard.key, shard.layout.dtype)
         piece.row.update(zip(manifest.LOCATION, where, strict=True))
@@ -218,7 +217,7 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 def _described(new: Description, rows: pa.Table, held: Description | None, dest: Path) -> Description:
     """Put the descriptions of what comes and what is there together; return the one of both."""
     used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
-    layouts = {key: safetensors.sharded(layout) for key, layout in new.layouts.items() if key in used}
+    layouts = {key: shard_files.sharded(layout) for key, layout in new.layouts.items() if key in used}
     if held is None:
         return replace(new, layouts=layouts, base="")
     differing = [n for n in COMMON if getattr(new, n) != getattr(held, n)]
@@ -283,7 +282,7 @@ def _shards(
 ) -> list[Shard]:
     """Say which shards are to be written: those that get a new member, with all that belongs into them."""
     found: dict[tuple[str, int], Shard] = {}
-    per = {key: safetensors.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()}
+    per = {key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()}
     for row in rows:
         if row["path"] is None:
             continue
@@ -312,12 +311,12 @@ def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: N
     """
     name, root = found.description.name, dest.expanduser().absolute()
     locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
-    with safetensors.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with shard_files.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         making = plan(found, dest)
         folder = root / "shards" / name
         for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
             left.unlink()
-        safetensors.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
+        shard_files.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
         for shard in making.shards:
             path = finished(folder, shard)
             if path is None:
@@ -363,5 +362,5 @@ def _located(shard: Shard, found: Found, target: Source) -> tuple[list[Location]
     old = manifest.table([p.row for p in shard.pieces if p.at is None])
     here = iter(target.locate(target.read(found.description.name)[0], old) if old.num_rows else [])
     locations = [next(here if p.at is None else there) for p in shard.pieces]
-    member_bytes.check_against_files(locations)
+    shard_files.check_against_files(locations)
     return locations, found

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import check_own_header
 from checkpoints_zoo.formats.selection import Key, format_ids
+from checkpoints_zoo.formats.shard_files import Location, check_own_header
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import Remote

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
-from checkpoints_zoo.errors import MemberNotFound, SelectionError, SourceNotFound
-from checkpoints_zoo.formats import catalog, selection
+from checkpoints_zoo.errors import MemberNotFound, SelectionError
+from checkpoints_zoo.formats import selection
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import EMBEDDED, EMBEDDED_ROOT, HubSource, Source, in_archives
+from checkpoints_zoo.sources.source import Source, resolve
 
 
 @dataclass(frozen=True)
@@ -71,49 +68,3 @@ def find(
     if cited:
         selection.verify_citation(cited, commit, chosen)
     return Found(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))
-
-
-def resolve(source: str | Path | None, name: str) -> Source:
-    """Find the place a name is to be read from; return the source.
-
-    Args:
-        source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
-        name: of the collection.
-
-    Raises:
-        CollectionNotFound: no source given, and the name is not in the catalog.
-        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
-        AccessError, NetworkError: see `hub.resolve`.
-    """
-    if source is None:
-        source = catalog.listing(name).sources[0]
-    if str(source) == EMBEDDED:
-        return Source(EMBEDDED_ROOT, EMBEDDED)
-    text = str(source)
-    if text.startswith(hub.SCHEME):
-        repo = hub.resolve(text)
-        return HubSource(hub.snapshot(repo), repo.label, repo)
-    if text.startswith("file:///"):
-        text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
-    elif "://" in text:
-        raise SourceNotFound(
-            f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
-        )
-    root, found = Path(text), ""
-    try:
-        root = root.expanduser()
-        archives = any((root / x.archives.folder).is_dir() for x in in_archives() if x.archives)
-        if not (root / "manifests").is_dir() and not archives:
-            kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
-            found = kinds.get(True, "nothing there")
-    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
-        found = str(error)
-    if found:
-        raise SourceNotFound(
-            f"source {text}",
-            expected="a folder with manifests/NAME.parquet in it",
-            found=found,
-            do="Give the folder that holds manifests/ and shards/",
-            path=root,
-        )
-    return Source(root.absolute(), root.absolute().as_uri())

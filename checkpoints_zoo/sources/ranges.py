@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
-from checkpoints_zoo.formats.safetensors import what_is
-from checkpoints_zoo.sources import hub, hub_errors
+from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo
 
 TRIES = 5  # of one range, beyond those that the client makes by itself on 429 and 5xx
@@ -55,7 +55,7 @@ class Remote:
 
         what = f"file {inside} of {repo.label}"
         url = hf_hub_url(repo.id, inside, repo_type="dataset", revision=repo.commit)
-        with hub_errors.asking(repo.label, what):
+        with hub.asking(repo.label, what):
             found = hub.patiently(
                 lambda: get_hf_file_metadata(
                     url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.sent()
@@ -133,7 +133,7 @@ class Remote:
             if failures > TRIES:
                 raise NetworkError(
                     f"bytes {cursor.at:,} to {end:,} of {self.what}", expected="them to arrive",
-                    found=f"{found}, {failures} times", do=hub_errors.AGAIN, path=self.inside,
+                    found=f"{found}, {failures} times", do=hub.AGAIN, path=self.inside,
                 )  # fmt: skip
             time.sleep(min(2 ** (failures - 1), 8))
 
@@ -147,7 +147,7 @@ class Remote:
             http_stream_backoff,
         )  # fmt: skip
 
-        own = hub_errors.is_own(link)  # a token goes to the Hub alone, never to where the bytes lie
+        own = hub.is_own(link)  # a token goes to the Hub alone, never to where the bytes lie
         headers = build_hf_headers(token=None if own else False, **hub.sent())
         headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
@@ -167,7 +167,7 @@ class Remote:
                     cursor.sink(cursor.at, piece)
                     cursor.at += len(piece)
         except HfHubHTTPError as error:
-            raise hub_errors.explained(error, self.repo.label, self.what) from error
+            raise hub.explained(error, self.repo.label, self.what) from error
         return True
 
     def _check(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:

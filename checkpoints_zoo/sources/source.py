@@ -6,18 +6,19 @@ A source never leads out of its folder, and what its manifest says is checked be
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description, Listing
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix, stamp_of
 from checkpoints_zoo.formats.selection import keys_of
+from checkpoints_zoo.formats.shard_files import Location, prefix, stamp_of
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import archived, indexing
 from checkpoints_zoo.sources.archives.indexing import Opened
@@ -287,3 +288,49 @@ class HubSource(Source):
             except archived.Irregular as error:
                 indexing.walk_remote(self.repo, str(error.path))
         return bring(hub.resolve(description.base) if description.base else self.repo, description, rows)
+
+
+def resolve(source: str | Path | None, name: str) -> Source:
+    """Find the place a name is to be read from; return the source.
+
+    Args:
+        source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
+        name: of the collection.
+
+    Raises:
+        CollectionNotFound: no source given, and the name is not in the catalog.
+        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
+        AccessError, NetworkError: see `hub.resolve`.
+    """
+    if source is None:
+        source = catalog.listing(name).sources[0]
+    if str(source) == EMBEDDED:
+        return Source(EMBEDDED_ROOT, EMBEDDED)
+    text = str(source)
+    if text.startswith(hub.SCHEME):
+        repo = hub.resolve(text)
+        return HubSource(hub.snapshot(repo), repo.label, repo)
+    if text.startswith("file:///"):
+        text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
+    elif "://" in text:
+        raise SourceNotFound(
+            f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
+        )
+    root, found = Path(text), ""
+    try:
+        root = root.expanduser()
+        archives = any((root / x.archives.folder).is_dir() for x in in_archives() if x.archives)
+        if not (root / "manifests").is_dir() and not archives:
+            kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
+            found = kinds.get(True, "nothing there")
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+        found = str(error)
+    if found:
+        raise SourceNotFound(
+            f"source {text}",
+            expected="a folder with manifests/NAME.parquet in it",
+            found=found,
+            do="Give the folder that holds manifests/ and shards/",
+            path=root,
+        )
+    return Source(root.absolute(), root.absolute().as_uri())

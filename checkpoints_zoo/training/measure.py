@@ -16,11 +16,11 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.formats import manifest, member_bytes, safetensors
+from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.networks import tensors
+from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.population import Trained
 from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
@@ -54,7 +54,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 def prefix_of(row: Mapping[str, Any]) -> str:
     """Return what stands before the tensor names of a row's snapshot in its shard."""
-    return tensors.prefix(row["member"], None if row["final"] else row["epoch"])
+    return modules.prefix(row["member"], None if row["final"] else row["epoch"])
 
 
 def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Finished]:
@@ -69,7 +69,7 @@ def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Fin
     fingerprint = recipe.split("train").fingerprint
     found = {
         (t.member, epoch): Finished(
-            _row(recipe, t, epoch, fingerprint), tensors.pack(state, layout) if t.status == "ok" else None
+            _row(recipe, t, epoch, fingerprint), modules.pack(state, layout) if t.status == "ok" else None
         )
         for t in trained
         for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()
@@ -83,7 +83,7 @@ def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Fin
 
 def layout_of(recipe: Recipe) -> Layout:
     """Lay out a member's tensors as the recipe stores them; return the layout."""
-    return tensors.layout_of(recipe.skeleton().state_dict(), STORAGE[recipe.storage])
+    return modules.layout_of(recipe.skeleton().state_dict(), STORAGE[recipe.storage])
 
 
 def _measure(
@@ -95,9 +95,9 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as name:
         root = Path(name)
         members = [(prefix_of(f.row), f.raw) for f in finished if f.raw is not None]
-        with safetensors.writing_into(root):
-            path = safetensors.write_shard(root, 0, layout, members)
-        first = safetensors.first_offset(layout, [prefix for prefix, _ in members])
+        with shard_files.writing_into(root):
+            path = shard_files.write_shard(root, 0, layout, members)
+        first = shard_files.first_offset(layout, [prefix for prefix, _ in members])
         rows = [
             f.row | {"path": path.name, "offset": first + at * layout.nbytes, "nbytes": layout.nbytes,
                      "layout": recipe.storage, "dtype": layout.dtype}
@@ -116,7 +116,7 @@ def _figures(
     found: dict[Key, dict[str, Any]] = {}
     for row, digest, (_, on_train), (_, on_test) in zip(
         members.rows.to_pylist(),
-        member_bytes.hash_members(members.locations()),
+        shard_files.hash_members(members.locations()),
         measuring.figures(members, train, device),
         measuring.figures(members, test, device),
         strict=True,

@@ -27,6 +27,7 @@ from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import DATASETS, ImageData, Prepared, Preprocess, load
 from checkpoints_zoo.images.named import name_of
 from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.seeds import derive
 
@@ -195,7 +196,7 @@ class Recipe:
 
     Args:
         name: of the collection.
-        architecture, arguments: what `checkpoints_zoo.networks.architectures.build` takes; with `build`, any
+        architecture, arguments: what `checkpoints_zoo.networks.modules.build_architecture` takes; with `build`, any
             name, and what `build` takes.
         dataset, split_rule: name of the data set, and of the rule that splits it; with `images`, any name that is not
             one of the package's, and any rule.
@@ -331,7 +332,7 @@ class Recipe:
             UsageError: `build` takes other arguments, or gives something else or parameters that are not to be trained.
         """
         if self.build is None:
-            return architectures.build(self.architecture, **self.arguments)
+            return build_architecture(self.architecture, **self.arguments)
         try:
             inspect.signature(self.build).bind(**self.arguments)
         except TypeError as error:

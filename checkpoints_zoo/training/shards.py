@@ -15,11 +15,11 @@ from datetime import datetime
 from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_bytes import Location, check_against_files, read
+from checkpoints_zoo.formats.shard_files import Location, check_against_files, read
 from checkpoints_zoo.sources.copying import Piece, Shard, place, written
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.measure import Finished, Key, Row, key_of
@@ -89,7 +89,7 @@ class Staging:
 
     def location(self, key: Key) -> Location:
         """Return where a snapshot's bytes lie."""
-        return Location(key[0], "", self._bytes(key), safetensors.first_offset(self.layout, [""]), self.layout)
+        return Location(key[0], "", self._bytes(key), shard_files.first_offset(self.layout, [""]), self.layout)
 
     def keep(self, finished: Iterable[Finished]) -> None:
         """Lay a stack's snapshots aside, each by rename, a member's last one last."""
@@ -98,12 +98,12 @@ class Staging:
             key, digest = each.key, None
             if each.raw is not None:
                 digest = hashlib.sha256(each.raw).hexdigest()
-                written = safetensors.write_shard(self.folder, 0, self.layout, [("", each.raw)])
+                written = shard_files.write_shard(self.folder, 0, self.layout, [("", each.raw)])
                 written.replace(self.folder / f"{self._name(key)}-{digest}.safetensors")
             row = each.row | {"created": each.row["created"].isoformat()}
             catalog.write_json({"row": row, "bytes": digest}, self._json(key))
             self.rows[key], self._digests[key] = dict(each.row), digest
-        safetensors.sync_folder(self.folder)
+        shard_files.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Delete snapshots that are in a shard now, rows first."""
@@ -150,7 +150,7 @@ class Log:
             }  # fmt: skip
             lines.append(json.dumps(facts))
         if lines:
-            with safetensors.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            with shard_files.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * self._cut + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -222,7 +222,7 @@ def seal(
     held = rows_of(source, name)
     gone = lost(source, held.values())
     held = {k: row for k, row in held.items() if k[0] not in gone}
-    size = safetensors.members_per_shard(layout, snapshots)
+    size = shard_files.members_per_shard(layout, snapshots)
     for number in sorted({member // size for member, _ in fresh}):
         group = {k: row for k, row in held.items() if k[0] // size == number}
         group |= {k: dict(one.row) for k, one in fresh.items() if k[0] // size == number}
@@ -236,7 +236,7 @@ def seal(
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write(table, source.manifest_path(name))
         for folder in (source.manifest_path(name).parent, source.root):  # who is told removes the other copy
-            safetensors.sync_folder(folder)
+            shard_files.sync_folder(folder)
         yield [k for k in group if k in fresh]
 
 
@@ -258,7 +258,7 @@ def _write(
             locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
     path = written(source.root / "shards" / name, shard, locations, name)
     for folder in (path.parent, path.parent.parent):  # before the manifest names it
-        safetensors.sync_folder(folder)
+        shard_files.sync_folder(folder)
     place(shard, path.relative_to(source.root).as_posix())
 
 

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
-from checkpoints_zoo.formats import catalog, safetensors
+from checkpoints_zoo.formats import catalog, shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.safetensors import sync_folder
+from checkpoints_zoo.formats.shard_files import sync_folder
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
@@ -209,7 +209,7 @@ def locked(out: Path) -> Iterator[None]:
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    with safetensors.writing_into(lock.parent):
+    with shard_files.writing_into(lock.parent):
         lock.touch()
     held: set[Path] = _held.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held:

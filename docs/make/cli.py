@@ -6,7 +6,8 @@ import inspect
 
 import click
 
-from checkpoints_zoo.cli import COMMANDS, failures, main
+from checkpoints_zoo.cli import program
+from checkpoints_zoo.cli.program import COMMANDS, main
 
 
 def page() -> str:
@@ -25,7 +26,7 @@ def page() -> str:
         if command is not None:
             lines += _command(f"zoo-cli {name}", command)
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
-    lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in failures.MEANINGS.items()]
+    lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in program.MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 

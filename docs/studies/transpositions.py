@@ -24,8 +24,8 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, RED, path_of, save
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.networks.ensemble import Ensemble
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations.loss_barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
 from checkpoints_zoo.symmetry.canonical.alignment import match
@@ -99,7 +99,7 @@ def study(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> l
     state, data = joined(states), images.load(recipe.dataset, "train")
     for epoch in train_epochs(recipe, orders, state, data):
         print(f"{recipe.name}: epoch {epoch}/{recipe.epochs}, loss {float(state.loss.mean()):.4f}", file=sys.stderr)
-    module = architectures.build(recipe.architecture, **recipe.arguments)
+    module = build_architecture(recipe.architecture, **recipe.arguments)
     table = symmetries(module, torch.zeros(2, recipe.preprocess.channels, *recipe.preprocess.size))
     test = images.load(recipe.dataset)
     pairs = []
@@ -132,7 +132,7 @@ def _barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -
     """Return the largest loss on the line minus the mean of its ends, nats."""
     line = interpolate(first, second, torch.linspace(0, 1, POINTS))
     with torch.device("meta"):
-        module = architectures.build(recipe.architecture, **recipe.arguments)
+        module = build_architecture(recipe.architecture, **recipe.arguments)
     labels = test.labels
     assert labels is not None
     with torch.inference_mode():

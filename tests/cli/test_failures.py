@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo import errors as zoo_errors
-from checkpoints_zoo.cli import failures
+from checkpoints_zoo import errors
+from checkpoints_zoo.cli import program
 from checkpoints_zoo.formats import catalog
 from tests.support.commands import ROOT, catalog_of, process, run, two_collections, values
 from tests.support.scenarios import Built, build
@@ -77,19 +77,19 @@ def test_a_citation_of_a_source_that_has_changed(tiny: Built) -> None:
 
 
 KINDS: dict[type[Exception], int] = {
-    zoo_errors.UsageError: 2, zoo_errors.SelectionError: 2, zoo_errors.TooLargeError: 2, zoo_errors.WorkerError: 2,
-    zoo_errors.CollectionNotFound: 3, zoo_errors.MemberNotFound: 3, zoo_errors.SourceNotFound: 3,
-    zoo_errors.LockedError: 3, zoo_errors.DamagedError: 4, zoo_errors.FormatError: 4, zoo_errors.LayoutError: 4,
-    zoo_errors.NetworkError: 5, zoo_errors.AccessError: 3, zoo_errors.StorageError: 3,
+    errors.UsageError: 2, errors.SelectionError: 2, errors.TooLargeError: 2, errors.WorkerError: 2,
+    errors.CollectionNotFound: 3, errors.MemberNotFound: 3, errors.SourceNotFound: 3,
+    errors.LockedError: 3, errors.DamagedError: 4, errors.FormatError: 4, errors.LayoutError: 4,
+    errors.NetworkError: 5, errors.AccessError: 3, errors.StorageError: 3,
     ConnectionError: 5, TimeoutError: 5, PermissionError: 3, ConnectionResetError: 5,
 }  # fmt: skip
 
 
 def test_every_kind_of_error_has_a_code() -> None:
-    assert set(zoo_errors.ZooError.__subclasses__()) <= set(KINDS)
+    assert set(errors.ZooError.__subclasses__()) <= set(KINDS)
     for kind, code in KINDS.items():
-        assert failures.code_of(kind("thing")) == code, kind
-    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(failures.MEANINGS)
+        assert program.code_of(kind("thing")) == code, kind
+    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(program.MEANINGS)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:
@@ -124,7 +124,7 @@ def test_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HEAVY = """
 import sys
-from checkpoints_zoo.cli import main
+from checkpoints_zoo.cli.program import main
 try:
     main()
 finally:

@@ -14,7 +14,7 @@ from checkpoints_zoo import predictions
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, UsageError
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.images import ImageData
 from tests.support.scenarios import NETS, Built, five, hand_made, load, raw
 

@@ -18,7 +18,7 @@ from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.reading import stack
 from checkpoints_zoo.errors import LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_bytes import Location, hash_members
+from checkpoints_zoo.formats.shard_files import Location, hash_members
 from checkpoints_zoo.networks import device as devices
 from tests.support.scenarios import Built, State, build, file_bytes, hash_of, raw
 

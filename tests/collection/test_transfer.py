@@ -12,7 +12,7 @@ from torch import Tensor
 from checkpoints_zoo.collection import reading, transfer
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_bytes import Location
+from checkpoints_zoo.formats.shard_files import Location
 from tests.collection.test_store import COPIES, FULL, HALF, assert_same, located, looped
 from tests.support.scenarios import Built, State, build, file_bytes, raw
 

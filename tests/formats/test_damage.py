@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, ZooError
-from checkpoints_zoo.formats.member_bytes import check_against_files, hash_members
+from checkpoints_zoo.formats.shard_files import check_against_files, hash_members
 from tests.support.refusals import HTML, PICKLE, POINTER, refused
 from tests.support.scenarios import Built, State, build, load, raw
 

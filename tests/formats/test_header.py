@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.safetensors import (
+from checkpoints_zoo.formats.shard_files import (
     LARGEST_HEADER,
     header_length,
     parse_header,

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.reading import stack
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
-from checkpoints_zoo.formats import safetensors
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
-from checkpoints_zoo.formats.member_bytes import Location, hash_members
-from checkpoints_zoo.formats.safetensors import members_per_shard, prefix, write_shard
-from checkpoints_zoo.networks.tensors import NAMES, layout_of, pack
+from checkpoints_zoo.formats.shard_files import Location, hash_members, members_per_shard, prefix, write_shard
+from checkpoints_zoo.networks.modules import NAMES, layout_of, pack
 from tests.support.scenarios import State, hash_of, opened, random_state, raw, stored
 
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
@@ -288,7 +287,7 @@ def test_a_shard_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors.os, "fsync", full)
+    monkeypatch.setattr(shard_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_shard(tmp_path, 0, layout, [("000000/", member), ("000001/", member)])
     assert list(tmp_path.iterdir()) == [first]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats import member_bytes
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_bytes import Location, groups, hash_members
+from checkpoints_zoo.formats.shard_files import Location, groups, hash_members
 from tests.support.scenarios import build, hash_of, load, raw
 
 
@@ -23,7 +23,7 @@ def test_neighbours_of_one_file_are_read_together(tmp_path: Path, most: int, siz
     assert [len(g) for g in groups(locations, most)] == sizes
     assert [x for g in groups(locations, most) for x in g] == locations
     assert [len(g) for g in groups(locations[::-1], most)] == [1] * 7
-    seen = [bytes(piece) for _, piece in member_bytes.read(locations, most)]
+    seen = [bytes(piece) for _, piece in shard_files.read(locations, most)]
     wanted = [b"".join(raw(t) for t in built.states[m, 40].values()) for m in range(7)]
     assert b"".join(seen) == b"".join(wanted)
     assert [len(s) // 14_632 for s in seen] == sizes

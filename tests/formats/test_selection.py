@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
-from checkpoints_zoo.formats.selection import Citation, format_ids, parse_citation, parse_ids, whole
+from checkpoints_zoo.formats.selection import Citation, format_ids, parse_citation, parse_ids
+from checkpoints_zoo.formats.text import whole
 from tests.support.scenarios import Built, build
 
 KEYS = st.tuples(st.integers(0, 2**31 - 1), st.none() | st.integers(0, 2**31 - 1))

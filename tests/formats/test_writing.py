@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.safetensors import repack, sharded, stream_shard, write_shard
+from checkpoints_zoo.formats.shard_files import repack, sharded, stream_shard, write_shard
 
 STORED = Layout.of_stored(
     [

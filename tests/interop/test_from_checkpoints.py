@@ -27,7 +27,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.interop.ingest import shards
 from checkpoints_zoo.interop.ingest.origin import numbers_of
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.publishing.auditing import audit
 from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, fit
 from tests.hub import Hub
@@ -108,7 +108,7 @@ def tensors_file(state: State, path: Path) -> None:
      ("net_{}.safetensors", tensors_file)],
 )  # fmt: skip
 def test_every_kind_of_file(pattern: str, save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.safetensors.MOST_TENSORS", 60)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 60)
     made = mlps(12)
     folder, out = keep(tmp_path / "in", made, pattern, save), tmp_path / "out"
     (folder / "notes.txt").write_text("no checkpoint")
@@ -413,7 +413,7 @@ class Stop(Exception):
 
 
 def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.safetensors.MOST_TENSORS", 60)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 60)
     made = mlps(12)
     folder, whole, out = keep(tmp_path / "in", made), tmp_path / "whole", tmp_path / "out"
     told: dict[str, Any] = {"columns": {"seed": range(12)}, "title": "Twelve"}
@@ -509,7 +509,7 @@ def test_upstreams_names(tmp_path: Path) -> None:
     folder = keep(tmp_path / "in", made, prefix="model.")
     members = zoo.from_checkpoints(folder, "optunet", out=tmp_path / "out", name="nets")
     same(members, [ours(state) for state in made])
-    grey = architectures.build("resnet18", channels=1, classes=3)  # upstream's have three channels
+    grey = build_architecture("resnet18", channels=1, classes=3)  # upstream's have three channels
     keep(tmp_path / "grey", [dict(grey.state_dict())])
     told = {"channels": 1, "classes": 3}
     members = zoo.from_checkpoints(tmp_path / "grey", "resnet18", arguments=told, out=tmp_path / "out", name="grey")

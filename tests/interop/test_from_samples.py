@@ -30,7 +30,7 @@ COUNT = 7
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards hold three draws."""
-    monkeypatch.setattr("checkpoints_zoo.formats.safetensors.MOST_TENSORS", 51)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 51)
 
 
 def draws(count: int = COUNT) -> list[State]:
@@ -264,7 +264,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(path: Path) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("checkpoints_zoo.formats.safetensors.os.fsync", none)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.os.fsync", none)
     with pytest.raises(StorageError, match="No space left on device"):
         source_of(draws(4), tmp_path)
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []

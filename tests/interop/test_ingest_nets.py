@@ -14,7 +14,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.interop.ingest import Net, ingest
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from tests.support.originals import imported, rows_of
 from tests.support.scenarios import hash_of
 
@@ -29,7 +29,7 @@ def save_convnets(folder: Path, members: int, wrapper: str = "") -> list[dict[st
 
 def figures(state: dict[str, torch.Tensor]) -> tuple[float, float, float, float]:
     """Accuracy, NLL, Brier and ECE of a convnet on the digits' test set, by a plain loop."""
-    module = architectures.build("convnet")
+    module = build_architecture("convnet")
     module.load_state_dict(state)
     data = images.load("digits")
     preprocess = zoo.load("convnet-digits", n=1).preprocess
@@ -94,7 +94,7 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
         ingest([folder], "mine", net=Net(own="my net"), like="convnet-digits", evaluate="digits")
     assert not (folder / "manifests").exists()
     own = {"net": Net(own="my net"), "like": "convnet-digits", "evaluate": "digits"}
-    done = imported([folder], "mine", build=lambda: architectures.build("convnet"), **own)
+    done = imported([folder], "mine", build=lambda: build_architecture("convnet"), **own)
     assert done.measured == 2
 
 
@@ -107,7 +107,7 @@ def test_a_net_of_ones_own(tmp_path: Path) -> None:
     rows = rows_of(folder, "mine")
     assert [row["status"] for row in rows] == ["ok", "excluded", "ok"]
     assert rows[1]["reason"].startswith("names of tensors: expected 8 exactly; found missing conv1.bias")
-    found = zoo.load("mine", source=folder, architecture=lambda: architectures.build("convnet"))
+    found = zoo.load("mine", source=folder, architecture=lambda: build_architecture("convnet"))
     assert torch.equal(found.ensemble()(torch.zeros(1, 1, 8, 8))[1],
                        zoo.load("convnet-digits", members="2")[0].model()(torch.zeros(1, 1, 8, 8)))  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.formats import safetensors
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.interop.ingest import ingest, shards
 from tests.support.originals import KINDS, gzipped, hashes, imported, rows_of, states, tar
 
@@ -25,7 +25,7 @@ COUNT = 12
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold five members, so that there are several."""
-    monkeypatch.setattr(safetensors, "MOST_TENSORS", 20)
+    monkeypatch.setattr(shard_files, "MOST_TENSORS", 20)
     monkeypatch.setattr(shards, "BATCH_MEMBERS", 5)
 
 
@@ -95,7 +95,7 @@ def contents(out: Path) -> dict[str, bytes]:
 
 def import_slowly(folder: str, out: str, copied: bool) -> None:
     """What each child does, in small steps."""
-    safetensors.MOST_TENSORS, shards.BATCH_MEMBERS = 20, 5
+    shard_files.MOST_TENSORS, shards.BATCH_MEMBERS = 20, 5
     judge = shards.judge
 
     def slow(*arguments: Any) -> None:

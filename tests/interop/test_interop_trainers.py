@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from tests.support import scenarios
 from tests.support.neighbours_page import THEIR_OWN, run_section
 
@@ -153,7 +153,7 @@ def test_checkpoints_for_torch_uncertaintys_own_net(
     options = {"arch": 20, "conv_bias": False, "activation_fn": nn.functional.silu, "normalization_layer": frn}
     nets = [resnet(in_channels=3, num_classes=10, style="cifar", **options) for _ in range(2)]
     net = "resnet20-frn-silu"
-    monkeypatch.setitem(scenarios.NETS, net, lambda: architectures.build(net, classes=10, conv_bias=False))
+    monkeypatch.setitem(scenarios.NETS, net, lambda: build_architecture(net, classes=10, conv_bias=False))
     built = scenarios.build(tmp_path / "source", net, members=(0, 1))
     built.description |= {"arguments": {"classes": 10, "conv_bias": False}}
     built.write()

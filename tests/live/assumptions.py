@@ -15,7 +15,7 @@ from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images.hub_sets import HUB_SETS
-from checkpoints_zoo.sources import archives, fetching, hub, hub_errors
+from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Index, indexing
 from checkpoints_zoo.sources.ranges import Remote
 
@@ -131,7 +131,7 @@ def _of_archives(
 
     def signed() -> tuple[bool, object]:
         link = remote().link
-        return not hub_errors.is_own(link), f"bytes come from {urlsplit(link).netloc}"
+        return not hub.is_own(link), f"bytes come from {urlsplit(link).netloc}"
 
     def tagged() -> tuple[bool, object]:
         etag = remote().etag

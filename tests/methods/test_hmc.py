@@ -22,7 +22,6 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import hmc
-from checkpoints_zoo.methods import hmc as hamiltonian
 from checkpoints_zoo.methods.chains import effective_size, plain_rhat, rhat
 from checkpoints_zoo.methods.hmc import Hmc, Posterior, StepSizes, Target, differentiated, leapfrog, sample
 from checkpoints_zoo.methods.method import Method
@@ -167,7 +166,7 @@ def test_step_sizes_are_found_anew_half_way(monkeypatch: pytest.MonkeyPatch, war
             chances.append(chance)
             super().learn(chance)
 
-    monkeypatch.setattr(hamiltonian, "StepSizes", Noted)
+    monkeypatch.setattr(hmc, "StepSizes", Noted)
     density = differentiated(lambda at: -at["x"].square().sum(1) / 2)
     chains = sample(density, {"x": torch.zeros(3, 50, dtype=torch.float64)}, 5, warmup=warmup, steps=4, seed=0)
     assert len(chances) == warmup

@@ -12,7 +12,8 @@ import torch
 import torch.fx
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks.architectures import ARCHITECTURES, build
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.networks.modules import build_architecture
 
 # Parameters, and channels and side of the images, with every argument left out.
 NETS = {
@@ -28,10 +29,10 @@ NETS = {
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_sizes(name: str) -> None:
     parameters, channels, side = NETS[name]
-    module = build(name)
+    module = build_architecture(name)
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
     assert module(torch.zeros(2, channels, side, side)).shape == (2, 10)
-    assert build(name, channels=2, classes=7)(torch.zeros(2, 2, side, side)).shape == (2, 7)
+    assert build_architecture(name, channels=2, classes=7)(torch.zeros(2, 2, side, side)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +46,16 @@ def test_sizes(name: str) -> None:
 )
 def test_builds_on_meta_and_traces(name: str, arguments: dict[str, Any]) -> None:
     with torch.device("meta"):
-        module = build(name, **arguments)
+        module = build_architecture(name, **arguments)
     assert all(tensor.is_meta for tensor in module.state_dict().values())
-    module = build(name, **arguments).eval()
+    module = build_architecture(name, **arguments).eval()
     _, channels, side = NETS[name]
     images = torch.rand(3, channels, side, side)
     torch.testing.assert_close(torch.fx.symbolic_trace(module)(images), module(images), rtol=0, atol=0)
 
 
 def test_convnet_names() -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in build("convnet").state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in build_architecture("convnet").state_dict().items()}
     assert shapes == {
         "conv1.weight": (8, 1, 3, 3),
         "conv1.bias": (8,),
@@ -73,14 +74,14 @@ def test_resnet8_names_are_timms() -> None:
     timms = ResNet(BasicBlock, layers=(1, 1, 1, 1), channels=(8, 16, 32, 64), in_chans=1, num_classes=10)
     # timm's stem has 64 channels, hence a shortcut in layer1 that ours has no need of.
     names = [name for name in timms.state_dict() if not name.startswith(("layer4", "layer1.0.downsample"))]
-    ours = build("resnet8").state_dict()
+    ours = build_architecture("resnet8").state_dict()
     assert list(ours) == names
     assert ours["layer2.0.downsample.0.weight"].shape == (16, 8, 1, 1)
     assert ours["layer3.0.conv1.weight"].shape == (32, 16, 3, 3)
 
 
 def test_mlp_is_its_layers_by_hand() -> None:
-    module = build("mlp", widths=[4, 5, 6], size=3, channels=2)
+    module = build_architecture("mlp", widths=[4, 5, 6], size=3, channels=2)
     state = module.state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in state.items() if name.endswith("weight")} == {
         "fc1.weight": (4, 18), "fc2.weight": (5, 4), "fc3.weight": (6, 5), "fc4.weight": (10, 6),
@@ -94,13 +95,13 @@ def test_mlp_is_its_layers_by_hand() -> None:
 
 
 def test_lists_stand_for_tuples() -> None:
-    assert build("resnet8", widths=[4, 6, 10]).state_dict()["fc.weight"].shape == (10, 10)
+    assert build_architecture("resnet8", widths=[4, 6, 10]).state_dict()["fc.weight"].shape == (10, 10)
 
 
 def test_convnet_needs_no_timm() -> None:
     code = """import sys
-from checkpoints_zoo.networks.architectures import build
-build('convnet')
+from checkpoints_zoo.networks.modules import build_architecture
+build_architecture_architecture('convnet')
 sys.exit('timm' in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -165,5 +166,5 @@ sys.exit('timm' in sys.modules)"""
 )
 def test_arguments_are_checked(name: str, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as error:
-        build(name, **arguments)
+        build_architecture(name, **arguments)
     assert str(error.value) == text

@@ -187,7 +187,7 @@ def test_logits_of_a_member_depend_on_no_other_in_a_loop() -> None:
 
 
 def test_mps_takes_the_loop() -> None:
-    from checkpoints_zoo.networks.ensemble.choosing import choose
+    from checkpoints_zoo.networks.ensemble.running import choose
 
     for weights, batch in ((1, 1), (2**30, 2**30)):
         assert choose("mps", weights, 1000, batch).execution == "loop"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks.ensemble import choosing, running
+from checkpoints_zoo.networks.ensemble import running
 from checkpoints_zoo.networks.ensemble.program import Program
 from checkpoints_zoo.networks.ensemble.running import Runner
 
@@ -66,7 +66,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CUDAGraph": Graph, "graph": graph, "Stream": Stream, "stream": stream,
                         "current_stream": lambda device: Stream()}.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(choosing, "check_execution", lambda *_: None)
+    monkeypatch.setattr(running, "check_execution", lambda *_: None)
 
 
 @pytest.mark.usefixtures("capturing")

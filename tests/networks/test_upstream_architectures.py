@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems, is_counter
-from checkpoints_zoo.formats.safetensors import parse_header
-from checkpoints_zoo.networks.architectures import build
+from checkpoints_zoo.formats.shard_files import parse_header
 from checkpoints_zoo.networks.ensemble import Ensemble
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, recognise, tensor_shapes
 
 Oracle = Callable[[str], ModuleType]
@@ -73,7 +73,7 @@ def test_logits_are_torch_uncertaintys_bit_for_bit(
     state = upstream.state_dict()
     assert (sum(p.numel() for p in upstream.parameters()), len(state)) == (parameters, keys)
 
-    module = build(name, **arguments).eval()
+    module = build_architecture(name, **arguments).eval()
     module.load_state_dict(renamed(UPSTREAM[name].ours, state), strict=True)
     images = torch.randn(3, 3, 32, 32)
     images[1] *= 1e-3  # so small that a norm's eps counts
@@ -93,7 +93,7 @@ def test_logits_are_torch_uncertaintys_bit_for_bit(
 @nets
 def test_counts_and_shapes(name: str, arguments: dict[str, Any], parameters: int, keys: int) -> None:
     with torch.device("meta"):
-        module = build(name, **arguments)
+        module = build_architecture(name, **arguments)
     assert (sum(p.numel() for p in module.parameters()), len(module.state_dict())) == (parameters, keys)
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     assert list(tensor_shapes(name, **arguments).items()) == list(shapes.items())
@@ -101,7 +101,7 @@ def test_counts_and_shapes(name: str, arguments: dict[str, Any], parameters: int
 
 @pytest.mark.parametrize("hidden", [None, 3])
 def test_optunet_is_its_description(hidden: int | None) -> None:
-    module = build("optunet", hidden=hidden)
+    module = build_architecture("optunet", hidden=hidden)
     s = module.state_dict()
     images = torch.randn(5, 1, 28, 28)
     maps = F.max_pool2d(F.conv2d(images, s["conv1.weight"]).relu(), 3, stride=3)
@@ -118,7 +118,7 @@ def test_optunet_is_its_description(hidden: int | None) -> None:
 def test_weights_start_as_torch_uncertaintys_do(oracle: Oracle, name: str) -> None:
     torch.manual_seed(1)
     arguments = {} if name == "resnet18" else {"conv_bias": True}
-    module = build(name, **arguments)
+    module = build_architecture(name, **arguments)
     for key, tensor in module.state_dict().items():
         if tensor.dim() == 4:  # uniform within 1 / sqrt(fan-in): its deviation is the bound over sqrt(3)
             bound = 1 / math.sqrt(tensor[0].numel())
@@ -134,11 +134,11 @@ def test_weights_start_as_torch_uncertaintys_do(oracle: Oracle, name: str) -> No
 
 def test_members_of_a_norm_without_statistics_stack() -> None:
     torch.manual_seed(2)
-    modules = [build("resnet20-frn-silu", conv_bias=True).eval() for _ in range(2)]
+    modules = [build_architecture("resnet20-frn-silu", conv_bias=True).eval() for _ in range(2)]
     stacked = {key: torch.stack([m.state_dict()[key] for m in modules]) for key in modules[0].state_dict()}
     images = torch.randn(3, 3, 32, 32)
     with torch.no_grad():
-        logits = Ensemble(build("resnet20-frn-silu", conv_bias=True).eval(), stacked, [0, 1])(images)
+        logits = Ensemble(build_architecture("resnet20-frn-silu", conv_bias=True).eval(), stacked, [0, 1])(images)
         looped = torch.stack([m(images) for m in modules])
     torch.testing.assert_close(logits, looped, rtol=1e-4, atol=1e-5)
 
@@ -159,7 +159,7 @@ def test_a_float16_file_with_infinite_counters_becomes_a_module(oracle: Oracle) 
     assert (layout.payload, len(member)) == (22_562_104, 22_562_104)
     assert finite_problems(layout, member) == []
 
-    module = build(told.architecture, **told.arguments).eval()
+    module = build_architecture(told.architecture, **told.arguments).eval()
     state = renamed(UPSTREAM["resnet18"].ours, halves)
     for t in layout.tensors:
         stored = torch.frombuffer(bytearray(member[t.offset : t.offset + t.nbytes]), dtype=torch.float16)

@@ -25,7 +25,6 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats import manifest as limits
 from checkpoints_zoo.sources import fetching
 from checkpoints_zoo.sources.archives import archived, indexing
 from tests.hub import WRITER, Hub, filled
@@ -346,7 +345,7 @@ def test_a_huge_file_is_not_fetched(suffix: str, most: int, hub: Hub, tmp_path: 
 def test_a_file_that_turns_out_larger_than_announced(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "source")
     hub.commit(REPO, {p.relative_to(built.root).as_posix(): p for p in built.root.rglob("*.*") if p.is_file()})
-    monkeypatch.setitem(limits.LARGEST, ".json", 4000)
+    monkeypatch.setitem(manifest.LARGEST, ".json", 4000)
     hub.faults.add("tiny.json", method="GET", body=b" " * 10**6, times=9, headers={"content-length": None})
     with pytest.raises(FormatError, match="expected at most 4,000 bytes"):
         zoo.load("tiny", source=ADDRESS)
@@ -360,7 +359,7 @@ def test_a_huge_file_is_not_fetched_from_xet(hub_xet: Hub, tmp_path: Path, monke
     api.create_repo(REPO, repo_type="dataset")
     api.upload_folder(repo_id=REPO, repo_type="dataset", folder_path=built.root)
     assert hub_xet.files(REPO)["manifests/tiny.parquet"].xet
-    monkeypatch.setitem(limits.LARGEST, ".parquet", 1000)
+    monkeypatch.setitem(manifest.LARGEST, ".parquet", 1000)
     with pytest.raises(FormatError, match=r"file manifests/tiny.parquet of .*: expected at most 1,000 bytes"):
         zoo.load("tiny", source=ADDRESS)
 
@@ -381,7 +380,7 @@ def test_columns_that_unpack_to_more_than_any_manifest_has(tmp_path: Path, monke
     for row in built.rows:
         row["reason"] = text
     built.write()
-    monkeypatch.setattr(limits, "LARGEST_COLUMNS", 10**6)
+    monkeypatch.setattr(manifest, "LARGEST_COLUMNS", 10**6)
     with pytest.raises(
         FormatError, match=r"expected columns of at most 1,000,000 bytes, unpacked; found 1,.*its footer"
     ):

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import update_bn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations import compact_posterior
 from checkpoints_zoo.populations import evaluator as evaluating
 from checkpoints_zoo.populations.evaluator import Evaluator, Inputs, evaluator
@@ -31,7 +31,7 @@ TEST, TRAIN = some("test", 90), some("train", 130)
 
 def loaded(members: zoo.Collection, state: Mapping[str, Tensor]) -> nn.Module:
     """A module with these tensors, by a strict load as any torch user would."""
-    module = architectures.build(members.description.architecture, **members.description.arguments)
+    module = build_architecture(members.description.architecture, **members.description.arguments)
     counters = {n: t for n, t in module.state_dict().items() if n.endswith("num_batches_tracked")}
     module.load_state_dict({**{n: t.float() for n, t in state.items()}, **counters}, strict=True)
     return module.eval()

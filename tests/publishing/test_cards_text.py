@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it.token import Token
 
-from checkpoints_zoo.publishing import cards, sections
-from checkpoints_zoo.publishing.sections import Section
+from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing.cards import Section
 from tests.formats.test_markup import HOSTILE, cells, seen, tokens
 from tests.publishing.test_cards import ABOUT, ALL, REPO, body, front, some, tables
 
@@ -77,7 +77,7 @@ def test_every_name_of_the_templates_is_filled_in_and_none_in_vain() -> None:
     written = {
         "source": {*cards.parts_of_source([shown], REPO, None), "marker"},
         "loading": set(cards.parts_of_loading(shown, REPO, None)),
-        "collection": set(sections.parts(shown)),
+        "collection": set(cards.parts(shown)),
     }
     folder = Path(cards.__file__).parent / "cards"
     for name, parts in written.items():

@@ -18,8 +18,8 @@ from PIL import Image
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.publishing import cards, sections
-from checkpoints_zoo.publishing.sections import Section
+from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing.cards import Section
 
 LAYOUT = Layout.of([("w", "F32", (2, 3))])
 ABOUT = Description("some", "Some", "net", {}, "digits", ("a", "b"), {}, {"only": LAYOUT}, "MIT", "")
@@ -34,7 +34,7 @@ def section(accuracies: Sequence[float | None], losses: Sequence[float | None] =
 
 
 def panels(shown: Section) -> dict[str, Any]:
-    return {axes.get_label(): axes for axes in sections.draw(shown).axes}
+    return {axes.get_label(): axes for axes in cards.draw(shown).axes}
 
 
 def bars(axes: Any) -> list[tuple[float, float, int]]:
@@ -67,7 +67,7 @@ def test_only_members_that_are_loaded_are_drawn() -> None:
         )
     ]
     shown = Section("some", ABOUT, manifest.table(rows))
-    figure = sections.draw(shown)
+    figure = cards.draw(shown)
     assert figure.get_suptitle() == "some: 1 member on digits/test"
     assert [height for *_, height in bars(figure.axes[0])] == [1]
 
@@ -106,7 +106,7 @@ def test_whatever_the_figures_are_it_is_drawn(shown: Section) -> None:
 
 
 def test_the_title_fits() -> None:
-    figure = sections.draw(Section("w" * 96, ABOUT, section([0.1, 0.2], eval_data="w" * 60).rows))
+    figure = cards.draw(Section("w" * 96, ABOUT, section([0.1, 0.2], eval_data="w" * 60).rows))
     figure.canvas.draw()
     (title,) = [t for t in figure.texts if t.get_text()]
     box = title.get_window_extent()
@@ -119,15 +119,15 @@ def test_a_bar_has_as_many_possible_values_as_its_neighbour(images: int, data: s
     low = data.draw(st.integers(0, images - 1))
     apart = data.draw(st.integers(1, min(images - low, 300)))
     correct = [low, low + 1, low + apart, *data.draw(st.lists(st.integers(low, low + apart), max_size=20))]
-    edges = sections.edges([100 * c / images for c in correct])
+    edges = cards.edges([100 * c / images for c in correct])
     held = [sum(a <= 100 * k / images < b for k in range(images + 2 * apart + 3)) for a, b in pairwise(edges)]
     assert len(set(held)) == 1
     assert edges[0] < 100 * min(correct) / images <= 100 * max(correct) / images < edges[-1]
-    assert len(held) <= sections.BARS
+    assert len(held) <= cards.BARS
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_every_value_is_in_a_bar(values: list[float]) -> None:
-    edges = sections.edges(values)
+    edges = cards.edges(values)
     assert all(a < b for a, b in pairwise(edges))
     assert sum(np.histogram(values, edges)[0]) == len(values)

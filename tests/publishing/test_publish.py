@@ -13,7 +13,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.publishing import plan
+from checkpoints_zoo.publishing import publisher
 from checkpoints_zoo.publishing.publisher import Plan, Published
 from tests.hub import WRITER, Hub
 from tests.support.commands import run, two_collections, values
@@ -65,7 +65,7 @@ def test_a_second_time_does_nothing(hub: Hub, tiny: Built) -> None:
 
 
 def test_weights_go_before_the_rows_that_name_them(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "COMMIT_FILES", 1)
+    monkeypatch.setattr(publisher, "COMMIT_FILES", 1)
     assert publish(tiny.root).commits == 3
     shards = [sorted(p for p in c.tree if p.startswith("shards/")) for c in reversed(commits(hub))]
     assert [len(s) for s in shards] == [0, 1, 2, 2]
@@ -207,7 +207,8 @@ def test_a_dry_run_needs_neither_torch_nor_a_login(hub: Hub, tiny: Built, monkey
     publish(tiny.root)
     monkeypatch.delenv("HF_TOKEN")
     code = (
-        "import sys; from checkpoints_zoo.cli import main\ntry: main({})\nexcept SystemExit as stop: print(stop.code)\n"
+        "import sys\nfrom checkpoints_zoo.cli.program import main\n"
+        "try: main({})\nexcept SystemExit as stop: print(stop.code)\n"
         "print(sorted({{'torch', 'pandas', 'timm'}} & set(sys.modules)), file=sys.stderr)"
     )
     arguments = ["publish", str(tiny.root), "--repo", NEW, "--dry-run", "--format", "json"]

@@ -11,7 +11,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import AccessError, NetworkError, ZooError
-from checkpoints_zoo.publishing import plan
+from checkpoints_zoo.publishing import publisher
 from checkpoints_zoo.publishing.publisher import Published
 from tests.hub import WRITER, Hub
 from tests.hub.faults import HTML
@@ -24,7 +24,7 @@ ALWAYS = {"times": math.inf}
 @pytest.fixture
 def tiny(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Built:
     quick(monkeypatch, waits)
-    monkeypatch.setattr(plan, "COMMIT_FILES", 1)
+    monkeypatch.setattr(publisher, "COMMIT_FILES", 1)
     return two_shards(tmp_path / "out")
 
 

@@ -14,7 +14,7 @@ from checkpoints_zoo.errors import (
     UsageError,
     ZooError,
 )
-from checkpoints_zoo.publishing import upload
+from checkpoints_zoo.publishing import publisher
 from tests.hub import Hub
 from tests.support.publications import (
     ADDRESS,
@@ -171,14 +171,14 @@ def test_the_rows_are_checked_before_the_manifest_goes_up(
     hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that vanish between the commit that has them and the one that names them."""
-    real = upload._commit
+    real = publisher._commit
 
     def losing(*args: Any) -> Any:
         branch = real(*args)
         tree = {p: f for p, f in branch.tree.items() if "00001" not in p}
-        return upload.replace(branch, tree=tree)
+        return publisher.replace(branch, tree=tree)
 
-    monkeypatch.setattr(upload, "_commit", losing)
+    monkeypatch.setattr(publisher, "_commit", losing)
     with pytest.raises(DamagedError, match=r"^member 5 of tiny: expected its bytes up to .* found no such file\."):
         publish(tiny.root)
     assert "README.md" not in hub.files(NEW)

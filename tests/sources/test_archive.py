@@ -20,7 +20,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter
-from checkpoints_zoo.formats.member_bytes import hash_members
+from checkpoints_zoo.formats.shard_files import hash_members
 from checkpoints_zoo.sources.archives import index, rows_of, source_of_archive, stream, walk
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
 from checkpoints_zoo.sources.source import Source

@@ -15,7 +15,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError, UsageError
-from checkpoints_zoo.formats import safetensors
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import find
 from tests.hub import Hub
@@ -54,7 +54,7 @@ def check(built: Built, dest: Path, keys: list[tuple[int, int]]) -> None:
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let three members of the convnet share a shard."""
-    monkeypatch.setattr(safetensors, "MOST_TENSORS", 30)  # it has nine, and a pad
+    monkeypatch.setattr(shard_files, "MOST_TENSORS", 30)  # it has nine, and a pad
 
 
 def numbers(dest: Path) -> list[str]:

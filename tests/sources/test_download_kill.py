@@ -51,7 +51,7 @@ def kept(home: Path, built: Built) -> int:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(hub: Hub, tmp_path: Path) -> None:
-    context = forks("checkpoints_zoo.collection.loading", __name__)
+    context = forks("checkpoints_zoo.collection.collection", __name__)
     built, home = published(hub), tmp_path / "home"
 
     def run(request: int | None = None, later: float = 0) -> int:

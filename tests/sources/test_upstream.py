@@ -19,7 +19,8 @@ from checkpoints_zoo.sources import archives, fetching
 from checkpoints_zoo.sources import cache as member_cache
 from checkpoints_zoo.sources.archives import archived, indexing
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
-from checkpoints_zoo.sources.finding import find, resolve
+from checkpoints_zoo.sources.finding import find
+from checkpoints_zoo.sources.source import resolve
 from tests.hub import WRITER, Hub
 from tests.hub.virtual import Virtual
 from tests.support.archives import Part, head, local_tar, member, virtual_tar

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.networks.ensemble import EXECUTIONS, Ensemble
+from checkpoints_zoo.networks.modules import build_architecture
 
 HERE = [e for e in EXECUTIONS if e != "graph"]  # what a CPU has
 
@@ -121,7 +121,7 @@ def mlp() -> nn.Module:
 
 PROGRAMS: dict[str, Callable[[], nn.Module]] = {
     "block": Block, "frn": Frn, "mlp": mlp,
-    "resnet8": lambda: architectures.build("resnet8", channels=2),
+    "resnet8": lambda: build_architecture("resnet8", channels=2),
 }  # fmt: skip
 
 

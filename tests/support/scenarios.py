@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 
 State = dict[str, Tensor]
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -68,8 +68,8 @@ class Mlp(nn.Module):
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "convnet": lambda: architectures.build("convnet"),
-    "resnet8": lambda: architectures.build("resnet8"),
+    "convnet": lambda: build_architecture("convnet"),
+    "resnet8": lambda: build_architecture("resnet8"),
     "mlp": Mlp,
 }
 OWN = "my-mlp"  # what a source calls the architecture of Mlp, which the package lacks

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo import images
-from checkpoints_zoo.formats import catalog, manifest, safetensors
-from checkpoints_zoo.networks import tensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import Source
 from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.measure import description_of, layout_of
@@ -38,7 +38,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
     def keep(epoch: int) -> None:
         for i, member in enumerate(members):
             own = {n: t[i] for n, t in (state.params | state.buffers).items()}
-            kept[member, epoch] = tensors.pack(own, layout)
+            kept[member, epoch] = modules.pack(own, layout)
 
     if 0 in epochs:
         keep(0)
@@ -47,12 +47,12 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
             keep(epoch)
 
     ordered = sorted(kept)
-    prefixes = [tensors.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
+    prefixes = [modules.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
     source = Source(out.absolute(), "out")
-    path = safetensors.write_shard(
+    path = shard_files.write_shard(
         out / "shards" / recipe.name, 0, layout, [(p, kept[key]) for p, key in zip(prefixes, ordered, strict=True)]
     )
-    first = safetensors.first_offset(layout, prefixes)
+    first = shard_files.first_offset(layout, prefixes)
     rows: list[dict[str, Any]] = [
         {
             "member": member, "epoch": epoch, "final": epoch == recipe.epochs, "status": "ok", "method": "independent",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from checkpoints_zoo.formats import catalog, manifest, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import content_hash
-from checkpoints_zoo.formats.safetensors import prefix
+from checkpoints_zoo.formats.shard_files import prefix
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, sets
 from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts
@@ -46,8 +46,8 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
     folder, layout = root / sets.folder_of("given", name), sets.layout_of(inputs, classes)
     raw = [member.half().numpy().tobytes() + bytes(layout.pad) for member in logits]
     prefixes = [prefix(i) for i in range(members)]
-    path = safetensors.stream_shard(folder, 0, layout, prefixes, raw)
-    first = safetensors.first_offset(layout, prefixes)
+    path = shard_files.stream_shard(folder, 0, layout, prefixes, raw)
+    first = shard_files.first_offset(layout, prefixes)
     rows = [
         {
             "member": i, "epoch": 1, "final": True, "status": "ok", "sha256": content_hash(layout, raw[i]),

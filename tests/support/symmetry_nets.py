@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.networks.architectures import build as build_architecture
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import IMAGES, Table, symmetries
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo import images
-from checkpoints_zoo.formats import manifest, safetensors
+from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.training.export import Export
 from checkpoints_zoo.training.measure import Finished, layout_of, prepare
 from checkpoints_zoo.training.merge import TOLD
@@ -81,7 +81,7 @@ def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, An
 @pytest.fixture
 def two_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a shard hold two members."""
-    monkeypatch.setattr(safetensors, "MOST_TENSORS", TWO_A_SHARD)
+    monkeypatch.setattr(shard_files, "MOST_TENSORS", TWO_A_SHARD)
 
 
 @pytest.fixture

@@ -54,11 +54,11 @@ def test_planted_permutations_of_random_networks_are_found(seed: int) -> None:
 
 @pytest.mark.slow
 def test_planted_permutations_of_resnet18_are_found() -> None:
-    from checkpoints_zoo.networks.architectures import build
+    from checkpoints_zoo.networks.modules import build_architecture
 
     table = symmetries("resnet18")
     torch.manual_seed(0)
-    reference = build("resnet18").state_dict()
+    reference = build_architecture("resnet18").state_dict()
     element = random_element(table, torch.Generator().manual_seed(1), members=1)
     moved = permute(table, stacked(noisy(reference, 0.5, 2)), element.permutations)
     found = match(table, moved, reference)

@@ -12,7 +12,7 @@ from torch import nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.networks.architectures import build as build_architecture
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import IMAGES, symmetries
 from tests.support.symmetry_nets import table_of
 

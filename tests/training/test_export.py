@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.export import export
 from checkpoints_zoo.training.measure import split_of
 from checkpoints_zoo.training.population import Trained
@@ -26,7 +26,7 @@ def trained(name: str, members: Sequence[int], failed: Sequence[int] = ()) -> li
     recipe, found = RECIPES[name](), []
     for member in members:
         torch.manual_seed(member)
-        state = architectures.build(recipe.architecture, **recipe.arguments).state_dict()
+        state = build_architecture(recipe.architecture, **recipe.arguments).state_dict()
         state = {n: t.detach() for n, t in state.items() if not n.endswith("num_batches_tracked")}
         bad = member in failed
         found.append(Trained(member, member, "failed" if bad else "ok", "the loss" if bad else "", state, 1.0, 0.5))

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import random_transpositions, symmetries
 from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
@@ -64,7 +64,7 @@ def test_blocks_of_grouped_convolutions_stay() -> None:
 @pytest.mark.parametrize("recipe", [SMALL, dataclasses.replace(resnet8_digits(), stack_width=2)], ids=lambda r: r.name)
 def test_a_member_starts_as_the_same_function_with_other_weights(recipe) -> None:  # type: ignore[no-untyped-def]
     plain, permuted = start(recipe, [5, 6]), start(dataclasses.replace(recipe, init_permutation=9), [5, 6])
-    module = architectures.build(recipe.architecture, **recipe.arguments).double().eval()
+    module = build_architecture(recipe.architecture, **recipe.arguments).double().eval()
     inputs = torch.randn(4, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for i in range(2):
         logits = [

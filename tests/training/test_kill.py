@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.formats import safetensors
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.measure import device_name
 from checkpoints_zoo.training.merge import merge
@@ -39,7 +39,7 @@ def short(name: str) -> Recipe:
 
 def two_a_shard() -> None:
     """Make a shard hold two members at most, in this process."""
-    safetensors.MOST_TENSORS = 16
+    shard_files.MOST_TENSORS = 16
 
 
 def train_all(name: str, out: str, workers: int) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError, ZooError
-from checkpoints_zoo.formats import catalog, safetensors
+from checkpoints_zoo.formats import catalog, shard_files
 from checkpoints_zoo.training import merge as merging
 from checkpoints_zoo.training.export import run
 from checkpoints_zoo.training.merge import TOLD, merge
@@ -37,9 +37,9 @@ pieces = st.lists(st.sets(st.sampled_from(MEMBERS), min_size=1), min_size=1, max
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All members, as one run leaves them."""
     out = tmp_path_factory.mktemp("whole")
-    before, safetensors.MOST_TENSORS = safetensors.MOST_TENSORS, tiny.TWO_A_SHARD
+    before, shard_files.MOST_TENSORS = shard_files.MOST_TENSORS, tiny.TWO_A_SHARD
     stored(MEMBERS, out)
-    safetensors.MOST_TENSORS = before
+    shard_files.MOST_TENSORS = before
     return out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints_zoo.errors import LockedError, UsageError
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.loop import StackState, start
 from checkpoints_zoo.training.population import Progress, Trained, train
@@ -64,14 +64,14 @@ def test_population_in_stacks(tmp_path: Path) -> None:
     assert (member.seed, member.status, member.reason) == (4, "ok", "")
     assert member.train_loss == all_six[4].train_loss > 0
     assert member.wall_time_s > 0
-    template = architectures.build("convnet").state_dict()
+    template = build_architecture("convnet").state_dict()
     assert {n: t.shape for n, t in member.state.items()} == {n: t.shape for n, t in template.items()}
     assert state_files(tmp_path / "a") == []
 
 
 def test_state_has_statistics_but_no_counters(tmp_path: Path) -> None:
     names = list(run(tmp_path, [0], dataclasses.replace(SMALL_RESNET, epochs=1)).trained[0].state)
-    assert names == [n for n in architectures.build("resnet8").state_dict() if not n.endswith("_tracked")]
+    assert names == [n for n in build_architecture("resnet8").state_dict() if not n.endswith("_tracked")]
     assert "bn1.running_var" in names
 
 

@@ -14,8 +14,8 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.hub_sets import HUB_SETS
-from checkpoints_zoo.networks import tensors
-from checkpoints_zoo.networks.architectures import build
+from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.measure import layout_of
 from checkpoints_zoo.training.optimizers import learning_rate
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, named, resnet8_digits
@@ -53,8 +53,8 @@ def test_recipes_fit_their_data(name: str) -> None:
     assert recipe.preprocess.size == there.size
     assert recipe.preprocess.channels == recipe.arguments["channels"] == there.channels
     assert recipe.arguments["classes"] == len(there.classes)
-    state = build(recipe.architecture, **recipe.arguments).state_dict()
-    assert layout_of(recipe) == tensors.layout_of(state, layout_of_dtype(recipe.storage))
+    state = build_architecture(recipe.architecture, **recipe.arguments).state_dict()
+    assert layout_of(recipe) == modules.layout_of(state, layout_of_dtype(recipe.storage))
 
 
 def layout_of_dtype(storage: str) -> torch.dtype:

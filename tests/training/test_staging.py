@@ -14,7 +14,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import member_bytes, safetensors
+from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.training import population, recipe_files
 from checkpoints_zoo.training.export import Export, run
@@ -50,7 +50,7 @@ def test_what_is_laid_aside_is_there_again(tmp_path: Path) -> None:
     again = staging(tmp_path)
     assert again.members == {3, 5}
     assert again.rows == {(i, 1): tiny.made()[i].row for i in (3, 5)}
-    (raw,) = [bytes(raw) for _, raw in member_bytes.read([again.location((3, 1))])]
+    (raw,) = [bytes(raw) for _, raw in shard_files.read([again.location((3, 1))])]
     assert bytearray(raw) == tiny.made()[3].raw
     assert content_hash(layout_of(TINY), raw) == tiny.made()[3].row["sha256"]
     again.drop(list(again.rows))
@@ -133,14 +133,14 @@ def test_the_log_has_every_member_once(tmp_path: Path) -> None:
 
 def test_a_shard_is_written_once_when_its_ids_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[int, int]] = []
-    stream = safetensors.stream_shard
+    stream = shard_files.stream_shard
 
     def counted(folder: Path, number: int, layout: Any, prefixes: Sequence[str], members: Any) -> Path:
         if folder.name == "tiny":
             written.append((number, len(prefixes)))
         return stream(folder, number, layout, prefixes, members)
 
-    monkeypatch.setattr(safetensors, "stream_shard", counted)
+    monkeypatch.setattr(shard_files, "stream_shard", counted)
     with locked(tmp_path):
         exporting = Export(TINY, tmp_path)
         for member in (0, 3, 1, 7, 2, 6, 4, 8, 5):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.networks import architectures
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.loop import StackState, start, train_epochs
 from checkpoints_zoo.training.optimizers import sgd_step
 from checkpoints_zoo.training.recipe import Recipe
@@ -81,7 +81,7 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
     inputs, targets = data.images.tolist(), data.labels
     assert targets is not None
     torch.manual_seed(derive(9, "init"))
-    module = architectures.build(recipe.architecture, **recipe.arguments).train()
+    module = build_architecture(recipe.architecture, **recipe.arguments).train()
     optimizer = torch.optim.SGD(
         module.parameters(),
         lr=recipe.lr,

@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli import train as commands
+from checkpoints_zoo.cli import train
 from checkpoints_zoo.cli.train import merge_command, verify_command
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
 from checkpoints_zoo.training import population
@@ -69,7 +69,7 @@ def written(folder: Path, body: str) -> Path:
 
 
 def command(*arguments: object) -> Any:
-    return CliRunner().invoke(commands.main, [str(a) for a in arguments], catch_exceptions=False)
+    return CliRunner().invoke(train.main, [str(a) for a in arguments], catch_exceptions=False)
 
 
 # Networks and files
@@ -239,7 +239,7 @@ def test_the_readmes_lines_can_be_given() -> None:
     assert {arguments[0] for arguments in given} == {"--list", "convnet-digits", "resnet18-cifar10", "merge", "verify"}
     for first, *rest in given:
         known = {"merge": merge_command, "verify": verify_command}.get(first)
-        (known or commands.main).make_context("training", rest if known else [first, *rest])
+        (known or train.main).make_context("training", rest if known else [first, *rest])
 
 
 def test_interrupted_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_interrupted_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     arguments = (path, "--members", "0-1", "--out", out, "--set", "epochs=3", "--set", "save_every=1")
     with monkeypatch.context() as patched:
-        patched.setattr(commands, "say", say)
+        patched.setattr(train, "say", say)
         done = command(*arguments)
     assert (done.exit_code, done.stderr) == (130, "interrupted: the same command goes on where it was\n")
     done = command(*arguments)

@@ -23,8 +23,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
 from checkpoints_zoo.interop.ingest.networks import Build
 from checkpoints_zoo.interop.ingest.shards import FIGURES
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import Source, resolve
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.

@@ -97,9 +97,9 @@ def shapes_of(net: Net, build: Build | None) -> dict[str, Shape]:
     Raises:
         UsageError: no architecture of that name, or nothing that builds a module.
     """
-    from checkpoints_zoo.networks import architectures, modules
+    from checkpoints_zoo.networks import modules
 
-    make = build or (lambda: architectures.build(str(net.architecture), **net.arguments))
+    make = build or (lambda: modules.build_architecture(str(net.architecture), **net.arguments))
     module = modules.built(make, "the members")
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.safetensors import what_is
+from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import fetching, hub
-from checkpoints_zoo.sources import hub as addresses
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
 
@@ -258,7 +257,7 @@ def _kind(first: bytes, what: str) -> str:
 
 def _on_hub(address: str, name: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them."""
-    place, path = addresses.apart(address, "source")
+    place, path = hub.apart(address, "source")
     repo = hub.resolve(place)
     label = f"{repo}/{path}" if path else str(repo)
     listing = catalog.collections().get(name)

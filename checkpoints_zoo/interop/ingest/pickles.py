@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.safetensors import what_is
+from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.interop.ingest.origin import Origin
 from checkpoints_zoo.sources.archives import Head, Lot, Lying, Tell
 
@@ -275,7 +275,7 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
     """
     import torch
 
-    from checkpoints_zoo.networks.tensors import NAMES
+    from checkpoints_zoo.networks.modules import NAMES
 
     for name, t in state.items():
         if t.layout != torch.strided or t.is_quantized or t.dtype not in NAMES or t.is_meta:

@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, member_bytes, safetensors
+from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.checks import REPEATING
 from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix
+from checkpoints_zoo.formats.shard_files import REPEATING, Location, prefix
 from checkpoints_zoo.interop.ingest import pickles
-from checkpoints_zoo.interop.ingest import pickles as zipped
 from checkpoints_zoo.interop.ingest.networks import Build, Net, shapes_of
 from checkpoints_zoo.interop.ingest.origin import Origin, Say, numbers_of
 from checkpoints_zoo.interop.ingest.pickles import Within
@@ -111,8 +108,8 @@ def look(row: Row, location: Location) -> memoryview:
     Raises:
         DamagedError: its file has not the tensors that the row says, or others than before.
     """
-    member_bytes.check_against_files([location])
-    _, raw = next(iter(member_bytes.read([location])))
+    shard_files.check_against_files([location])
+    _, raw = next(iter(shard_files.read([location])))
     judge(row, location, raw)
     return raw
 
@@ -297,7 +294,7 @@ class Reader:
     place: Callable[[str], Path]
     within: Within | None = None
 
-    def read(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Layout, safetensors.Bytes]]:
+    def read(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Layout, shard_files.Bytes]]:
         """Read members one by one and judge them; yield each with its row, the layout of its bytes, and these.
 
         Raises:
@@ -314,7 +311,7 @@ class Reader:
 
     def _each(
         self, rows: Sequence[Row], there: Mapping[int, Location]
-    ) -> Iterator[tuple[Row, Layout, safetensors.Bytes]]:
+    ) -> Iterator[tuple[Row, Layout, shard_files.Bytes]]:
         for row in rows:
             layout = self.description.layouts[row["layout"]]
             path = self.place(row["path"])
@@ -325,7 +322,7 @@ class Reader:
                 continue
             raw = pickles.raw(path, self.within, layout)
             judge(row, location, raw)
-            if row["status"] == "ok" and (problem := zipped.checksum_problem(path)):
+            if row["status"] == "ok" and (problem := pickles.checksum_problem(path)):
                 row |= {"status": "failed", "reason": problem}
             yield row, layout, raw
 
@@ -345,7 +342,7 @@ def reshard(reader: Reader, rows: Sequence[Row], target: Source, say: Say) -> No
     old, name = reader.description, reader.description.name
     keys, layouts = dict[str, str](), dict[str, Layout]()
     for key, layout in old.layouts.items():
-        wanted = safetensors.sharded(layout)
+        wanted = shard_files.sharded(layout)
         keys[key] = archives.layout_key(old.architecture, wanted)
         layouts[keys[key]] = wanted
     description = replace(old, layouts=layouts, base="")
@@ -357,9 +354,9 @@ def reshard(reader: Reader, rows: Sequence[Row], target: Source, say: Say) -> No
     for row in sorted(rows, key=lambda r: r["member"]):
         if row["path"] is not None:
             key = keys[row["layout"]]
-            groups.setdefault((key, row["member"] // safetensors.members_per_shard(layouts[key])), []).append(row)
+            groups.setdefault((key, row["member"] // shard_files.members_per_shard(layouts[key])), []).append(row)
     missing = {at: some for at, some in sorted(groups.items()) if not all(r["member"] in done for r in some)}
-    safetensors.check_room(target.root, sum(layouts[key].nbytes * len(some) for (key, _), some in missing.items()))
+    shard_files.check_room(target.root, sum(layouts[key].nbytes * len(some) for (key, _), some in missing.items()))
     catalog.write_json(description.to_json(), target.description_path(name))
     if not missing:
         return _write(list(done.values()), description, target)
@@ -389,15 +386,15 @@ def _shard(reader: Reader, rows: Sequence[Row], number: int, key: str, layout: L
     """Write a shard; return its members' rows as they are now."""
     found: list[Row] = []
 
-    def members() -> Iterator[safetensors.Bytes]:
+    def members() -> Iterator[shard_files.Bytes]:
         for row, stored, raw in reader.read(rows):
             found.append(row)
-            yield safetensors.repack(stored, raw, layout)
+            yield shard_files.repack(stored, raw, layout)
 
     name = reader.description.name
     prefixes = [prefix(row["member"]) for row in rows]
-    path = safetensors.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
-    inside, start = path.relative_to(target.root).as_posix(), safetensors.first_offset(layout, prefixes)
+    path = shard_files.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
+    inside, start = path.relative_to(target.root).as_posix(), shard_files.first_offset(layout, prefixes)
     return [
         row | {"path": inside, "offset": start + i * layout.nbytes, "nbytes": layout.nbytes, "layout": key,
                "dtype": layout.dtype}

@@ -19,8 +19,8 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.formats import safetensors, selection
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats.text import aligned, whole
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods import fit
 from checkpoints_zoo.methods.comparing import drawn
@@ -581,7 +581,7 @@ def fit_and_compare(
     for thing, (number, least) in numbers.items():
         _check_whole(thing, number, least)
     root = Path(out).expanduser().absolute()
-    safetensors.check_folder(root)
+    shard_files.check_folder(root)
     fits = Fits(recipe, root, runs, draws, seed, device=device)
     made, refused = drawn.fit(fits, (hmc, ENSEMBLE, vi), cores() if workers is None else workers, say)
     for name, reason in refused.items():
@@ -596,7 +596,7 @@ def fit_and_compare(
 
 
 def _check_whole(thing: str, number: object, least: int) -> None:
-    if (known := selection.whole(number)) is None or known < least:
+    if (known := whole(number)) is None or known < least:
         raise UsageError(f"{thing} of a compact table", expected=f"a whole number from {least}", found=repr(number))
 
 

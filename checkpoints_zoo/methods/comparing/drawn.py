@@ -13,8 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats.catalog import read_json
 from checkpoints_zoo.formats.disk import replacing

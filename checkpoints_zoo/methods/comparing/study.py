@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.loading import load
+from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.formats import selection
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods import fit
 from checkpoints_zoo.methods.comparing import drawn
@@ -55,7 +54,7 @@ def prepare(
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
-        if (known := selection.whole(number)) is None or known < least:
+        if (known := whole(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
     measuring.check_draws(seed)
     check_device(device)

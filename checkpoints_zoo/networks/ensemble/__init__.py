@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoints_zoo.networks.ensemble.choosing import EXECUTIONS
 from checkpoints_zoo.networks.ensemble.ensemble import Ensemble
+from checkpoints_zoo.networks.ensemble.running import EXECUTIONS
 
 __all__ = ["EXECUTIONS", "Ensemble"]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.networks.ensemble import program
 from checkpoints_zoo.networks.ensemble.program import Compute, Norm, Parameter, Program, Step
-from checkpoints_zoo.networks.tracing import UNTRACEABLE, Tracer
+from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer
 
 # What is known of the values of a network while its program is written.
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SmallerChunk, UsageError
-from checkpoints_zoo.formats.selection import whole
+from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.ensemble.choosing import check_execution
-from checkpoints_zoo.networks.ensemble.running import Graphs, Runner, out_of_memory
+from checkpoints_zoo.networks.ensemble.running import Graphs, Runner, check_execution, out_of_memory
 from checkpoints_zoo.networks.ensemble.streaming import Read, Stacked, Stream, chunk_that_fits
 
 

@@ -18,9 +18,8 @@ from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description, Listing
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_bytes import Location
-from checkpoints_zoo.formats.safetensors import prefix
 from checkpoints_zoo.formats.selection import Key, keys_of
+from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Index
 from checkpoints_zoo.sources.archives.indexing import Opened

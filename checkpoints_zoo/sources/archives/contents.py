@@ -13,7 +13,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
-from checkpoints_zoo.formats.safetensors import header_length, parse_header, what_is
+from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
 from checkpoints_zoo.sources.archives.tar import BLOCK, Take, TarHeader, leads_out
 
 VERSION = 1

@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo.errors import FormatError, NetworkError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Archives
-from checkpoints_zoo.formats.safetensors import stamp_of
+from checkpoints_zoo.formats.shard_files import stamp_of
 from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.safetensors import Header, parse_header
+from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, plain

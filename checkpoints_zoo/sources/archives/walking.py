@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.safetensors import what_is
+from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index, names_in_order
 from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, damaged, header_at, is_header, padded
 

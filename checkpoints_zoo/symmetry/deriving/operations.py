@@ -11,37 +11,36 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.symmetry.deriving import elementwise as e
-from checkpoints_zoo.symmetry.deriving import layers, shapes
-from checkpoints_zoo.symmetry.deriving import layers as norms
+from checkpoints_zoo.symmetry.deriving import elementwise, layers, shapes
 from checkpoints_zoo.symmetry.deriving.values import Step, Value
 
 Rule = Callable[..., Any]
 
 # Names that torch, torch.nn.functional and Tensor may all have, with "_" behind them where they work in place.
 _NAMES: dict[Rule, str] = {
-    e.homogeneous: "relu leaky_relu rrelu abs neg negative positive dropout dropout1d dropout2d dropout3d alpha_dropout"
-    " feature_alpha_dropout contiguous clone detach to float double half bfloat16 type type_as cuda cpu requires_grad_",
-    e.pointwise: "silu gelu relu6 hardswish hardsigmoid hardtanh sigmoid tanh elu selu celu softplus mish logsigmoid"
-    " softsign tanhshrink hardshrink softshrink exp expm1 log log1p sin cos erf softmax log_softmax softmin",
-    e.clamp: "clamp clip clamp_min",
-    e.threshold: "threshold",
-    e.prelu: "prelu",
-    e.add: "add sub subtract",
-    e.extreme: "maximum minimum max min",
-    e.multiply: "mul multiply",
-    e.divide: "div divide true_divide",
-    e.raised: "pow",
-    e.power_of(2): "square",
-    e.power_of(0.5): "sqrt",
-    e.power_of(-0.5): "rsqrt",
-    e.power_of(-1): "reciprocal",
-    e.reduced: "mean sum amax amin",
-    e.padded: "pad",
-    e.resized: "interpolate upsample",
-    partial(e.pooled, 1): "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d",
-    partial(e.pooled, 2): "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d",
-    partial(e.pooled, 3): "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d",
+    elementwise.homogeneous: "relu leaky_relu rrelu abs neg negative positive dropout dropout1d dropout2d dropout3d"
+    " alpha_dropout feature_alpha_dropout contiguous clone detach to float double half bfloat16 type type_as cuda cpu"
+    " requires_grad_",
+    elementwise.pointwise: "silu gelu relu6 hardswish hardsigmoid hardtanh sigmoid tanh elu selu celu softplus mish"
+    " logsigmoid softsign tanhshrink hardshrink softshrink exp expm1 log log1p sin cos erf softmax log_softmax softmin",
+    elementwise.clamp: "clamp clip clamp_min",
+    elementwise.threshold: "threshold",
+    elementwise.prelu: "prelu",
+    elementwise.add: "add sub subtract",
+    elementwise.extreme: "maximum minimum max min",
+    elementwise.multiply: "mul multiply",
+    elementwise.divide: "div divide true_divide",
+    elementwise.raised: "pow",
+    elementwise.power_of(2): "square",
+    elementwise.power_of(0.5): "sqrt",
+    elementwise.power_of(-0.5): "rsqrt",
+    elementwise.power_of(-1): "reciprocal",
+    elementwise.reduced: "mean sum amax amin",
+    elementwise.padded: "pad",
+    elementwise.resized: "interpolate upsample",
+    partial(elementwise.pooled, 1): "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d",
+    partial(elementwise.pooled, 2): "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d",
+    partial(elementwise.pooled, 3): "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d",
     shapes.reshaped: "reshape view flatten unflatten squeeze unsqueeze view_as reshape_as",
     shapes.permuted: "permute",
     shapes.transposed: "transpose swapaxes swapdims t",
@@ -72,20 +71,20 @@ def _batch_norm(
     bias: Value | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Value:  # fmt: skip
     mean, variance = (None, None) if training else (running_mean, running_var)
-    return norms.batch_norm(step, input, weight, bias, mean, variance, eps)
+    return layers.batch_norm(step, input, weight, bias, mean, variance, eps)
 
 
 def _group_norm(
     step: Step, input: Value, num_groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
 ) -> Value:
-    return norms.group_norm(step, input, num_groups, weight, bias)
+    return layers.group_norm(step, input, num_groups, weight, bias)
 
 
 def _layer_norm(
     step: Step, input: Value, normalized_shape: Any, weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5,
 ) -> Value:  # fmt: skip
-    return norms.layer_norm(step, input, len(normalized_shape), weight, bias)
+    return layers.layer_norm(step, input, len(normalized_shape), weight, bias)
 
 
 def _functions() -> dict[Any, Rule]:
@@ -99,10 +98,12 @@ def _functions() -> dict[Any, Rule]:
         for place in (torch, F):
             found[getattr(place, f"conv{d}d")] = _convolution(d)
     found |= {
-        operator.add: e.add, operator.iadd: e.add, operator.sub: e.add, operator.isub: e.add,
-        operator.mul: e.multiply, operator.imul: e.multiply, operator.truediv: e.divide, operator.itruediv: e.divide,
-        "torchvision.ops.stochastic_depth.stochastic_depth": e.homogeneous,
-        operator.neg: e.homogeneous, operator.abs: e.homogeneous, operator.pow: e.raised,
+        operator.add: elementwise.add, operator.iadd: elementwise.add, operator.sub: elementwise.add,
+        operator.isub: elementwise.add,
+        operator.mul: elementwise.multiply, operator.imul: elementwise.multiply,
+        operator.truediv: elementwise.divide, operator.itruediv: elementwise.divide,
+        "torchvision.ops.stochastic_depth.stochastic_depth": elementwise.homogeneous,
+        operator.neg: elementwise.homogeneous, operator.abs: elementwise.homogeneous, operator.pow: elementwise.raised,
         F.batch_norm: _batch_norm, F.group_norm: _group_norm, F.layer_norm: _layer_norm,
         operator.matmul: layers.matmul, operator.getitem: shapes.indexed,
     }  # fmt: skip
@@ -127,7 +128,7 @@ IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, oper
 ATTRIBUTES: dict[str, Rule] = {
     "T": shapes.transposed,
     "mT": partial(shapes.transposed, dim0=-2, dim1=-1),
-    "data": e.homogeneous,
+    "data": elementwise.homogeneous,
 }
 
 
@@ -187,31 +188,31 @@ def _convolution_layer(dimensions: int, rule: Callable[..., Value]) -> LayerRule
 
 def _batch_norm_layer(step: Step, layer: Any, own: Own, x: Value) -> Value:
     mean, variance = own("running_mean"), own("running_var")
-    return _activated(step, layer, norms.batch_norm(step, x, own("weight"), own("bias"), mean, variance, layer.eps))
+    return _activated(step, layer, layers.batch_norm(step, x, own("weight"), own("bias"), mean, variance, layer.eps))
 
 
 def _response_norm(step: Step, layer: Any, own: Own, x: Value) -> Value:
     gain, offset = own("weight") or own("gamma"), own("bias") or own("beta")
-    return _activated(step, layer, norms.response_norm(step, x, gain, offset, own("tau")))
+    return _activated(step, layer, layers.response_norm(step, x, gain, offset, own("tau")))
 
 
 def _instance_norm(step: Step, layer: Any, own: Own, x: Value) -> Value:
     if layer.track_running_stats:
         return _batch_norm_layer(step, layer, own, x)
-    return norms.response_norm(step, x, own("weight"), own("bias"))
+    return layers.response_norm(step, x, own("weight"), own("bias"))
 
 
 def _group_norm_layer(step: Step, layer: Any, own: Own, x: Value) -> Value:
-    return _activated(step, layer, norms.group_norm(step, x, layer.num_groups, own("weight"), own("bias")))
+    return _activated(step, layer, layers.group_norm(step, x, layer.num_groups, own("weight"), own("bias")))
 
 
 def _layer_norm_layer(step: Step, layer: Any, own: Own, x: Value) -> Value:
     count = len(layer.normalized_shape)
-    return _activated(step, layer, norms.layer_norm(step, x, count, own("weight"), own("bias")))
+    return _activated(step, layer, layers.layer_norm(step, x, count, own("weight"), own("bias")))
 
 
 def _channel_norm(step: Step, layer: Any, own: Own, x: Value) -> Value:
-    return _activated(step, layer, norms.axes_norm(step, x, [1], own("weight"), own("bias")))
+    return _activated(step, layer, layers.axes_norm(step, x, [1], own("weight"), own("bias")))
 
 
 def _activated(step: Step, layer: Any, x: Value) -> Value:
@@ -226,19 +227,19 @@ def _activated(step: Step, layer: Any, x: Value) -> Value:
 
 
 def _clamped(step: Step, layer: Any, own: Own, x: Value) -> Value:
-    return e.clamp(step, x, layer.min_val, layer.max_val)
+    return elementwise.clamp(step, x, layer.min_val, layer.max_val)
 
 
 def _threshold(step: Step, layer: Any, own: Own, x: Value) -> Value:
-    return e.threshold(step, x, layer.threshold, layer.value)
+    return elementwise.threshold(step, x, layer.threshold, layer.value)
 
 
 def _prelu(step: Step, layer: Any, own: Own, x: Value) -> Value:
-    return e.prelu(step, x, _needed(step, own, "weight"))
+    return elementwise.prelu(step, x, _needed(step, own, "weight"))
 
 
 def _padding(mode: str) -> LayerRule:
-    return lambda step, layer, own, x: e.padded(step, x, layer.padding, mode, getattr(layer, "value", 0))
+    return lambda step, layer, own, x: elementwise.padded(step, x, layer.padding, mode, getattr(layer, "value", 0))
 
 
 # The rule of layers whose names end in 1d, 2d and 3d, by what comes before.
@@ -247,14 +248,14 @@ _BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
     "nn.ConvTranspose": lambda d: _convolution_layer(d, layers.transposed_convolution),
     "nn.BatchNorm": lambda d: _batch_norm_layer,
     "nn.InstanceNorm": lambda d: _instance_norm,
-    "nn.Dropout": lambda d: _plain(e.homogeneous),
+    "nn.Dropout": lambda d: _plain(elementwise.homogeneous),
     "nn.ZeroPad": lambda d: _padding("constant"),
     "nn.ConstantPad": lambda d: _padding("constant"),
     "nn.ReflectionPad": lambda d: _padding("reflect"),
     "nn.ReplicationPad": lambda d: _padding("replicate"),
     "nn.CircularPad": lambda d: _padding("circular"),
 } | {
-    f"nn.{kind}Pool": lambda d: _plain(partial(e.pooled, d))
+    f"nn.{kind}Pool": lambda d: _plain(partial(elementwise.pooled, d))
     for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg")
 }  # fmt: skip
 _HOMOGENEOUS = "Identity ReLU LeakyReLU RReLU Dropout AlphaDropout FeatureAlphaDropout"
@@ -265,8 +266,8 @@ _POINTWISE = (
 _TIMM = "timm.layers."
 LAYERS: dict[str, LayerRule] = {
     **{f"{name}{d}d": make(d) for name, make in _BY_DIMENSION.items() for d in (1, 2, 3)},
-    **{f"nn.{name}": _plain(e.homogeneous) for name in _HOMOGENEOUS.split()},
-    **{f"nn.{name}": _plain(e.pointwise) for name in _POINTWISE.split()},
+    **{f"nn.{name}": _plain(elementwise.homogeneous) for name in _HOMOGENEOUS.split()},
+    **{f"nn.{name}": _plain(elementwise.pointwise) for name in _POINTWISE.split()},
     "nn.SyncBatchNorm": _batch_norm_layer,
     "nn.Hardtanh": _clamped,
     "nn.Threshold": _threshold,
@@ -278,7 +279,7 @@ LAYERS: dict[str, LayerRule] = {
     "nn.RMSNorm": _layer_norm_layer,
     "nn.Flatten": _plain(shapes.reshaped),
     "nn.Unflatten": _plain(shapes.reshaped),
-    "nn.Upsample": _plain(e.resized),
+    "nn.Upsample": _plain(elementwise.resized),
     f"{_TIMM}norm_act.BatchNormAct2d": _batch_norm_layer,
     f"{_TIMM}norm_act.FrozenBatchNormAct2d": _batch_norm_layer,
     f"{_TIMM}norm_act.GroupNormAct": _group_norm_layer,

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import SymmetryError, UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.networks.tracing import UNTRACEABLE, Tracer
+from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer
 from checkpoints_zoo.symmetry.deriving.labels import Segment, Space, pin, pin_scale, resolved, root
 from checkpoints_zoo.symmetry.deriving.operations import (
     ATTRIBUTES,

@@ -1,8 +1,4 @@
-"""Shards: safetensors files of many members, one contiguous range of bytes each.
-
-The safetensors library orders tensors by dtype, which would tear a member with float32 statistics in two; a short
-writer of our own keeps it together. Any reader opens the file and sees named tensors.
-"""
+"""Checks of members that need nothing but their bytes and rows: what `verify` and `publish` share."""
 
 from __future__ import annotations
 
@@ -12,17 +8,33 @@ import math
 import os
 import shutil
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, StorageError, UsageError, ZooError
-from checkpoints_zoo.formats.layout import ELEMENT_BYTES, PAD, Layout, good_shape, is_counter
+from checkpoints_zoo.formats.layout import (
+    ELEMENT_BYTES,
+    PAD,
+    Layout,
+    TensorSpec,
+    content_hash,
+    finite_problems,
+    good_shape,
+    is_counter,
+)
+
+# Shards: safetensors files of many members, one contiguous range of bytes each.
+
 
 # Headers of safetensors files, read with distrust and written for shards.
 
@@ -361,3 +373,247 @@ def writing_into(root: Path) -> Iterator[None]:
         found = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
         raise StorageError(f"folder {root}", expected=expected, found=found, do=do, path=root) from error
+
+
+# Whether files have the members' tensors where the manifest says: by the shard's header, or the member's own.
+
+
+# Members' bytes, read in pieces through one reused buffer.
+
+
+BUFFER_BYTES = 2**20  # small enough for the cache: what was read is converted and checked from there
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where one snapshot's bytes lie.
+
+    Args:
+        member: its id, for errors.
+        prefix: what stands before its tensor names in the file ("000123/").
+        path: the file.
+        offset: of the first byte in the file.
+        layout: of the bytes.
+    """
+
+    member: int
+    prefix: str
+    path: Path
+    offset: int
+    layout: Layout
+
+
+def read(
+    locations: Sequence[Location], buffer_bytes: int = BUFFER_BYTES
+) -> Iterator[tuple[list[Location], memoryview]]:
+    """Read members' bytes in pieces through one reused buffer; yield (members, their bytes one after another).
+
+    The bytes are only good until the next piece is asked for.
+
+    Raises:
+        DamagedError: a file is cut.
+    """
+    for group in groups(locations, buffer_bytes):
+        size = sum(x.layout.nbytes for x in group)
+        there = group[0].path.stat().st_size
+        if there < group[0].offset + size:  # before memory is asked for
+            raise _cut(group[0], group[0].offset + size, there)
+        yield group, fill(group[0], group[0].offset, buffer(size))
+
+
+def groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
+    """Join neighbours in one file into groups of at most so many bytes, or of one member."""
+    group: list[Location] = []
+    for x in locations:
+        last = group[-1] if group else x
+        joins = x.layout is last.layout and x.path == last.path and x.offset == last.offset + last.layout.nbytes
+        if group and not (joins and (len(group) + 1) * x.layout.nbytes <= most):
+            yield group
+            group = []
+        group.append(x)
+    if group:
+        yield group
+
+
+_kept = threading.local()
+
+
+def buffer(size: int) -> memoryview:
+    """Return this thread's buffer, grown to so many bytes: fresh memory costs more than reading into old."""
+    if len(getattr(_kept, "buffer", b"")) < size:
+        _kept.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
+    kept: memoryview = _kept.buffer
+    return kept[:size]
+
+
+def fill(location: Location, offset: int, buffer: memoryview) -> memoryview:
+    """Read bytes of a file into the buffer; return it."""
+    with location.path.open("rb", buffering=0) as file:
+        read_at(file, location, offset, buffer)
+    return buffer
+
+
+def read_at(file: FileIO, location: Location, offset: int, buffer: memoryview) -> None:
+    file.seek(offset)
+    done = 0
+    while done < len(buffer):
+        count = file.readinto(buffer[done:])
+        if not count:
+            raise _cut(location, offset + len(buffer), offset + done)
+        done += count
+
+
+def _cut(location: Location, expected: int, found: int) -> DamagedError:
+    return DamagedError(
+        f"file {location.path}",
+        expected=f"{expected:,} bytes or more",
+        found=f"{found:,}",
+        do="Get the file again",
+        member=location.member,
+        path=location.path,
+    )
+
+
+def hash_members(locations: Sequence[Location]) -> list[str]:
+    """Hash members' contents from their bytes; return 64 hex digits each."""
+    hashes = []
+    for group, raw in read(locations):
+        size = group[0].layout.nbytes
+        hashes += [content_hash(x.layout, raw[i * size : (i + 1) * size]) for i, x in enumerate(group)]
+    return hashes
+
+
+@lru_cache(maxsize=64)
+def _header(path: Path, stamp: tuple[int, ...]) -> Header:
+    return read_header(path)
+
+
+def check_against_files(locations: Sequence[Location]) -> None:
+    """Check that the files have the members' tensors where the manifest says."""
+    headers: dict[Path, Header] = {}
+    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
+    alike: set[tuple[int, bytes]] = set()
+    for x in locations:
+        if x.layout.lead:
+            _check_own(x, alike)
+            continue
+        if x.path not in headers:
+            headers[x.path] = _header(x.path, stamp_of(x.path))
+        get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
+        if id(x.layout) not in expected:
+            expected[id(x.layout)] = [
+                (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in x.layout.tensors
+            ]
+        for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
+            if get(prefix + name) != (dtype, shape, base + begin, base + end):
+                raise _elsewhere(x, x.layout.tensors[at], get(prefix + name), base + begin)
+
+
+def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
+    """Check a member of an archive, which has a header of its own before its tensors.
+
+    Args:
+        x: of the member.
+        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
+    """
+    layout = x.layout
+    begin, size = x.offset - layout.lead, x.path.stat().st_size
+    if begin < 0 or x.offset + layout.nbytes > size:
+        raise DamagedError(
+            f"member {x.member} in file {x.path}",
+            expected=f"bytes {begin:,} to {x.offset + layout.nbytes:,}, as the manifest says",
+            found=f"a file of {size:,} bytes",
+            do="Get the file again",
+            member=x.member,
+            path=x.path,
+        )
+    raw = bytes(fill(x, begin, buffer(layout.lead)))
+    if (id(layout), raw) not in alike:
+        check_own_header(raw, layout, f"member {x.member} in file {x.path}")
+        alike.add((id(layout), raw))
+
+
+def _elsewhere(
+    x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
+) -> DamagedError:
+    return DamagedError(
+        f"member {x.member} in file {x.path}",
+        expected=f"tensor {x.prefix + t.name!r}, {t.dtype} {list(t.shape)} at {begin}, as the manifest says",
+        found="no such tensor" if found is None else f"{found[0]} {list(found[1])} at {found[2]}",
+        do="Manifest and file do not belong together; get the source again",
+        member=x.member,
+        tensor=t.name,
+        path=x.path,
+    )
+
+
+# Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
+# may drop the same again.
+REPEATING = ("dropout", "hmc", "sghmc", "sgld")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something about a member that is not as it should be.
+
+    Args:
+        collection: its name.
+        member: its id, None for the collection as a whole.
+        kind: "bytes", "hash", "finite", "duplicate" or "accuracy".
+        text: what was expected and found.
+    """
+
+    collection: str
+    member: int | None
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        who = self.collection if self.member is None else f"member {self.member} of {self.collection}"
+        return f"{who}: {self.kind}: {self.text}"
+
+
+def check_bytes(location: Location, claimed: str | None, finite: bool = True) -> tuple[list[tuple[str, str]], str]:
+    """Check one member's place, hash and values; return (kind, text) of what is wrong, and its hash.
+
+    Args:
+        location: of its bytes.
+        claimed: the manifest's sha256.
+        finite: whether its values are to be finite.
+
+    Raises:
+        DamagedError: the file does not have the member's tensors there.
+    """
+    check_against_files([location])
+    _, raw = next(iter(read([location])))
+    digest = content_hash(location.layout, raw)
+    found = []
+    if claimed is not None and digest != claimed:
+        found.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
+    if finite and (names := finite_problems(location.layout, raw)):
+        found.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
+    return found, digest
+
+
+def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
+    """Find members that hold the same weights, draws of one run that may repeat aside; return the problems.
+
+    Args:
+        collections: name, rows, and the content hash of each row, None for one that does not count.
+    """
+    first: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
+    problems = []
+    for name, rows, hashes in collections:
+        columns = (rows.column(c).to_pylist() for c in ("member", "method", "run"))
+        for member, method, run, digest in zip(*columns, hashes, strict=True):
+            source = (name, method, run)
+            if digest is None:
+                continue
+            if digest not in first:
+                first[digest] = member, source
+            elif method not in REPEATING or first[digest][1] != source:
+                other, (collection, *_) = first[digest]
+                whose = f"member {other}{'' if collection == name else f' of {collection}'}"
+                text = f"expected weights of its own; found those of {whose}."
+                problems.append(Problem(name, member, "duplicate", text))
+    return problems

@@ -1,0 +1,8 @@
+"""`python -m checkpoints_zoo`: the same program as `zoo-cli`."""
+
+from __future__ import annotations
+
+from checkpoints_zoo.cli.program import main
+
+if __name__ == "__main__":
+    main()

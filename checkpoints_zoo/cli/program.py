@@ -1,0 +1,375 @@
+"""`zoo-cli`: each command parses, calls the library, prints.
+
+A command's file is imported when the command is run or asked for its own help, and imports torch and pandas
+only where it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from functools import wraps
+from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import click
+
+from checkpoints_zoo import errors
+from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import in_bytes as in_bytes
+
+# The one sink of all commands: data to stdout as tables or JSON, talk to stderr.
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command's data and talk go.
+
+    Args:
+        format: "table" for people, "json" for programs.
+    """
+
+    format: str
+
+    def data(self, values: Any, *blocks: str) -> None:
+        """Write a command's data to stdout: the values as JSON, or the blocks of text, a line between them.
+
+        Args:
+            values: JSON values, datetimes and paths; numbers that are not finite become null.
+            blocks: the same for people; empty ones are left out.
+        """
+        if self.format == "json":
+            text = json.dumps(_plain(values), indent=1, allow_nan=False)
+        else:
+            text = "\n\n".join(block for block in blocks if block)
+        if text:
+            click.echo(text)
+
+    def say(self, text: str) -> None:
+        """Write talk to stderr."""
+        click.echo("\n".join(printable(line) for line in text.split("\n")), err=True)
+
+
+def output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --format, and pass it the Output as `out`."""
+
+    @click.option(
+        "--format", "format", type=click.Choice(["table", "json"]), default="table", metavar="table|json",
+        help="How to print data: a table for people, or JSON.",
+    )  # fmt: skip
+    @wraps(command)
+    def wrapped(*args: Any, format: str, **options: Any) -> Any:
+        return command(*args, out=Output(format), **options)
+
+    return wrapped
+
+
+def _plain(values: Any) -> Any:
+    """Return values that JSON can hold."""
+    if isinstance(values, Mapping):
+        return {str(key): _plain(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_plain(value) for value in values]
+    if isinstance(values, float) and not math.isfinite(values):
+        return None
+    if isinstance(values, datetime):
+        return values.isoformat()
+    return str(values) if isinstance(values, Path) else values
+
+
+def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
+    """Lay rows out in columns; return the text.
+
+    Args:
+        rows: with the same keys, which become the header.
+        right: keys of columns of text that are aligned to the right, as numbers are.
+
+    >>> print(table([{"name": "a", "members": 64}, {"name": "long", "members": 8}]))
+    name  members
+    a          64
+    long        8
+    """
+    if not rows:
+        return ""
+    numbers = {
+        at
+        for at, key in enumerate(rows[0])
+        if key in right or all(isinstance(row[key], int | float | None) for row in rows)
+    }
+    return aligned([list(rows[0]), *([text(row[key]) for key in rows[0]] for row in rows)], numbers)
+
+
+def facts(values: Mapping[str, Any]) -> str:
+    """Lay out one fact a line; return the text.
+
+    >>> print(facts({"name": "convnet-digits", "members": 64}))
+    name     convnet-digits
+    members  64
+    """
+    width = max(map(len, values))
+    return "\n".join(f"{key.ljust(width)}  {text(value)}".rstrip() for key, value in values.items())
+
+
+def text(value: Any) -> str:
+    """Write a value for people; return the text, fit for a terminal.
+
+    >>> text(0.1234567), text(None), text(True)
+    ('0.1235', '-', 'yes')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    if isinstance(value, list | tuple):
+        return ", ".join(text(v) for v in value)
+    return printable(str(value))
+
+
+def printable(value: str) -> str:
+    """Return text on one line without control characters: names from a source must not steer the terminal."""
+    return "".join(c if c.isprintable() else " " if c in "\n\t" else f"\\x{ord(c):02x}" for c in value)
+
+
+def percent(share: float | None) -> str | None:
+    """Write a share as percent; return the text.
+
+    >>> percent(0.98148)
+    '98.15 %'
+    """
+    return None if share is None else f"{100 * share:.4g} %"
+
+
+# The one table from an exception to an exit code, and the line that says what went wrong.
+
+
+DONE, FOUND, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
+
+MEANINGS = {
+    DONE: "done",
+    FOUND: "`verify` or `audit` found something",
+    USAGE: "a command, option or selection that can't be met",
+    MISSING: "a collection, member, source or file that is not there, or may not be read",
+    DAMAGED: "damaged data, or a format that this version can't read",
+    NETWORK: "the network; or someone else has published to the repo meanwhile",
+    BUG: "a bug of ours: please report it",
+    INTERRUPTED: "interrupted",
+    CLOSED: "nobody reads the output any more (`zoo-cli list | head -1`)",
+}
+
+
+class ClosedOutput(Exception):
+    """Nobody reads the output: a BrokenPipeError by another name, since click ends with code 1 on that one."""
+
+
+# The first kind that fits; anything else is a bug.
+CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (click.exceptions.Abort, INTERRUPTED),
+    (KeyboardInterrupt, INTERRUPTED),
+    (ClosedOutput, CLOSED),
+    (BrokenPipeError, CLOSED),
+    (click.ClickException, USAGE),
+    (errors.UsageError, USAGE),
+    (errors.SelectionError, USAGE),
+    (errors.TooLargeError, USAGE),
+    (errors.WorkerError, USAGE),
+    (errors.CollectionNotFound, MISSING),
+    (errors.MemberNotFound, MISSING),
+    (errors.SourceNotFound, MISSING),
+    (errors.LockedError, MISSING),
+    (errors.DamagedError, DAMAGED),
+    (errors.FormatError, DAMAGED),
+    (errors.LayoutError, DAMAGED),
+    (ConnectionError, NETWORK),
+    (TimeoutError, NETWORK),
+    (OSError, MISSING),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """Return the exit code for an exception."""
+    return next((code for kind, code in CODES if isinstance(error, kind)), BUG)
+
+
+def explain(error: BaseException) -> int:
+    """Say on stderr what went wrong; return the exit code."""
+    code = code_of(error)
+    if code == BUG:
+        traceback.print_exception(error)
+        version = _version()
+        kind = type(error).__name__
+        say(f"error: a bug of ours ({kind} in {version}): please report it, with the lines above")
+    elif code == INTERRUPTED:
+        say("interrupted")
+    elif code != CLOSED:
+        say(f"error: {_text(error)}")
+    return code
+
+
+@contextmanager
+def closed_output() -> Iterator[None]:
+    """Turn a BrokenPipeError into ClosedOutput."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ClosedOutput from error
+
+
+def say(text: str) -> None:
+    """Write one line to stderr."""
+    click.echo(f"zoo-cli: {printable(text)}", err=True)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        message = error.format_message().rstrip(".")
+        return f"{message}{'' if message.endswith('?') else '.'} See `{error.ctx.command_path} --help`."
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    return str(error)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"checkpoints-zoo {version('checkpoints-zoo')}"
+
+
+def discard_output() -> None:
+    """Point stdout at nothing, so that Python's own flush at its end finds no closed pipe."""
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):
+        return
+
+
+# Name -> its file, with the function where the file has more than one command, and its line in the help. No file may
+# have the name of a builtin: once imported it is a name in here.
+COMMANDS = {
+    "list": ("collections", "List the collections of the catalog, or of a folder."),
+    "show": ("show", "Show what a collection is, and its members."),
+    "evaluate": (
+        "measure:evaluate_command",
+        "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.",
+    ),
+    "predict": ("predict", "Run members on images and store their logits, in float16."),
+    "plot": ("measure:plot_command", "Measure an ensemble and draw the figures into a PNG."),
+    "pairwise": (
+        "pairwise",
+        "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
+    ),
+    "mmd": ("mmd", "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries."),
+    "symmetries": (
+        "symmetries:symmetries_command",
+        "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
+    ),
+    "align": ("symmetries:align_command", "Align members by permuting their units, and say what that does."),
+    "compact": (
+        "compact:compact_command",
+        "Fit a Gaussian to the members before and after alignment; compare both with the ensemble.",
+    ),
+    "compact-table": (
+        "compact:compact_table_command",
+        "Fit HMC and VI to a recipe, train an ensemble by it, and compare all with HMC, before and after alignment.",
+    ),
+    "compare": (
+        "compare",
+        "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
+    ),
+    "report": ("report", "Write one HTML page with every figure of a population."),
+    "download": ("download", "Bring members' bytes to this machine, and no others."),
+    "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
+    "verify": ("verify:verify_command", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
+    "audit": (
+        "verify:audit_command",
+        "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
+    ),
+    "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
+    "publish": ("publish", "Check a folder and put it on the Hub."),
+    "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
+}
+
+
+class Group(click.Group):
+    """Commands that are imported on first use, and one table of exit codes for all of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        file, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.program.{file}"), name or "command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with closed_output():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with closed_output():
+            return super().invoke(ctx)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and exit with the code that its end deserves."""
+        code: Any = 0
+        if isinstance(sys.stdout, TextIOWrapper):
+            # A terminal without "±" shows its code in place of an error.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except SystemExit as stop:
+            code = stop.code
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it becomes a line and an exit code
+            code = explain(error)
+        if code == CLOSED:
+            discard_output()
+        sys.exit(code)
+
+
+@click.group(cls=Group, invoke_without_command=True, no_args_is_help=False)
+@click.version_option(package_name="checkpoints-zoo", prog_name="zoo-cli")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Populations of independently trained networks: find them, measure them as ensembles, check them.
+
+    Data goes to stdout, talk to stderr. A NAME is that of a collection, or a citation in quotes.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
