@@ -48,19 +48,35 @@ __all__ = [
 
 # Resolved on first use, so that the command line starts without torch.
 _PLACES = {
-    "Collection": "collection.collection", "Member": "collection.member", "Ensemble": "networks.ensemble",
-    "ZooError": "errors", "collections": "collection.loading", "load": "collection.loading",
-    "evaluate": "evaluation.evaluating", "Report": "evaluation.evaluating",
-    "from_checkpoints": "interop.checkpoints", "from_samples": "interop.samples",
-    "compare": "methods.comparing", "Comparison": "methods.comparing",
-    "publish": "publishing.publisher", "verify": "publishing.verification", "symmetries": "symmetry",
-    "check_equivalence": "collection.check", "alignment": "populations.alignment_table",
-    "barrier": "populations.loss_barrier", "barriers": "populations.loss_barrier",
-    "compact": "populations.compact", "compare_compact": "methods.comparing.compact_table",
-    "corollary": "populations.corollary_check", "minimal_mass": "populations.mass",
-    "mmd": "populations.mmd", "ns": "populations.mmd", "pairwise": "populations.pairwise",
-    "compare_predictives": "populations.predictives", "report": "publishing.html_report",
-}  # fmt: skip
+    "Collection": "collection.collection",
+    "Member": "collection.collection",
+    "collections": "collection.collection",
+    "load": "collection.collection",
+    "check_equivalence": "collection.equivalence",
+    "ZooError": "errors",
+    "Report": "evaluation.evaluating",
+    "evaluate": "evaluation.evaluating",
+    "from_checkpoints": "interop.checkpoints",
+    "from_samples": "interop.samples",
+    "Comparison": "methods.comparing",
+    "compare": "methods.comparing",
+    "compare_compact": "methods.comparing.compact_comparison",
+    "Ensemble": "networks.ensemble",
+    "alignment": "populations.alignment_table",
+    "compact": "populations.compact_posterior",
+    "corollary": "populations.corollary_check",
+    "mmd": "populations.discrepancy",
+    "ns": "populations.discrepancy",
+    "barrier": "populations.loss_barrier",
+    "barriers": "populations.loss_barrier",
+    "minimal_mass": "populations.mass",
+    "pairwise": "populations.pairwise_information",
+    "compare_predictives": "populations.predictives",
+    "report": "publishing.html_report",
+    "publish": "publishing.publisher",
+    "verify": "publishing.verification",
+    "symmetries": "symmetry",
+}
 _MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.metrics", "symmetry": "symmetry"}
 
 
