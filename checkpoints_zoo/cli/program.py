@@ -314,7 +314,7 @@ class Group(click.Group):
         if cmd_name not in COMMANDS:
             return None
         file, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.program.{file}"), name or "command")
+        command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.{file}"), name or "command")
         return command
 
     def resolve_command(

@@ -109,7 +109,7 @@ ROWS = (
         "everything",
         "nothing: no request is made",
         KEPT,
-        "test_hub.py::test_offline_with_everything",
+        "sources/test_hub.py::test_offline_with_everything",
     ),
     Row(
         "offline, some members local",
@@ -117,14 +117,14 @@ ROWS = (
         "1 of 3 members of NAME: expected them in the cache, since HF_HUB_OFFLINE is set; found no members 5 of …. "
         "Get them online: `zoo-cli download …`.",
         KEPT,
-        "test_hub.py::test_offline_with_something_names_the_rest",
+        "sources/test_hub.py::test_offline_with_something_names_the_rest",
     ),
     Row(
         "offline, nothing local",
         "everything",
         "… expected a commit that it meant before, since HF_HUB_OFFLINE is set …",
         NO_CHANGE,
-        "test_hub.py::test_offline_with_nothing",
+        "sources/test_hub.py::test_offline_with_nothing",
     ),
     Row(
         "disk full, seen before",
@@ -161,7 +161,7 @@ ROWS = (
         "the repo",
         "nothing: a loaded set stays at its commit",
         KEPT,
-        "test_hub.py::test_a_new_commit_between_two_reads_changes_nothing",
+        "sources/test_hub.py::test_a_new_commit_between_two_reads_changes_nothing",
     ),
     Row(
         "re-publication under readers",

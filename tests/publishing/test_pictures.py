@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib import pyplot
 from PIL import Image
 
+from checkpoints_zoo.evaluation.drawing import histogram_edges
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
@@ -119,7 +120,7 @@ def test_a_bar_has_as_many_possible_values_as_its_neighbour(images: int, data: s
     low = data.draw(st.integers(0, images - 1))
     apart = data.draw(st.integers(1, min(images - low, 300)))
     correct = [low, low + 1, low + apart, *data.draw(st.lists(st.integers(low, low + apart), max_size=20))]
-    edges = cards.edges([100 * c / images for c in correct])
+    edges = histogram_edges([100 * c / images for c in correct])
     held = [sum(a <= 100 * k / images < b for k in range(images + 2 * apart + 3)) for a, b in pairwise(edges)]
     assert len(set(held)) == 1
     assert edges[0] < 100 * min(correct) / images <= 100 * max(correct) / images < edges[-1]
@@ -128,6 +129,6 @@ def test_a_bar_has_as_many_possible_values_as_its_neighbour(images: int, data: s
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_every_value_is_in_a_bar(values: list[float]) -> None:
-    edges = cards.edges(values)
+    edges = histogram_edges(values)
     assert all(a < b for a, b in pairwise(edges))
     assert sum(np.histogram(values, edges)[0]) == len(values)

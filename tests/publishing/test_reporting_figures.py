@@ -15,6 +15,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
+from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.predictions import predict
@@ -39,7 +40,7 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
         unit, mean, four, six = cells[WORDS[name][0]]
         assert (four, six) == (stated(report.curve[4][name], scale), stated(known, scale))
         assert mean == (stated(report.member[name], scale) if name in report.member else "–")
-        assert unit == ("%" if name == "accuracy" else zoo.evaluation.FIGURES[name].unit.replace("..", "–"))
+        assert unit == ("%" if name == "accuracy" else FIGURES[name].unit.replace("..", "–"))
     assert len(cells) == len(report.ensemble) == 13
 
     pairs = zoo.pairwise(members, some("test", 90), photos())
