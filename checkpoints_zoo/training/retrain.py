@@ -12,7 +12,8 @@ from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.training.measure import Finished, Row, prepare
 from checkpoints_zoo.training.population import Stacks
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipes import chosen
+from checkpoints_zoo.training.recipe_files import varied
+from checkpoints_zoo.training.recipes import ALSO_CALLED, RECIPES, named
 from checkpoints_zoo.workers import Engine, Here, Job
 
 LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
@@ -86,11 +87,19 @@ def retrain(
 
 
 def _recipe(name: str, row: Row) -> Recipe:
-    """Make the recipe that a row names, with what was set."""
-    if row["recipe"] is None:
-        raise UsageError(f"recipe of {name}", expected="its name in the rows", found="none", do="Give it by --recipe")
-    base, *changes = row["recipe"].split(" ")
-    return chosen(base, tuple(changes))
+    """Return the recipe of the package that a row names, with the fields that the row sets.
+
+    A row may come from anybody, so it never makes a file run: a recipe that stands in a file is given by the caller.
+    """
+    base, *changes = (row["recipe"] or "").split(" ")
+    if ALSO_CALLED.get(base, base) not in RECIPES:
+        raise UsageError(
+            f"recipe of {name}",
+            expected=f"one of the package's in its rows ({', '.join(RECIPES)})",
+            found=repr(base)[:80] if base else "none",
+            do="If you trust its code, give its file: --recipe FILE.py",
+        )
+    return varied(named(base), changes)
 
 
 def _compared(row: Row, again: Row, inputs: int) -> Retrained:
