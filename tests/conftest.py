@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
+import operator
 import os
+import random
+import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda test: test.get_closest_marker("slow") is None)  # else one process ends alone with them
     without_gpu: bool | None = None
     for item in items:
+        if NUMERIC.match(item.path.name):
+            item.add_marker(pytest.mark.numeric)
         if item.get_closest_marker("live") and not LIVE:
             item.add_marker(pytest.mark.skip(reason="ZOO_LIVE=1 is not set"))
         if item.get_closest_marker("gpu"):
@@ -49,6 +57,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 without_gpu = not torch.cuda.is_available()
             if without_gpu:
                 item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+# Whose tests compare numbers that torch's kernels computed.
+NUMERIC = re.compile(
+    r"test_(barrier|canonical|compact|corollary|distances|ensemble|equivalence|evaluation|hmc|init_permutation|interop|"
+    r"intervals|loop|mass|matching|methods|metrics|mmd|pairwise|population|predictive|schedules|symmetry|temperature|"
+    r"training\b)"
+)
+
+
+def seed(name: str) -> None:
+    """Make what draws without a seed a function of a name: of a test or a fixture, whatever ran before it."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
+    random.seed(number)
+    for module, seeding in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if module in sys.modules:
+            operator.attrgetter(seeding)(sys.modules[module])(number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Draw the same in a fixture of a module or session, whichever test is the first to ask for it."""
+    shared = fixturedef.scope != "function"
+    if shared:
+        seed(f"{fixturedef.baseid}::{fixturedef.argname}")
+    made = yield
+    if shared:
+        seed(request.node.nodeid)
+    return made
 
 
 def import_oracle(name: str, *, required: bool) -> ModuleType:
