@@ -288,6 +288,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
     assert copier.steps > 20
 
 
+@pytest.mark.slow
 def test_two_at_once_add_what_each_has(tmp_path: Path) -> None:
     built = build(tmp_path / "source", members=range(8))
     arguments = ["download", "tiny", "--source", built.root, "--dest", tmp_path / "copy", "--members"]

@@ -366,6 +366,7 @@ def test_a_fit_gives_draws_and_what_it_says_of_them(convnet: Problem) -> None:
     assert {m.temperature for m in Hmc.grid(convnet)} == {1.0}
 
 
+@pytest.mark.slow
 def test_norms_keep_the_statistics_of_the_mode(tmp_path: Path) -> None:
     """What is sampled is the posterior of a network in eval mode, against torch alone."""
     recipe = dataclasses.replace(resnet8_digits(), epochs=1)
@@ -377,18 +378,23 @@ def test_norms_keep_the_statistics_of_the_mode(tmp_path: Path) -> None:
     for name in statistics:
         assert torch.equal(run.states[name], buffers[name].expand(4, *buffers[name].shape[1:]))
     assert not torch.equal(run.states["bn1.weight"][0], run.states["bn1.weight"][-1])
-    net = recipe.module().eval()
-    net.load_state_dict({n: t[-1] for n, t in run.states.items()}, strict=False)
-    loss = torch.nn.functional.cross_entropy(net(problem.inputs), problem.labels, reduction="sum")
-    total = -loss - problem.prior_precision / 2 * sum(p.square().sum() for p in net.parameters())
-    torch.autograd.backward(total)
-    drawn = {n: run.states[n][-1:] for n in params}
-    level, gradient = Posterior(problem, drawn, buffers, 1.0)(drawn)
-    constant = sum(p.numel() for p in net.parameters()) / 2 * math.log(problem.prior_precision / (2 * math.pi))
-    assert math.isclose(float(level), float(total.detach()) + constant, rel_tol=1e-5)
-    for name, p in net.named_parameters():
-        assert p.grad is not None
-        torch.testing.assert_close(gradient[name][0], p.grad, rtol=1e-3, atol=1e-3 * float(p.grad.abs().max()))
+    constant = sum(p[0].numel() for p in params.values()) / 2 * math.log(problem.prior_precision / (2 * math.pi))
+    errors = []
+    for draw in range(4):
+        net = recipe.module().eval()
+        net.load_state_dict({n: t[draw] for n, t in run.states.items()}, strict=False)
+        loss = torch.nn.functional.cross_entropy(net(problem.inputs), problem.labels, reduction="sum")
+        total = -loss - problem.prior_precision / 2 * sum(p.square().sum() for p in net.parameters())
+        torch.autograd.backward(total)
+        drawn = {n: run.states[n][draw : draw + 1] for n in params}
+        level, gradient = Posterior(problem, drawn, buffers, 1.0)(drawn)
+        assert math.isclose(float(level), float(total.detach()) + constant, rel_tol=1e-5)
+        wanted = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+        assert wanted.keys() == params.keys()
+        errors.append(max(float((gradient[n][0] - w).abs().max() / w.abs().max()) for n, w in wanted.items()))
+    # Rounded otherwise, an input may be on the other side of a ReLU at a draw, for some per cent of a gradient: seen at
+    # one draw of eight. So it is asked at two of the four.
+    assert sorted(errors)[1] < 1e-3, errors
 
 
 def test_what_is_too_large_is_refused(convnet: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

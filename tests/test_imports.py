@@ -288,6 +288,7 @@ def test_light_rooms_import_neither_torch_nor_pandas() -> None:
     assert run_python(IMPORT_ALL, *modules) == {}
 
 
+@pytest.mark.slow
 def test_a_heavy_room_would_be_noticed() -> None:
     assert run_python(IMPORT_ALL, f"{PACKAGE}.errors", f"{PACKAGE}.store") == {f"{PACKAGE}.store": ["torch"]}
 
