@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
+import operator
 import os
+import random
+import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.hub.fixtures import hub, hub_server, hub_xet, prepare, waits  # noqa: F401 (fixtures)
 
+HERE = Path(__file__).parent
 CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 LIVE = os.environ.get("ZOO_LIVE") == "1"
 
@@ -40,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda test: test.get_closest_marker("slow") is None)  # else one process ends alone with them
     without_gpu: bool | None = None
     for item in items:
+        if NUMERIC.match(item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""):
+            item.add_marker(pytest.mark.numeric)
         if item.get_closest_marker("live") and not LIVE:
             item.add_marker(pytest.mark.skip(reason="ZOO_LIVE=1 is not set"))
         if item.get_closest_marker("gpu"):
@@ -49,6 +59,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 without_gpu = not torch.cuda.is_available()
             if without_gpu:
                 item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+# Whose tests compare numbers that torch's kernels computed.
+NUMERIC = re.compile(
+    r"(evaluation|methods|networks|populations|symmetry)/|"
+    r"(collection/test_equivalence|interop/test_interop|training/test_(init_permutation|loop|population|schedules|training))"
+)
+
+
+def seed(name: str) -> None:
+    """Make what draws without a seed a function of a name: of a test or a fixture, whatever ran before it."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
+    random.seed(number)
+    for module, seeding in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if module in sys.modules:
+            operator.attrgetter(seeding)(sys.modules[module])(number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Draw the same in a fixture of a module or session, whichever test is the first to ask for it."""
+    shared = fixturedef.scope != "function"
+    if shared:
+        seed(f"{fixturedef.baseid}::{fixturedef.argname}")
+    made = yield
+    if shared:
+        seed(request.node.nodeid)
+    return made
 
 
 def import_oracle(name: str, *, required: bool) -> ModuleType:

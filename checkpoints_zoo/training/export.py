@@ -106,6 +106,7 @@ class Export:
     def finish(self) -> None:
         """Write the shards of all that was laid aside, and remove what no row names any more."""
         self.seal()
+        self.staging.drop(())  # a kill may have left its folder behind, empty
         tidy(self.source, self.recipe.name)
 
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import random
 import shutil
-import signal
-import time
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +11,7 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.interop.ingest import ingest, shards
+from tests.support.kills import Contract, OnFiles, forks
 from tests.support.originals import KINDS, gzipped, hashes, imported, rows_of, states, tar
 
 COUNT = 12
@@ -93,66 +88,35 @@ def contents(out: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for place in places for p in (out / place).iterdir()}
 
 
-def import_slowly(folder: str, out: str, copied: bool) -> None:
+def import_all(folder: str, out: str, copied: bool) -> None:
     """What each child does, in small steps."""
     shard_files.MOST_TENSORS, shards.BATCH_MEMBERS = 20, 5
-    judge = shards.judge
-
-    def slow(*arguments: Any) -> None:
-        time.sleep(0.01)
-        judge(*arguments)
-
-    shards.judge = slow
     if copied:
         ingest([folder], "nets", reshard=out)
     else:
         ingest([folder], "nets", hash=True)
 
 
-@pytest.fixture(scope="module")
-def server() -> ForkServerContext:
-    """Forks children from a process that has imported what they need and run nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "huggingface_hub.utils", "checkpoints_zoo.interop.ingest", "tests.support.originals"]
-    )
-    return context
-
-
-def killed(server: ForkServerContext, arguments: tuple[str, str, bool], seconds: float | None) -> bool:
-    """Run a child and kill it after some seconds; return whether it was through before."""
-    child = server.Process(target=import_slowly, args=arguments)
-    child.start()
-    child.join(seconds)
-    if child.is_alive():
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-    assert child.exitcode in (0, -signal.SIGKILL)
-    return child.exitcode == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", [False, True])
-def test_killed_at_random_moments(server: ForkServerContext, copied: bool, tmp_path: Path) -> None:
-    made = states(40)
+def test_killed_at_random_moments(copied: bool, tmp_path: Path) -> None:
+    made, context = states(40), forks()
     folder = (gzipped if copied else tar)(tmp_path / "in", made)
     whole, out = tmp_path / "whole", tmp_path / "out" if copied else folder
-    killed(server, (str(folder), str(tmp_path / "first"), True), None)  # the first child also starts the server
     imported([folder], "nets", reshard=whole)
-    began = time.monotonic()
-    killed(server, (str(folder), str(tmp_path / "timed"), True), None)
-    seconds, rng, kills = time.monotonic() - began, random.Random(), 0
-    while kills < 3:
-        if killed(server, (str(folder), str(out), copied), rng.uniform(0.05, 0.6) * seconds):
-            for place in ("manifests", "shards", ".import"):
-                shutil.rmtree(out / place, ignore_errors=True)
-        else:
-            kills += 1
-            if (out / "manifests" / "nets.parquet").is_file():  # what is there can be read
-                assert len(zoo.load("nets", source=out).download().stack()) == 4
-    assert killed(server, (str(folder), str(out), copied), None)
-    assert [row["sha256"] for row in rows_of(out)] == hashes(made)
-    if copied:
-        assert contents(out) == contents(whole)
-        assert not list(out.rglob("*.tmp"))
+
+    def done() -> None:
+        assert [row["sha256"] for row in rows_of(out)] == hashes(made)
+        if copied:
+            assert contents(out) == contents(whole)
+            assert not list(out.rglob("*.tmp"))
+
+    def usable() -> None:
+        if (out / "manifests" / "nets.parquet").is_file():
+            assert len(zoo.load("nets", source=out).download().stack()) == 4
+
+    def reset() -> None:
+        for place in ("manifests", "shards", ".import"):
+            shutil.rmtree(out / place, ignore_errors=True)
+
+    Contract(OnFiles(context, import_all, (str(folder), str(out), copied)), done, usable, reset).at_random(6)

@@ -10,8 +10,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -267,23 +265,6 @@ def test_a_client_that_leaves_ends_the_work(hub):
         assert answer.headers["content-length"] == str(GB23)
         next(answer.iter_raw(1000))
     assert hub.log.bytes() < 10**9
-
-
-def test_datasets_reads_the_configs_of_the_card(hub, tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    named = "".join(f"- config_name: {name}\n  data_files: m/{name}.parquet\n" for name in "ab")
-    card = f"---\nconfigs:\n{named}---\n"
-    files = {"README.md": card}
-    for name, n in {"a": 3, "b": 5}.items():
-        pq.write_table(pa.table({"member": list(range(n))}), tmp_path / name)
-        files[f"m/{name}.parquet"] = tmp_path / name
-    hub.commit(REPO, files)
-    assert datasets.get_dataset_config_names(REPO) == ["a", "b"]
-    rows = datasets.load_dataset(REPO, "b", split="train", cache_dir=str(tmp_path / "cache"))
-    assert rows["member"][:] == [0, 1, 2, 3, 4]
-    assert hub.log.leaks(WRITER) == []
 
 
 # ---- Xet ----

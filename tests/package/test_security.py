@@ -299,6 +299,7 @@ def test_a_token_is_never_logged_and_goes_to_the_hub_alone(
     assert WRITER not in "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_a_process_that_says_all_it_can_says_no_token(hub: Hub, tmp_path: Path) -> None:
     published(hub)
     verbose = {"HF_DEBUG": "1", "HF_HUB_VERBOSITY": "debug", "HF_HUB_DISABLE_PROGRESS_BARS": "0"}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import time
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from checkpoints_zoo.errors import (
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
 from checkpoints_zoo.predictions.sets import Facts, layout_of, problems, weights_of
+from tests.support.kills import Contract, OnFiles, forks
 from tests.support.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.support.stored_sets import INSIDE, by_loop, few, six
 
@@ -176,50 +174,64 @@ def test_images_of_other_classes_have_no_labels(tmp_path: Path) -> None:
 
 
 # ---- killed, and two at once ----
-def child(root: str, delay: float) -> None:
-    """Predict slowly, a member at a time."""
-    keep = storing.Parts.keep
-
-    def slowly(*arguments: Any) -> None:
-        keep(*arguments)
-        time.sleep(delay)
-
-    storing.Parts.keep = slowly  # type: ignore[method-assign]
+def predict_all(root: str) -> None:
+    """What each child does."""
     predict(zoo.load("tiny", source=root), few(), root)
 
 
 @pytest.mark.slow
-def test_killed_half_way_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = build(tmp_path, members=range(12))
-    process = multiprocessing.get_context("fork").Process(target=child, args=(str(tmp_path), 0.3))
-    process.start()
-    aside = tmp_path / INSIDE / ".parts"
-    while len(list(aside.glob("0*.safetensors"))) < 3 and process.is_alive():
-        time.sleep(0.02)
-    with pytest.raises(LockedError, match="expected no other process writing predictions into it; found a lock on"):
-        predict(load(built), few(), tmp_path)
-    os.kill(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    there = {int(p.name[:6]) for p in aside.glob("0*.safetensors")}
-    assert len(there) >= 3
-    with pytest.raises(SourceNotFound):
-        predictions_of(load(built), "few-test")
-    ran: list[int] = []
+def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
+    built = build(tmp_path / "source", members=range(6))
+    whole = predict(load(built), few(), tmp_path / "whole")
+    place, there = built.root / INSIDE, dict[Path, int]()  # members laid aside, when the last run began
+
+    def names(root: Path) -> list[str]:
+        return [p.name for p in (root / INSIDE).glob("*.safetensors")]
+
+    def done() -> None:
+        found = predictions_of(load(built), "few-test")
+        assert torch.equal(found.logits(), whole.logits())
+        assert problems(found.stored, weights_of(load(built).rows)) == []
+        assert names(built.root) == names(tmp_path / "whole")  # same members, same bytes
+
+    def usable() -> None:
+        if (place / "manifest.parquet").exists():
+            done()
+            return
+        with pytest.raises(SourceNotFound):
+            predictions_of(load(built), "few-test")
+        now = {p: p.stat().st_ino for p in (place / ".parts").glob("0*.safetensors")}
+        assert {p: now.get(p) for p in there} == there  # none was computed again
+        there.update(now)
+
+    def reset() -> None:
+        shutil.rmtree(built.root / "predictions")
+        there.clear()
+
+    Contract(OnFiles(forks(), predict_all, (str(built.root),)), done, usable, reset).at_random(10)
+
+
+def test_a_member_that_was_laid_aside_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built, ran = build(tmp_path, members=range(6)), list[int]()
     keep = storing.Parts.keep
+
+    def stopping(self: storing.Parts, key: tuple[int, int], weights: str, raw: bytes) -> None:
+        if key[0] == 3:
+            with pytest.raises(LockedError, match="expected no other process writing predictions into it; found a lo"):
+                predict(load(built), few(), tmp_path)
+            raise KeyboardInterrupt
+        keep(self, key, weights, raw)
 
     def noted(self: storing.Parts, key: tuple[int, int], weights: str, raw: bytes) -> None:
         ran.append(key[0])
         keep(self, key, weights, raw)
 
+    monkeypatch.setattr(storing.Parts, "keep", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        predict(load(built), few(), tmp_path)
     monkeypatch.setattr(storing.Parts, "keep", noted)
-    found = predict(load(built), few(), tmp_path)
-    assert ran == sorted(set(range(12)) - there)
-    whole = predict(load(built), few(), tmp_path / "other")
-    assert torch.equal(found.logits(), whole.logits())
-    assert problems(found.stored, weights_of(load(built).rows)) == []
-    one, other = ([p.name for p in f.glob("predictions/tiny/few-test/*.saf*")] for f in (tmp_path, tmp_path / "other"))
-    assert one == other  # same members, same bytes
+    predict(load(built), few(), tmp_path)
+    assert ran == [3, 4, 5]
 
 
 def test_a_collection_s_own_methods(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import find
 from tests.hub import Hub
 from tests.support.commands import ROOT, process, run, values
+from tests.support.kills import Contract, OnFiles, forks
 from tests.support.remote import ADDRESS, SHARDS, published
 from tests.support.scenarios import Built, build, digest_of, file_bytes, hash_of, load, opened
 
@@ -254,56 +253,43 @@ def test_no_room_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list((tmp_path / "copy").rglob("*.*"))
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from checkpoints_zoo.formats import writing
-from checkpoints_zoo.sources import copy_all
-from checkpoints_zoo.sources.finding import find
-writing.MOST_TENSORS, left = 30, int(sys.argv[4])
-def counted(call):
-    def wrapped(*arguments, **options):
-        global left
-        left -= 1
-        if left < 0:
-            os._exit(9)  # as SIGKILL: nothing is tidied up
-        return call(*arguments, **options)
-    return wrapped
-os.replace, os.fsync, os.unlink = map(counted, (os.replace, os.fsync, os.unlink))
-copy_all.copy(find("tiny", source=sys.argv[1], members=sys.argv[2]), Path(sys.argv[3]))
-"""
-
-
-def copy_and_kill(built: Built, dest: Path, after: int) -> int:
-    """Copy all members in a process that dies at a step; return its exit code."""
-    arguments = [str(built.root), "0-7", str(dest), str(after)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode in (0, 9), done.stderr
-    return done.returncode
+def copy_all(source: str, dest: str) -> None:
+    """What each child does: copy all members, three a shard."""
+    shard_files.MOST_TENSORS = 30
+    copying.copy(find("tiny", source=source, members="0-7"), Path(dest))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three")
 def test_killed_at_every_step(tmp_path: Path) -> None:
-    built = build(tmp_path / "source", members=range(8))
+    built, dest = build(tmp_path / "source", members=range(8)), tmp_path / "killed"
     load(built, members="0,1,7").download(tmp_path / "first")
     load(built).download(tmp_path / "whole")
-    wanted, step, codes = digest_of(tmp_path / "whole"), 0, set()
-    while 0 not in codes:
-        dest = tmp_path / f"killed-{step}"
-        shutil.copytree(tmp_path / "first", dest)
-        codes.add(copy_and_kill(built, dest, step))
+    wanted = digest_of(tmp_path / "whole")
+    shards: dict[Path, int] = {}  # that a killed copy left
+
+    def done() -> None:
+        assert {p: d for p, (d, _) in digest_of(dest).items()} == {p: d for p, (d, _) in wanted.items()}
+        assert all(p.stat().st_ino == inode for p, inode in shards.items() if p.exists())  # none was written again
+
+    def usable() -> None:
         here = zoo.load("tiny", source=dest)  # what was there, or all of it
         assert here.ids in ([0, 1, 7], list(range(8)))
         assert zoo.verify(here, sample=0) == []
-        shards = {p: p.stat().st_ino for p in (dest / "shards" / "tiny").glob("*.safetensors")}
-        load(built).download(dest)
-        assert {p: d for p, (d, _) in digest_of(dest).items()} == {p: d for p, (d, _) in wanted.items()}
-        assert all(p.stat().st_ino == inode for p, inode in shards.items() if p.exists())  # none was written again
-        step += 2
-    assert step > 9
+        shards.update({p: p.stat().st_ino for p in (dest / "shards" / "tiny").glob("*.safetensors")})
+
+    def reset() -> None:
+        shutil.rmtree(dest)
+        shutil.copytree(tmp_path / "first", dest)
+        shards.clear()
+
+    shutil.copytree(tmp_path / "first", dest)
+    copier = OnFiles(forks(), copy_all, (str(built.root), str(dest)))
+    Contract(copier, done, usable, reset).at_each_step()
+    assert copier.steps > 20
 
 
+@pytest.mark.slow
 def test_two_at_once_add_what_each_has(tmp_path: Path) -> None:
     built = build(tmp_path / "source", members=range(8))
     arguments = ["download", "tiny", "--source", built.root, "--dest", tmp_path / "copy", "--members"]

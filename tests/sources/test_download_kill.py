@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.hub import WRITER, Hub
-from tests.support.kills import forks, run_child
+from tests.support.kills import Contract, OnTheHub, forks
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import Built, load
 
@@ -51,29 +50,21 @@ def kept(home: Path, built: Built) -> int:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(hub: Hub, tmp_path: Path) -> None:
-    context = forks("checkpoints_zoo.collection.collection", __name__)
+    context = forks()
     built, home = published(hub), tmp_path / "home"
+    there = 0  # when the last run began
 
-    def run(request: int | None = None, later: float = 0) -> int:
-        return run_child(context, hub, download, (str(home), MEMBERS), request, later)
+    def done() -> None:
+        assert len(hub.log.select("_cdn/.*/shards/")) == 6 - there  # what had arrived is not fetched again
+        assert kept(home, built) == 6
 
-    assert run() == 0
-    requests, ranges = len(hub.log), len(hub.log.select("_cdn/.*/shards/"))
-    assert ranges == 6
-    assert kept(home, built) == 6
-    shutil.rmtree(home)
-    rng = random.Random()  # a new seed each time: any moment must do
-    killed = 0
-    while killed < KILLS:
-        if run(rng.randint(1, requests), rng.choice([0, rng.uniform(0, 0.02)])) == 0:  # through before the kill
-            assert kept(home, built) == 6
-            shutil.rmtree(home)
-            continue
-        killed += 1
+    def usable() -> None:
+        nonlocal there
         there = kept(home, built)
-        if there == 6 or rng.random() < 0.3:
-            assert run() == 0
-            assert len(hub.log.select("_cdn/.*/shards/")) == 6 - there  # what had arrived is not fetched again
-            shutil.rmtree(home)
-    assert run() == 0
-    assert kept(home, built) == 6
+
+    def reset() -> None:
+        nonlocal there
+        shutil.rmtree(home)
+        there = 0
+
+    Contract(OnTheHub(context, hub, download, (str(home), MEMBERS)), done, usable, reset).at_random(KILLS)

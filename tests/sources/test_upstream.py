@@ -81,6 +81,7 @@ def bytes_of(number: int, shape: tuple[int, ...] = (100, 512), at: str = "linear
     return torch.frombuffer(bytearray(raw), dtype=torch.float16).view(shape)
 
 
+@pytest.mark.slow
 def test_three_members_of_nine_thousand(upstream: Hub) -> None:
     upstream.commit(REPO, {path_of(first): regular(first) for first in range(2 * COUNT, 9216, COUNT)}, lfs=True)
     members = zoo.load("resnet18-cifar100", n=3)
@@ -132,6 +133,7 @@ def test_the_index_is_kept(upstream: Hub, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(upstream.log) == 0
 
 
+@pytest.mark.slow
 def test_members_whose_names_were_exchanged(upstream: Hub) -> None:
     order = sorted(range(COUNT), key=str)
     a, b = order.index(100), order.index(733)

@@ -194,6 +194,7 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
     assert run(tmp_path, [0], save_less).epochs == [2, 3]
 
 
+@pytest.mark.slow
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from checkpoints_zoo.training.state import locked\n"

@@ -56,7 +56,7 @@ def test_what_can_not_be_trained_again(out: Path) -> None:
     members = zoo.load("tiny", source=out)
     with pytest.raises(UsageError, match=r"recipe of member 0 of tiny: expected hash .*; found .* of recipe 'tiny'\."):
         retrain(members, 1, dataclasses.replace(TINY, lr=0.1))
-    with pytest.raises(UsageError, match="recipe of tiny: expected one of the package.s in its rows .*; found none"):
+    with pytest.raises(UsageError, match=r"recipe of tiny: expected one of the package.s in its rows .*; found none"):
         retrain(changed(members, recipe=None), 1)
     with pytest.raises(UsageError, match="'tiny'"):
         retrain(members, 1)

@@ -143,6 +143,7 @@ def test_too_little_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
 # Disks
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next file is the one too many, each time one later: it is said, and what is there is gone on with."""
     stored([0, 1, 2], tmp_path / "whole")

@@ -201,6 +201,7 @@ def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> N
         gone(worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "threads"), [("", 3), ("1", 1)])
 def test_cores_are_divided(wanted: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)

@@ -39,10 +39,14 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     ray = workers._import()
     from ray.cluster_utils import Cluster
 
-    short = tempfile.mkdtemp(prefix="r", dir="/tmp")  # sockets' paths may have 107 characters
+    short = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # sockets' paths may have 107 characters
+    (short / "ray").mkdir()  # where Ray notes the address of its cluster, and makes no folder for it
+    monkeypatch.setenv("RAY_TMPDIR", str(short))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nodes = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": short, "_system_config": HEALTH})
+        nodes = Cluster(
+            initialize_head=True, head_node_args={**NODE, "temp_dir": str(short / "ray"), "_system_config": HEALTH}
+        )
         second = nodes.add_node(**NODE)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     try:
