@@ -177,7 +177,7 @@ class Bench:
         from huggingface_hub import HfFileSystem
 
         self.forget(delay)
-        system, root = HfFileSystem(), f"datasets/{REPO}@{members.commit}"
+        system, root = HfFileSystem(), f"datasets/{REPO}@{members._commit}"
         system.cat_file(f"{root}/manifests/{NAME}.parquet")
         layout = members.description.layouts["f32"]
         start = time.perf_counter()

@@ -200,7 +200,7 @@ def _snapshots(selection: Selection, members: Collection) -> Collection:
     wanted = set(members.ids)
     return load(
         selection.name,
-        members=",".join(f"{member}@{epoch}" for member, epoch in every.keys if member in wanted),
+        members=",".join(f"{member}@{epoch}" for member, epoch in every._keys if member in wanted),
         source=selection.source,
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +37,17 @@ if TYPE_CHECKING:
     from checkpoints_zoo.formats.catalog import Description
     from checkpoints_zoo.sources.source import Source
 
+_STORED = View()  # weights as they are stored
+# Names that users could call up to version 0.2: what they are called within the package.
+_PRIVATE = {
+    "at": "__getitem__", "before": "_before", "commit": "_commit", "held_by": "_held_by", "keys": "_keys",
+    "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes", "read": "_read",
+    "skeleton": "_skeleton", "view": "_view",
+}  # fmt: skip
 
-# Selected members: rows of a manifest, the bytes they name, the module and the symmetries they have.
 
-
-STORED = View()
-
-
-class Selected:
-    """Members of a collection, as rows; weights are read when they are needed.
+class Collection:
+    """Selected members of a collection: rows at hand, weights read when they are needed.
 
     Args:
         source: where manifest and shards lie.
@@ -65,15 +67,38 @@ class Selected:
         rows: pa.Table,
         architecture: Callable[[], nn.Module] | None = None,
         skeletons: dict[str, nn.Module] | None = None,
-        view: View = STORED,
+        view: View = _STORED,
     ) -> None:
         self.source = source
-        self.commit = commit
         self.description = description
         self.rows = rows
+        self._commit = commit
+        self._view = view
         self._architecture = architecture
         self._skeletons = {} if skeletons is None else skeletons
-        self.view = view
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _PRIVATE:
+                return self.__getattribute__(name)  # the error that Python itself gives
+            warnings.warn(
+                f"Collection.{name} is private from version 0.2 on, and goes in the next one",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return getattr(self, _PRIVATE[name])
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def __iter__(self) -> Iterator[Member]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        what = f"{self.description.architecture} on {self.description.dataset}"
+        view = "".join(f", {step}" for step in self._view.steps)
+        return f"Collection({self.name!r}, {len(self)} members, {what}, from {self.source.shown}{view})"
 
     @property
     def name(self) -> str:
@@ -119,24 +144,89 @@ class Selected:
         """Text that names this selection; `zoo.load` gives it back."""
         self._check_some()
         rows = self.source.renewed(self.name, self.rows)
-        return selection.cite(self.source.label, self.commit, self.name, rows)
+        return selection.cite(self.source.label, self._commit, self.name, rows)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the members as they are stored."""
         return manifest.total(self.rows, "nbytes")
 
-    def __len__(self) -> int:
-        return int(self.rows.num_rows)
+    @overload
+    def __getitem__(self, position: int) -> Member: ...
+    @overload
+    def __getitem__(self, position: slice) -> Collection: ...
+
+    def __getitem__(self, position: int | slice) -> Member | Collection:
+        """Take by position: an int gives a Member, a slice a Collection.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        if isinstance(position, slice):
+            return self._select(list(range(len(self)))[position])
+        one = self._select([self._position(position)])
+        return Member(self.name, one.rows.to_pylist()[0], one)
+
+    def _position(self, position: int) -> int:
+        """Return a position counted from the first member.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        at = whole(position)
+        if at is None:
+            raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
+        if not -len(self) <= at < len(self):
+            raise MemberNotFound(
+                f"position {position} of {self.name}",
+                expected=f"one of the {len(self)} selected members, from 0",
+                found=str(at),
+                do="`.member(id)` takes a member by its id",
+                collection=self.name,
+            )
+        return at % len(self)
+
+    def take(self, positions: Iterable[int]) -> Collection:
+        """Take members by position, in any order; return them as a collection.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        return self._select([self._position(position) for position in positions])
+
+    def member(self, id: int) -> Member:
+        """Take a selected member by its id (its last selected snapshot); return it.
+
+        Raises:
+            MemberNotFound: it is not among the selected ones.
+        """
+        if whole(id) not in self.ids:
+            raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
+        return self[len(self) - 1 - self.ids[::-1].index(id)]
+
+    def _select(self, positions: list[int], view: View | None = None) -> Collection:
+        """Return the members at some positions, under this view or another one."""
+        rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
+        view = self._view if view is None else view
+        part = Collection(self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view)
+        if len(part) and "symmetry_table" in vars(self):  # derived once, not for each batch
+            part.symmetry_table = self.symmetry_table
+        return part
 
     @property
-    def member_nbytes(self) -> int:
+    def _keys(self) -> list[tuple[int, int]]:
+        """Member id and epoch of each selected snapshot."""
+        columns = (self.rows.column(name).to_pylist() for name in ("member", "epoch"))
+        return list(zip(*columns, strict=True))
+
+    @property
+    def _member_nbytes(self) -> int:
         """Bytes of one member as it is stored, on average; 1 or more."""
         return max(1, self.nbytes // max(1, len(self)))
 
-    def held_by(self, nbytes: int) -> int:
+    def _held_by(self, nbytes: int) -> int:
         """Return how many members so many bytes hold, for `batches`: one or more, and all at most."""
-        return max(1, min(len(self), nbytes // self.member_nbytes))
+        return max(1, min(len(self), nbytes // self._member_nbytes))
 
     def _check_some(self) -> None:
         if not len(self):
@@ -148,7 +238,7 @@ class Selected:
                 collection=self.name,
             )
 
-    def locations(self) -> list[Location]:
+    def _locations(self) -> list[Location]:
         """Return where the members' bytes lie on this machine; from the Hub, what is missing is fetched in one go.
 
         Raises:
@@ -160,7 +250,7 @@ class Selected:
         manifest.check_located(self.rows, self.name)
         return self.source.locate(self.description, self.rows)
 
-    def skeleton(self) -> nn.Module:
+    def _skeleton(self) -> nn.Module:
         """Build the members' module without memory for parameters, checked against the layout; return it.
 
         Raises:
@@ -185,361 +275,6 @@ class Selected:
             self._skeletons[key] = modules.skeleton(build, description.layouts[key], self.name)
         return self._skeletons[key]
 
-    @cached_property
-    def symmetry_table(self) -> Table:
-        """The permutation and scaling symmetries of the members' network.
-
-        Raises:
-            SymmetryError: an architecture whose symmetries can't be derived.
-            SelectionError, UsageError, LayoutError: as in `skeleton`.
-        """
-        preprocess = self.preprocess
-        return symmetries(self.skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
-
-    @property
-    def keys(self) -> list[tuple[int, int]]:
-        """Member id and epoch of each selected snapshot."""
-        columns = (self.rows.column(name).to_pylist() for name in ("member", "epoch"))
-        return list(zip(*columns, strict=True))
-
-    def read(
-        self,
-        device: torch.device,
-        dtype: torch.dtype | None,
-        names: Iterable[str] | None = None,
-        *,
-        check: bool = True,
-        locations: list[Location] | None = None,
-    ) -> dict[str, Tensor]:
-        """Read stacked weights as this selection's view has them; return name -> (member, …).
-
-        Args:
-            device, dtype, names: as in `store.stack`.
-            check: whether the values of a view of a file are looked at too.
-            locations: of the members, where they are known.
-        """
-        where = self.locations() if locations is None else locations
-        if not self.view:
-            return reading.stack(where, device, dtype, names, check=check)
-        chosen = None if names is None else list(names)
-        return self.view.stack(self.symmetry_table, self.keys, where, device, dtype, chosen)
-
-    def symmetries(self) -> Element:
-        """Return what this view applies to each member: permutations (member, unit), scales (member, value)."""
-        return self.view.elements(self.symmetry_table, self.keys, self.locations())
-
-    def write_symmetries(self, path: str | Path) -> Path:
-        """Write what this view applies to each member; return the file's path. `transform` takes it.
-
-        Args:
-            path: of a Parquet file with one row a member.
-
-        Raises:
-            UsageError: a view that changes nothing.
-            StorageError: it can't be written.
-        """
-        if not self.view:
-            raise UsageError(
-                f"symmetries of {self.name}",
-                expected="a view",
-                found="weights as they are stored",
-                do="Call canonicalize() or align() first",
-            )
-        what = "; ".join(str(step) for step in self.view.steps)
-        element = self.symmetries()
-        with shard_files.writing_into(Path(path).parent):
-            files.write(Path(path), self.rows, element, what)
-        return Path(path)
-
-    def match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
-        """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
-        stacked = self.read(torch.device("cpu"), None)
-        found = alignment.match_mean(self.symmetry_table, stacked)[0].permutations
-        return {key: {name: p[row].cpu() for name, p in found.items()} for row, key in enumerate(self.keys)}
-
-
-# One member of a collection: its row, its tensors, its module.
-
-
-class Member:
-    """A snapshot of one training run; its bytes are read when they are asked for.
-
-    Args:
-        collection: name of the collection.
-        row: the member's row of the manifest.
-        selected: it alone.
-    """
-
-    def __init__(self, collection: str, row: Mapping[str, Any], selected: Selected) -> None:
-        self.collection = collection
-        self.row = dict(row)
-        self._selected = selected
-
-    @property
-    def id(self) -> int:
-        return int(self.row["member"])
-
-    @property
-    def epoch(self) -> int:
-        return int(self.row["epoch"])
-
-    @property
-    def selected(self) -> Selected:
-        """The selection of this member alone: its view, module, preprocessing."""
-        return self._selected
-
-    @property
-    def citation(self) -> str:
-        """Text that names this member; `zoo.load` gives a collection of it alone."""
-        return self._selected.citation
-
-    def state_dict(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Read the member's tensors; return them by name, counters rebuilt as zero, ready for a strict load.
-
-        Args:
-            device: where they are to be.
-            dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
-
-        Raises:
-            DamagedError: the bytes are not what the manifest says, or a value is not finite.
-        """
-        on, where = check_device(device), self._selected.locations()
-        stacked = self._selected.read(on, dtype, locations=where)
-        counters = {n: torch.zeros((), dtype=torch.int64, device=on) for n in where[0].layout.rebuilt}
-        return {n: t[0] for n, t in stacked.items()} | counters
-
-    def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
-        """Build the member's module in eval mode; return it.
-
-        Args:
-            device: where it is to be.
-            dtype: of the weights; None for the stored one.
-
-        Raises:
-            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
-            DamagedError: see `state_dict`.
-        """
-        return modules.filled(self._selected.skeleton(), self.state_dict(device, dtype), torch.device(device))
-
-    def __repr__(self) -> str:
-        accuracy = self.row["test_accuracy"]
-        figure = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
-        return f"Member({self.collection!r}, {self.id}, epoch {self.epoch}{figure})"
-
-
-# Members whose weights are viewed through symmetries: canonical, aligned, transformed.
-
-
-class Viewed(Selected):
-    """Selected members, and the ways to view them through symmetries."""
-
-    @abstractmethod
-    def _of(self, positions: list[int], view: View | None = None) -> Self:
-        """Return the members at some positions, with this view or another one."""
-
-    @abstractmethod
-    def at(self, position: int) -> Member:
-        """Return the member at a position."""
-
-    @abstractmethod
-    def member(self, id: int) -> Member:
-        """Return a member by its id."""
-
-    def canonicalize(
-        self,
-        *,
-        scale: str | None = None,
-        permute: str | None = None,
-        streams: bool = False,
-        approximate: bool = False,
-    ) -> Self:
-        """Remove symmetries from the weights as they are read, scales first; return the same members so viewed.
-
-        Two members that differ by a symmetry of the network alone get the same weights. Scaled weights are float32 or
-        wider, whatever is stored.
-
-        Args:
-            scale: "unit-norm" gives each unit's incoming row the norm 1, and gains 1 or -1; None leaves scales.
-            permute: sorts the units of each layer, in descending order, by their "first" weight, by the largest
-                ("max") or by their norm ("norm"); None leaves them.
-            streams: whether the units of residual streams are sorted too, or inner channels only.
-            approximate: whether to scale rows before norms without running statistics as well, which changes the
-                function by the order of their eps.
-
-        Raises:
-            UsageError: another word for scale or permute; norms as keys where scaling has made them equal.
-            SymmetryError: an architecture whose symmetries can't be derived.
-
-        >>> import checkpoints_zoo as zoo
-        >>> members = zoo.load("convnet-digits", n=2).canonicalize(permute="norm")
-        >>> first = members.stack()["conv1.weight"].flatten(2).norm(dim=2)[0].flatten()
-        >>> bool((first.diff() <= 0).all())
-        True
-        """
-        maps.check_words(scale, permute)
-        # What can't be is refused here, not at the first batch; so is an architecture without a table.
-        table = self.symmetry_table
-        if scale is not None and permute == "norm":
-            maps.check_norms(table, streams, approximate)
-        return self._viewed(Canonical(scale, permute, streams, approximate))
-
-    def align(self, to: int | str | Member = 0) -> Self:
-        """Permute the members' units so that they match a reference, as they are read; return them so viewed.
-
-        Each member is matched when it is first read, and what was found is kept for this view and its slices.
-
-        Args:
-            to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
-                the mean of all selected members, aligned; for that all are held in memory once.
-
-        Raises:
-            MemberNotFound: no such member is selected.
-            UsageError: neither an id nor a member nor "mean".
-            SymmetryError: an architecture whose symmetries can't be derived.
-
-        >>> import checkpoints_zoo as zoo
-        >>> members = zoo.load("convnet-digits", n=2)
-        >>> both = members.stack()["conv1.weight"], members.align(to=0).stack()["conv1.weight"]
-        >>> apart = [float(weight.diff(dim=0).norm()) for weight in both]
-        >>> apart[1] < apart[0]
-        True
-        """
-        self.symmetry_table  # noqa: B018
-        if isinstance(to, str):
-            if to != "mean":
-                raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
-            return self._viewed(AlignedToMean(self.match_mean))
-        reference = to if isinstance(to, Member) else self.member(to)
-        same = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
-        words = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
-        return self._viewed(Aligned(words, reference.state_dict, same))
-
-    def transform(self, symmetries: Element | str | Path) -> Self:
-        """Apply given symmetries to the weights as they are read; return the members so viewed.
-
-        Args:
-            symmetries: one a member, in the members' order, or a file that `write_symmetries` wrote.
-
-        Raises:
-            UsageError: no symmetries of this network, or not one a member.
-            SourceNotFound, FormatError, DamagedError: no such file, another kind of file, or for other weights.
-        """
-        if isinstance(symmetries, Element):
-            rows, element, origin = {key: i for i, key in enumerate(self.keys)}, symmetries, "the caller"
-        else:
-            rows, element = files.read(Path(symmetries), self.rows)
-            origin = Path(symmetries).name
-        check_element(self.symmetry_table, element, len(rows))
-        return self._viewed(Transformed(rows, element, origin))
-
-    def symmetry(self, position: int) -> Element:
-        """Return what this view applies to the member at a position: permutations (unit), scales (value).
-
-        `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
-        those that were rescaled up to rounding. The table is `members.symmetry_table`.
-
-        Raises:
-            MemberNotFound, UsageError: no such position.
-        """
-        one = self.at(position)
-        element = self._of([self.keys.index((one.id, one.epoch))]).symmetries()
-        permutations = {name: p[0] for name, p in element.permutations.items()}
-        return Element(permutations, {name: s[0] for name, s in element.scales.items()})
-
-    def before(self) -> Self:
-        """Return these members without the last step of their view; the same members if there is none."""
-        return self._of(list(range(len(self))), View(self.view.steps[:-1]))
-
-    def _viewed(self, step: Step) -> Self:
-        return self._of(list(range(len(self))), View((*self.view.steps, step)))
-
-
-class Collection(Viewed):
-    """Selected members of a collection: rows at hand, weights read when they are needed.
-
-    The arguments are those of `Selected`.
-    """
-
-    def __iter__(self) -> Iterator[Member]:
-        return (self[i] for i in range(len(self)))
-
-    def __repr__(self) -> str:
-        what = f"{self.description.architecture} on {self.description.dataset}"
-        view = "".join(f", {step}" for step in self.view.steps)
-        return f"Collection({self.name!r}, {len(self)} members, {what}, from {self.source.shown}{view})"
-
-    @overload
-    def __getitem__(self, position: int) -> Member: ...
-    @overload
-    def __getitem__(self, position: slice) -> Collection: ...
-
-    def __getitem__(self, position: int | slice) -> Member | Collection:
-        """Take by position: an int gives a Member, a slice a Collection.
-
-        Raises:
-            MemberNotFound: no such position.
-        """
-        if isinstance(position, slice):
-            return self._of(list(range(len(self)))[position])
-        return self.at(position)
-
-    def at(self, position: int) -> Member:
-        """Take the member at a position; return it.
-
-        Raises:
-            MemberNotFound, UsageError: no such position.
-        """
-        one = self._of([self._position(position)])
-        row = one.rows.to_pylist()[0]
-        return Member(self.name, row, one)
-
-    def _position(self, position: int) -> int:
-        """Return a position counted from the first member.
-
-        Raises:
-            MemberNotFound, UsageError: no such position.
-        """
-        at = whole(position)
-        if at is None:
-            raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
-        if not -len(self) <= at < len(self):
-            raise MemberNotFound(
-                f"position {position} of {self.name}",
-                expected=f"one of the {len(self)} selected members, from 0",
-                found=str(at),
-                do="`.member(id)` takes a member by its id",
-                collection=self.name,
-            )
-        return at % len(self)
-
-    def _of(self, positions: list[int], view: View | None = None) -> Collection:
-        rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
-        with_view = self.view if view is None else view
-        part = Collection(
-            self.source, self.commit, self.description, rows, self._architecture, self._skeletons, with_view
-        )
-        if len(part) and "symmetry_table" in vars(self):  # derived once, not for each batch
-            part.symmetry_table = self.symmetry_table
-        return part
-
-    def take(self, positions: Iterable[int]) -> Collection:
-        """Take members by position, in any order; return them as a collection.
-
-        Raises:
-            MemberNotFound, UsageError: no such position.
-        """
-        return self._of([self._position(position) for position in positions])
-
-    def member(self, id: int) -> Member:
-        """Take a selected member by its id (its last selected snapshot); return it.
-
-        Raises:
-            MemberNotFound: it is not among the selected ones.
-        """
-        if whole(id) not in self.ids:
-            raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
-        return self[len(self) - 1 - self.ids[::-1].index(id)]
-
     def download(self, dest: str | Path | None = None) -> Collection:
         """Bring all members to this machine, those that are missing in one go; return them as they lie there then.
 
@@ -551,15 +286,17 @@ class Collection(Viewed):
 
         Raises:
             NetworkError, AccessError, StorageError: they can't be had, or not be kept.
-            DamagedError, SourceNotFound: as in `locations`; a member that is not what its row says.
+            DamagedError, SourceNotFound: files outside the source, or none; a member that is not what its row says.
             UsageError: a folder that has other members under these ids, or another collection under this name.
         """
         if dest is None:
-            self.locations()
+            self._locations()
             return self
         self._check_some()
-        found = copying.copy(Found(self.source, self.commit, self.description, self.rows, len(self)), Path(dest))
-        return Collection(found.source, found.commit, found.description, found.rows, self._architecture, view=self.view)
+        found = copying.copy(Found(self.source, self._commit, self.description, self.rows, len(self)), Path(dest))
+        return Collection(
+            found.source, found.commit, found.description, found.rows, self._architecture, view=self._view
+        )
 
     def stack(
         self,
@@ -581,7 +318,29 @@ class Collection(Viewed):
             DamagedError, LayoutError, SourceNotFound: the bytes are not what the manifest says.
             TooLargeError: more than the memory that is free; use `batches`.
         """
-        return self.read(check_device(device), dtype, names, check=False)
+        return self._read(check_device(device), dtype, names, check=False)
+
+    def _read(
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        names: Iterable[str] | None = None,
+        *,
+        check: bool = True,
+        locations: list[Location] | None = None,
+    ) -> dict[str, Tensor]:
+        """Read stacked weights as this selection's view has them; return name -> (member, …).
+
+        Args:
+            device, dtype, names: as in `reading.stack`.
+            check: whether the values of a view of a file are looked at too.
+            locations: of the members, where they are known.
+        """
+        where = self._locations() if locations is None else locations
+        if not self._view.steps:
+            return reading.stack(where, device, dtype, names, check=check)
+        wanted = None if names is None else list(names)
+        return self._view.stack(self.symmetry_table, self._keys, where, device, dtype, wanted)
 
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
@@ -602,12 +361,12 @@ class Collection(Viewed):
         on = check_device(device)
         starts = range(0, len(self), step)
         # All members are fetched in one go before the first batch is read.
-        where = self.locations()
-        parts = [self._of(list(range(len(self)))[at : at + step]) for at in starts]
+        where = self._locations()
+        parts = [self._select(list(range(len(self)))[at : at + step]) for at in starts]
 
         def read(i: int) -> dict[str, Tensor]:
             at = starts[i]
-            return parts[i].read(on, dtype, locations=where[at : at + step])
+            return parts[i]._read(on, dtype, locations=where[at : at + step])
 
         return zip([part.ids for part in parts], reading.ahead(read, len(parts)), strict=True)
 
@@ -631,14 +390,14 @@ class Collection(Viewed):
         chosen = self
         if split is not None:
             splits = self.rows.column("split").to_pylist()
-            chosen = self._of([i for i, s in enumerate(splits) if s == split])
+            chosen = self._select([i for i, s in enumerate(splits) if s == split])
             if not len(chosen):
                 found = ", ".join(sorted({str(s) for s in splits}))
                 raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
         names = (labels,) if isinstance(labels, str) else tuple(labels)
-        table = chosen.symmetry_table if chosen.view else None
+        table = chosen.symmetry_table if chosen._view.steps else None
         wanted = label_table(chosen.rows, names, self.name)
-        return WeightDataset(chosen.locations(), chosen.view, chosen.keys, table, wanted, names, dtype)
+        return WeightDataset(chosen._locations(), chosen._view, chosen._keys, table, wanted, names, dtype)
 
     def ensemble(
         self,
@@ -667,11 +426,11 @@ class Collection(Viewed):
             TooLargeError: more than the memory that is free, even one by one.
             UsageError: no such device, execution or chunk.
         """
-        skeleton, on, where = self.skeleton(), check_device(device), self.locations()
+        skeleton, on, where = self._skeleton(), check_device(device), self._locations()
 
         def read(some: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
-            part = self if len(some) == len(self) else self._of(list(some))
-            return part.read(device, dtype, locations=where[some.start : some.stop])
+            part = self if len(some) == len(self) else self._select(list(some))
+            return part._read(device, dtype, locations=where[some.start : some.stop])
 
         return Ensemble.reading(
             skeleton,
@@ -711,8 +470,222 @@ class Collection(Viewed):
         """
         return predictions.predictions_of(self, name, **options)
 
+    @cached_property
+    def symmetry_table(self) -> Table:
+        """The permutation and scaling symmetries of the members' network.
 
-# `zoo.load` and `zoo.collections`: from a name to a Collection.
+        Raises:
+            SymmetryError: an architecture whose symmetries can't be derived.
+            SelectionError, UsageError, LayoutError: no members, or no architecture that takes their tensors.
+        """
+        preprocess = self.preprocess
+        return symmetries(self._skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
+
+    def canonicalize(
+        self,
+        *,
+        scale: str | None = None,
+        permute: str | None = None,
+        streams: bool = False,
+        approximate: bool = False,
+    ) -> Collection:
+        """Remove symmetries from the weights as they are read, scales first; return the same members so viewed.
+
+        Two members that differ by a symmetry of the network alone get the same weights. Scaled weights are float32 or
+        wider, whatever is stored.
+
+        Args:
+            scale: "unit-norm" gives each unit's incoming row the norm 1, and gains 1 or -1; None leaves scales.
+            permute: sorts the units of each layer, in descending order, by their "first" weight, by the largest
+                ("max") or by their norm ("norm"); None leaves them.
+            streams: whether the units of residual streams are sorted too, or inner channels only.
+            approximate: whether to scale rows before norms without running statistics as well, which changes the
+                function by the order of their eps.
+
+        Raises:
+            UsageError: another word for scale or permute; norms as keys where scaling has made them equal.
+            SymmetryError: an architecture whose symmetries can't be derived.
+
+        >>> import checkpoints_zoo as zoo
+        >>> members = zoo.load("convnet-digits", n=2).canonicalize(permute="norm")
+        >>> first = members.stack()["conv1.weight"].flatten(2).norm(dim=2)[0].flatten()
+        >>> bool((first.diff() <= 0).all())
+        True
+        """
+        maps.check_words(scale, permute)
+        # What can't be is refused here, not at the first batch; so is an architecture without a table.
+        table = self.symmetry_table
+        if scale is not None and permute == "norm":
+            maps.check_norms(table, streams, approximate)
+        return self._viewed(Canonical(scale, permute, streams, approximate))
+
+    def align(self, to: int | str | Member = 0) -> Collection:
+        """Permute the members' units so that they match a reference, as they are read; return them so viewed.
+
+        Each member is matched when it is first read, and what was found is kept for this view and its slices.
+
+        Args:
+            to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
+                the mean of all selected members, aligned; for that all are held in memory once.
+
+        Raises:
+            MemberNotFound: no such member is selected.
+            UsageError: neither an id nor a member nor "mean".
+            SymmetryError: an architecture whose symmetries can't be derived.
+
+        >>> import checkpoints_zoo as zoo
+        >>> members = zoo.load("convnet-digits", n=2)
+        >>> both = members.stack()["conv1.weight"], members.align(to=0).stack()["conv1.weight"]
+        >>> apart = [float(weight.diff(dim=0).norm()) for weight in both]
+        >>> apart[1] < apart[0]
+        True
+        """
+        self.symmetry_table  # noqa: B018
+        if isinstance(to, str):
+            if to != "mean":
+                raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
+            return self._viewed(AlignedToMean(self._match_mean))
+        reference = to if isinstance(to, Member) else self.member(to)
+        same = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
+        words = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
+        return self._viewed(Aligned(words, reference.state_dict, same))
+
+    def _match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
+        """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
+        stacked = self._read(torch.device("cpu"), None)
+        matched = alignment.match_mean(self.symmetry_table, stacked)[0].permutations
+        return {key: {name: p[row].cpu() for name, p in matched.items()} for row, key in enumerate(self._keys)}
+
+    def transform(self, symmetries: Element | str | Path) -> Collection:
+        """Apply given symmetries to the weights as they are read; return the members so viewed.
+
+        Args:
+            symmetries: one a member, in the members' order, or a file that `write_symmetries` wrote.
+
+        Raises:
+            UsageError: no symmetries of this network, or not one a member.
+            SourceNotFound, FormatError, DamagedError: no such file, another kind of file, or for other weights.
+        """
+        if isinstance(symmetries, Element):
+            rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
+        else:
+            rows, element = files.read(Path(symmetries), self.rows)
+            origin = Path(symmetries).name
+        check_element(self.symmetry_table, element, len(rows))
+        return self._viewed(Transformed(rows, element, origin))
+
+    def symmetry(self, position: int) -> Element:
+        """Return what this view applies to the member at a position: permutations (unit), scales (value).
+
+        `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
+        those that were rescaled up to rounding. The table is `members.symmetry_table`.
+
+        Raises:
+            MemberNotFound, UsageError: no such position.
+        """
+        element = self._select([self._position(position)]).symmetries()
+        permutations = {name: p[0] for name, p in element.permutations.items()}
+        return Element(permutations, {name: s[0] for name, s in element.scales.items()})
+
+    def symmetries(self) -> Element:
+        """Return what this view applies to each member: permutations (member, unit), scales (member, value)."""
+        return self._view.elements(self.symmetry_table, self._keys, self._locations())
+
+    def write_symmetries(self, path: str | Path) -> Path:
+        """Write what this view applies to each member; return the file's path. `transform` takes it.
+
+        Args:
+            path: of a Parquet file with one row a member.
+
+        Raises:
+            UsageError: a view that changes nothing.
+            StorageError: it can't be written.
+        """
+        if not self._view.steps:
+            raise UsageError(
+                f"symmetries of {self.name}",
+                expected="a view",
+                found="weights as they are stored",
+                do="Call canonicalize() or align() first",
+            )
+        what = "; ".join(str(step) for step in self._view.steps)
+        element = self.symmetries()
+        with shard_files.writing_into(Path(path).parent):
+            files.write(Path(path), self.rows, element, what)
+        return Path(path)
+
+    def _viewed(self, step: Step) -> Collection:
+        return self._select(list(range(len(self))), View((*self._view.steps, step)))
+
+    def _before(self) -> Collection:
+        """Return these members without the last step of their view; the same members if there is none."""
+        return self._select(list(range(len(self))), View(self._view.steps[:-1]))
+
+
+class Member:
+    """A snapshot of one training run; its bytes are read when they are asked for.
+
+    Args:
+        collection: name of the collection.
+        row: the member's row of the manifest.
+        selected: the collection of this member alone.
+    """
+
+    def __init__(self, collection: str, row: Mapping[str, Any], selected: Collection) -> None:
+        self.collection = collection
+        self.row = dict(row)
+        self._selected = selected
+
+    @property
+    def id(self) -> int:
+        return int(self.row["member"])
+
+    @property
+    def epoch(self) -> int:
+        return int(self.row["epoch"])
+
+    @property
+    def selected(self) -> Collection:
+        """The collection of this member alone: its view, module, preprocessing."""
+        return self._selected
+
+    @property
+    def citation(self) -> str:
+        """Text that names this member; `zoo.load` gives a collection of it alone."""
+        return self._selected.citation
+
+    def state_dict(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Read the member's tensors; return them by name, counters rebuilt as zero, ready for a strict load.
+
+        Args:
+            device: where they are to be.
+            dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
+
+        Raises:
+            DamagedError: the bytes are not what the manifest says, or a value is not finite.
+        """
+        on, where = check_device(device), self._selected._locations()
+        stacked = self._selected._read(on, dtype, locations=where)
+        counters = {n: torch.zeros((), dtype=torch.int64, device=on) for n in where[0].layout.rebuilt}
+        return {n: t[0] for n, t in stacked.items()} | counters
+
+    def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
+        """Build the member's module in eval mode; return it.
+
+        Args:
+            device: where it is to be.
+            dtype: of the weights; None for the stored one.
+
+        Raises:
+            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+            DamagedError: see `state_dict`.
+        """
+        return modules.filled(self._selected._skeleton(), self.state_dict(device, dtype), torch.device(device))
+
+    def __repr__(self) -> str:
+        accuracy = self.row["test_accuracy"]
+        figure = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+        return f"Member({self.collection!r}, {self.id}, epoch {self.epoch}{figure})"
 
 
 def load(

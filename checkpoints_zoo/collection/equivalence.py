@@ -8,7 +8,7 @@
 >>> params = members.stack()
 >>> moved = apply(table, params, random_element(table, generator, members=2, spread=0))
 >>> inputs = members.preprocess(zoo.images.load("digits").images[:8])
->>> bool(check_equivalence(params, moved, members.skeleton(), inputs))
+>>> bool(check_equivalence(params, moved, members[0].model(), inputs))
 True
 """
 
@@ -350,8 +350,8 @@ def side_of(given: Parameters, name: str, module: nn.Module | None) -> Side:
 
 
 def _of_collection(members: Collection, name: str, module: nn.Module | None) -> Side:
-    size = members.held_by(_TOGETHER)
-    own = module or members.skeleton()
+    size = members._held_by(_TOGETHER)
+    own = module or members._skeleton()
 
     def states() -> Iterator[State]:
         for ids, params in members.batches(size):

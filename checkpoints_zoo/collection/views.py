@@ -173,9 +173,6 @@ class View:
 
     steps: tuple[Step, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.steps)
-
     @property
     def scales(self) -> bool:
         return any(step.scales for step in self.steps)

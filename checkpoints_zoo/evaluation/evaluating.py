@@ -275,7 +275,7 @@ def _no_members(given: ImageData, members: Predictions) -> UsageError:
 
 
 def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
-    with one_thread(members.member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER):
         return predictions.logits(members, data, *run)
 
 

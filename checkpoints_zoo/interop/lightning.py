@@ -66,7 +66,7 @@ def write_checkpoints(
     """
     checkpoints.check_collection(members)
     root, form = Path(folder), _Form(prefix, dtype, _key_map(members) if upstream else None)
-    members.locations()  # what is missing is fetched in one go
+    members.download()  # what is missing is fetched in one go
     paths = [root / _name(member) for member in members]
     if len(set(paths)) < len(paths):
         raise UsageError(f"selection of {members.name}", expected="each member once", found="one twice")

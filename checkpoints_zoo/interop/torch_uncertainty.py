@@ -137,7 +137,7 @@ def _parameters(members: Collection | Predictions) -> int:
     """Return how many parameters the members have together, 0 where there are only predictions."""
     if isinstance(members, Predictions):
         return 0
-    return len(members) * sum(p.numel() for p in members.skeleton().parameters())
+    return len(members) * sum(p.numel() for p in members._skeleton().parameters())
 
 
 def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:

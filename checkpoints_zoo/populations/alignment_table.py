@@ -127,7 +127,7 @@ def alignment_of(viewed: Collection) -> Alignment:
         UsageError: members whose view does not end in an alignment.
         SelectionError, DamagedError, LayoutError, NetworkError: as in `alignment`.
     """
-    step = viewed.view.steps[-1] if viewed.view else None
+    step = viewed._view.steps[-1] if viewed._view.steps else None
     if not isinstance(step, Aligned | AlignedToMean):
         raise UsageError(
             f"alignment of {viewed.name}",
@@ -135,16 +135,16 @@ def alignment_of(viewed: Collection) -> Alignment:
             found=str(step or "weights as they are stored"),
             do="Give members.align(...)",
         )
-    members, table = viewed.before(), viewed.symmetry_table
-    size = members.held_by(_BATCH)
+    members, table = viewed._before(), viewed.symmetry_table
+    size = members._held_by(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):
-            keys = members.keys[at * size : (at + 1) * size]
+            keys = members._keys[at * size : (at + 1) * size]
             changed, element = step(table, keys, params)
             yield params, changed, element.permutations
 
-    with one_thread(members.member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER):
         if isinstance(step, Aligned):
             stored = aligned = dict(step.target())
         else:
@@ -157,7 +157,7 @@ def alignment_of(viewed: Collection) -> Alignment:
     return Alignment(
         collection=members.name,
         to=str(step).removeprefix("aligned to "),
-        keys=tuple(members.keys),
+        keys=tuple(members._keys),
         sizes={name: group.size for name, group in table.groups.items()},
         transpositions={name: torch.cat([part[name] for part in found]) for name in table.groups},
         before=torch.cat(before),

@@ -344,7 +344,7 @@ def compact(
     judge = evaluator(members, data, statistics, device, batch)
     target: int | str = members.ids[0] if to is None else to
     aligned = members.align(to=target)
-    with one_thread(members.member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
+    with one_thread(members._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
         probs = predictions.logits(members, judge.test.data, judge.device, batch=batch).double().softmax(-1)
         fitted = {"q_d": fitted_to(members, judge, subsets), "q_r": fitted_to(aligned, judge, subsets)}
@@ -386,8 +386,8 @@ def fitted_to(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) 
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True
-    read = members.batches(members.held_by(PIECE), judge.device, torch.float32)
-    return fit_subsets((stacked for _, stacked in read), chosen, judge.device, modules.tied(members.skeleton()))
+    read = members.batches(members._held_by(PIECE), judge.device, torch.float32)
+    return fit_subsets((stacked for _, stacked in read), chosen, judge.device, modules.tied(members._skeleton()))
 
 
 PANEL = (4.6, 3.9)  # inches

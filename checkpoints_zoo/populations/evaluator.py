@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo import images
-from checkpoints_zoo.collection.collection import Selected
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.images import Given, ImageData, Preprocess
@@ -98,7 +98,7 @@ class Evaluator:
 
 
 def evaluator(
-    members: Selected,
+    members: Collection,
     data: Given | None,
     statistics: Given | None,
     device: str | torch.device,
@@ -119,7 +119,7 @@ def evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    on, skeleton = check_device(device), members.skeleton()
+    on, skeleton = check_device(device), members._skeleton()
     given = measuring.own(members.description) if data is None else images.of(data)
     test, labels = measuring.labelled(given, members.description)
     if not len(test):

@@ -130,7 +130,7 @@ def barrier(
     (torch.Size([1, 25]), True)
     """
     judge = evaluator(first.selected, data, statistics, device, batch)
-    one, other = (m.selected.read(judge.device, torch.float32) for m in (first, second))
+    one, other = (m.selected._read(judge.device, torch.float32) for m in (first, second))
     shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (one, other)]
     if shapes[0] != shapes[1]:
         raise UsageError(
@@ -176,12 +176,12 @@ def barriers(
     judge = evaluator(members, data, statistics, device, batch)
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
-    keys = [k for k in members.keys if k != key]
-    reference = {name: t[0] for name, t in start.selected.read(judge.device, torch.float32).items()}
+    keys = [k for k in members._keys if k != key]
+    reference = {name: t[0] for name, t in start.selected._read(judge.device, torch.float32).items()}
 
     def lines() -> Iterator[tuple[Params, Params]]:
-        everyone = iter(members.keys)
-        for _, stacked in members.batches(members.held_by(PIECE), judge.device, torch.float32):
+        everyone = iter(members._keys)
+        for _, stacked in members.batches(members._held_by(PIECE), judge.device, torch.float32):
             for i in range(len(next(iter(stacked.values())))):
                 if next(everyone) != key:
                     yield reference, {name: t[i] for name, t in stacked.items()}

@@ -56,11 +56,11 @@ def minimal_mass(
     gathers them by epoch.
     """
     on = check_device(device)
-    module, table = members.skeleton(), members.symmetry_table
+    module, table = members._skeleton(), members.symmetry_table
     tied = modules.tied(module)
     parts = []
-    with one_thread(members.member_nbytes < SMALL_MEMBER and on.type == "cpu"):
-        for _, params in members.batches(members.held_by(_BATCH), on):
+    with one_thread(members._member_nbytes < SMALL_MEMBER and on.type == "cpu"):
+        for _, params in members.batches(members._held_by(_BATCH), on):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join(parts, members.ids, parts[0].held)
 

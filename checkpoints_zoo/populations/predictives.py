@@ -199,7 +199,7 @@ def _identities(members: Collection | Predictions) -> set[object]:
     if isinstance(members, Predictions):
         return {weights for *_, weights in members.keys}
     hashes = members.rows.column("sha256").to_pylist()
-    return {known or (members.name, *key) for known, key in zip(hashes, members.keys, strict=True)}
+    return {known or (members.name, *key) for known, key in zip(hashes, members._keys, strict=True)}
 
 
 def _weights(plan: Plan) -> Tensor:

@@ -25,20 +25,18 @@ GROUP_BYTES = 2**30
 
 
 class Members(Protocol):
-    """What predictions need of a collection."""
+    """What predictions need of a `Collection`, which lies above this room."""
 
     source: Source
-    commit: str
     description: Description
     rows: Any
-    view: Any
+    _commit: str
+    _view: Any
 
     @property
     def name(self) -> str: ...
     @property
     def ids(self) -> list[int]: ...
-    @property
-    def keys(self) -> list[tuple[int, int]]: ...
     @property
     def classes(self) -> tuple[str, ...]: ...
     @property
@@ -47,8 +45,10 @@ class Members(Protocol):
     def nbytes(self) -> int: ...
     @property
     def preprocess(self) -> Preprocess: ...
-    def skeleton(self) -> nn.Module: ...
-    def locations(self) -> list[Location]: ...
+    @property
+    def _keys(self) -> list[tuple[int, int]]: ...
+    def _skeleton(self) -> nn.Module: ...
+    def _locations(self) -> list[Location]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, position: slice) -> Self: ...
     def batches(
@@ -136,7 +136,7 @@ def by_members(
     step = whole(batch)
     if step is None or step < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
-    skeleton = members.skeleton()
+    skeleton = members._skeleton()
     size = group_size(members, most)
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():

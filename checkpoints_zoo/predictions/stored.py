@@ -83,7 +83,7 @@ def rows_of(stored: PredictionSet, members: Members) -> pa.Table:
     """
     columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
     at = {key: i for i, key in enumerate(zip(*columns, strict=True))}
-    lacking = [id for id, epoch in members.keys if (id, epoch) not in at]
+    lacking = [id for id, epoch in members._keys if (id, epoch) not in at]
     name = stored.facts.name
     if lacking:
         raise MemberNotFound(
@@ -94,9 +94,9 @@ def rows_of(stored: PredictionSet, members: Members) -> pa.Table:
             collection=stored.facts.collection,
             member=lacking[0],
         )
-    rows = manifest.take(stored.rows, [at[key] for key in members.keys])
+    rows = manifest.take(stored.rows, [at[key] for key in members._keys])
     made_from = rows.column("weights_sha256").to_pylist()
-    for (id, _), known, made in zip(members.keys, members.rows.column("sha256").to_pylist(), made_from, strict=True):
+    for (id, _), known, made in zip(members._keys, members.rows.column("sha256").to_pylist(), made_from, strict=True):
         if known != made:
             raise other_weights(name, id, known, made)
     return rows
@@ -418,7 +418,7 @@ def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
     if isinstance(members, Predictions):
         return members.keys
     hashes = members.rows.column("sha256").to_pylist()
-    return [(*key, known or "") for key, known in zip(members.keys, hashes, strict=True)]
+    return [(*key, known or "") for key, known in zip(members._keys, hashes, strict=True)]
 
 
 # `predictions_of`: from members and the name of a set to its Predictions.
@@ -458,4 +458,4 @@ def predictions_of(
     check_members(stored.facts, members)
     if data is not None:
         check_data(stored.facts, images.of(data))
-    return Predictions(stored, rows_of(stored, members), (members.source.label, members.commit))
+    return Predictions(stored, rows_of(stored, members), (members.source.label, members._commit))

@@ -213,7 +213,7 @@ class Running:
                     collection=facts.collection,
                 )
             group = members[at : at + len(ids)]
-            for key, digest in zip(group.keys, shard_files.hash_members(group.locations()), strict=True):
+            for key, digest in zip(group._keys, shard_files.hash_members(group._locations()), strict=True):
                 if digest != self.hashes[key]:
                     raise DamagedError(
                         f"member {key[0]} of {members.name}",
@@ -280,7 +280,7 @@ def predict(
     >>> predict(members, "digits", tempfile.mkdtemp())
     Predictions('convnet-digits/digits-test', 3 members × 540 inputs × 10 classes, on digits/test)
     """
-    members.skeleton()  # what has no members, or no net, is refused before a folder is made
+    members._skeleton()  # what has no members, or no net, is refused before a folder is made
     inside = images.in_order(images.of(data), members.classes)
     kind = sets.check_set(f"{inside.name}-{inside.split}" if name is None else name)
     on = engine(workers, [str(device)] if devices is None else devices, ray, say)
@@ -296,13 +296,13 @@ def predict(
         _check_before(before, facts, members, hashes)
         parts = Parts(folder, facts)
         done = {} if before is None else dict.fromkeys(_keys(before))
-        wanted = [i for i, key in enumerate(members.keys) if key not in done and not parts.has(key, hashes[key])]
+        wanted = [i for i, key in enumerate(members._keys) if key not in done and not parts.has(key, hashes[key])]
         say(f"{facts.name}: {len(wanted):,} of {len(members):,} members to run on {len(inside):,} inputs …")
         for at, raw in _run(Running(members, inside, facts, hashes, dtype, batch), _runs(wanted), on):
-            key = members.keys[at]
+            key = members._keys[at]
             parts.keep(key, hashes[key], raw)
         finals = members.rows.column("final").to_pylist()
-        new = sorted((key, final) for key, final in zip(members.keys, finals, strict=True) if key not in done)
+        new = sorted((key, final) for key, final in zip(members._keys, finals, strict=True) if key not in done)
         parts.finish(before, new, hashes, lambda rows: replace(facts, citation=_citation(members, rows)))
     return predictions_of(members, kind, source=root, data=inside)
 
@@ -328,7 +328,7 @@ def _facts(members: Members, inside: ImageData, kind: str, dtype: torch.dtype) -
         collection=members.name, set=kind, data=inside.name, split=inside.split, revision=inside.revision,
         fingerprint=inside.fingerprint, inputs=len(inside), classes=classes,
         preprocessing=dict(members.description.preprocessing), computed=str(dtype).removeprefix("torch."),
-        view="; ".join(str(step) for step in members.view.steps), version=version("checkpoints-zoo"), citation="",
+        view="; ".join(str(step) for step in members._view.steps), version=version("checkpoints-zoo"), citation="",
         layouts={LOGITS: layout_of(len(inside), len(classes))}, labels=labels,
     )  # fmt: skip
 
@@ -338,7 +338,7 @@ def _citation(members: Members, rows: object) -> str:
     public = members.source.label == EMBEDDED or members.source.label.startswith(hub.SCHEME)
     if not public or members.rows.column("sha256").null_count:
         return ""
-    return cited(members.source.label, members.commit, members.name, rows)
+    return cited(members.source.label, members._commit, members.name, rows)
 
 
 def _keys(stored: PredictionSet) -> list[Key]:
@@ -350,8 +350,8 @@ def _hashes(members: Members) -> dict[Key, str]:
     """Return the content hash of each member's weights: by its row, or where that has none by its bytes."""
     claimed = members.rows.column("sha256").to_pylist()
     if None in claimed:
-        claimed = shard_files.hash_members(members.locations())
-    return dict(zip(members.keys, claimed, strict=True))
+        claimed = shard_files.hash_members(members._locations())
+    return dict(zip(members._keys, claimed, strict=True))
 
 
 def _check_before(before: PredictionSet | None, facts: Facts, members: Members, hashes: dict[Key, str]) -> None:
@@ -376,8 +376,8 @@ def _check_before(before: PredictionSet | None, facts: Facts, members: Members, 
     for key, made in zip(_keys(before), before.rows.column("weights_sha256").to_pylist(), strict=True):
         if hashes.get(key, made) != made:
             raise other_weights(facts.name, key[0], hashes[key], made)
-    origin = f"{members.source.label}@{members.commit}/"
-    if was.citation and not was.citation.startswith(origin) and set(_keys(before)) - set(members.keys):
+    origin = f"{members.source.label}@{members._commit}/"
+    if was.citation and not was.citation.startswith(origin) and set(_keys(before)) - set(members._keys):
         raise UsageError(
             f"predictions {facts.name} in {before.source.shown}",
             expected=f"some of members of {origin}{members.name}",
@@ -395,7 +395,7 @@ def _run(work: Running, runs: Iterable[range], on: Engine) -> Iterator[Packed]:
         return
     some = list(runs)
     for run in some:
-        work.members[run.start : run.stop].locations()  # those on the Hub are fetched once, here
+        work.members[run.start : run.stop]._locations()  # those on the Hub are fetched once, here
     with closing(on.run(work, work.jobs(some, on.device))) as results:
         for _, packed in results:
             yield from packed

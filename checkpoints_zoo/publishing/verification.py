@@ -86,7 +86,7 @@ def _claimed(members: Collection, given: ImageData) -> ImageData:
 def _brought(members: Collection) -> Iterator[Location | ZooError]:
     """Bring members here, and halve them where that fails, down to those to blame; yield a place or an error each."""
     try:
-        yield from members.locations()
+        yield from members._locations()
     except THEIRS as error:
         half = len(members) // 2
         if not half:
@@ -151,7 +151,7 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
     found = prediction_sets.problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
-    able = [i for i, key in enumerate(members.keys) if key in at and key[0] not in wrong]
+    able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]
     if None in wrong or facts.data not in images.DATASETS or not able or sample < 1:
         return found
     inside = images.load(facts.data, facts.split)

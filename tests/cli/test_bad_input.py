@@ -112,7 +112,7 @@ def test_no_member_is_ok(built: Built) -> None:
         "member 1 of tiny: expected weights; found a row without any (its status is not ok). Select with"
         " where=\"status = 'ok'\"."
     )
-    for use in (chosen.stack, chosen.ensemble, chosen[0].model, chosen[0].state_dict, chosen.dataset, chosen.skeleton):
+    for use in (chosen.stack, chosen.ensemble, chosen[0].model, chosen[0].state_dict, chosen.dataset, chosen._skeleton):
         refused(built, use, text)
 
 

@@ -74,7 +74,7 @@ def test_no_members_at_all(members: Collection) -> None:
     none = members[5:]
     assert (len(none), none.ids, list(none), none.nbytes) == (0, [], [], 0)
     images = ImageData("x", "test", torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
-    uses = [none.stack, none.ensemble, none.dataset, none.skeleton, none.locations, lambda: none.batches(2),
+    uses = [none.stack, none.ensemble, none.dataset, none._skeleton, none._locations, lambda: none.batches(2),
             lambda: none.citation, lambda: predictions.logits(none, images)]  # fmt: skip
     for use in uses:
         with pytest.raises(SelectionError) as caught:
@@ -146,3 +146,18 @@ def test_batches_end_their_reader(members: Collection, monkeypatch: pytest.Monke
     gc.collect()
     assert seen == [[0, 1]]
     assert readers() == 0
+
+
+def test_names_that_are_private_now_warn_for_one_version(members: Collection) -> None:
+    old = {
+        "at": members.__getitem__, "before": members._before, "commit": members._commit, "held_by": members._held_by,
+        "keys": members._keys, "locations": members._locations, "match_mean": members._match_mean,
+        "member_nbytes": members._member_nbytes, "read": members._read, "skeleton": members._skeleton,
+        "view": members._view,
+    }  # fmt: skip
+    for name, now in old.items():
+        assert name not in dir(members)
+        with pytest.warns(DeprecationWarning, match=f"^Collection.{name} is private from version 0.2 on, and goes in"):
+            assert getattr(members, name) == now
+    with pytest.raises(AttributeError, match=r"^'Collection' object has no attribute 'weights'$"):
+        members.weights  # noqa: B018

@@ -95,7 +95,7 @@ def test_every_form_of_the_same_parameters(digits: tuple[zoo.Collection, Tensor]
     forms: list[Any] = [one, one.model(), one.state_dict(), one.model().double(), dict(one.model().half().state_dict())]
     for a in forms[:4]:
         for b in forms[:4]:
-            assert check_equivalence(a, b, members.skeleton(), x).largest == 0
+            assert check_equivalence(a, b, members._skeleton(), x).largest == 0
     assert 1e-6 < check_equivalence(one, forms[4], None, x).largest < 0.1  # rounded to float16
     assert check_equivalence(members, members.stack(), None, x).largest == 0
     assert zoo.check_equivalence(members, members[:], members[2].model(), x).relative.shape == (3, 6)

@@ -26,7 +26,7 @@ HALF, FULL, WIDE, BRAIN = torch.float16, torch.float32, torch.float64, torch.bfl
 
 
 def located(built: Built, members: list[int] | None = None) -> list[Location]:
-    return zoo.load(built.name, source=built.root, members=members).locations()
+    return zoo.load(built.name, source=built.root, members=members)._locations()
 
 
 def looped(built: Built, members: list[int], dtype: torch.dtype | None = None) -> State:

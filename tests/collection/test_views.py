@@ -195,7 +195,7 @@ def test_views_on_views_and_their_words() -> None:
         " canonical(scale=unit-norm, permute=max, streams), aligned to member 0)"
     )
     assert "aligned to the mean" in repr(members.align(to="mean")[:1])
-    assert members.view.steps == ()
+    assert members._view.steps == ()
 
 
 @pytest.mark.parametrize("make", ["canonical", "aligned", "mean", "given"])

@@ -51,7 +51,7 @@ def test_a_layout_of_terabytes_is_refused_before_memory_is_asked_for(built: Buil
     for use in uses(built)[:3]:
         refused(built, use, text)
     text = f"file ROOT/SHARD: expected {4096 + nbytes:,} bytes or more; found 33,376. Get the file again."
-    refused(built, lambda: hash_members(load(built).locations()), text)
+    refused(built, lambda: hash_members(load(built)._locations()), text)
 
 
 AGAIN = " Get the file again."
@@ -191,9 +191,9 @@ def test_changed_bytes_are_told_by_the_hash(built: Built) -> None:
     content[built.rows[2]["offset"] + 100] ^= 1
     built.shard.write_bytes(content)
     members = load(built)
-    check_against_files(members.locations())  # the header is as it was
+    check_against_files(members._locations())  # the header is as it was
     claimed = members.manifest["sha256"].tolist()
-    assert [a == b for a, b in zip(hash_members(members.locations()), claimed, strict=True)] == [
+    assert [a == b for a, b in zip(hash_members(members._locations()), claimed, strict=True)] == [
         True,
         True,
         False,

@@ -19,7 +19,7 @@ from tests.support.scenarios import build, hash_of, load, raw
 )
 def test_neighbours_of_one_file_are_read_together(tmp_path: Path, most: int, sizes: list[int]) -> None:
     built = build(tmp_path, members=range(7), per_shard=3)
-    locations = load(built).locations()
+    locations = load(built)._locations()
     assert [len(g) for g in groups(locations, most)] == sizes
     assert [x for g in groups(locations, most) for x in g] == locations
     assert [len(g) for g in groups(locations[::-1], most)] == [1] * 7
@@ -31,7 +31,7 @@ def test_neighbours_of_one_file_are_read_together(tmp_path: Path, most: int, siz
 
 def test_hashes(tmp_path: Path) -> None:
     built = build(tmp_path, "mlp", range(5), weights=torch.float16, per_shard=2)
-    locations = load(built).locations()
+    locations = load(built)._locations()
     wanted = [hash_of(built.states[m, 40]) for m in range(5)]
     assert hash_members(locations) == wanted
     assert hash_members(locations[::-1]) == wanted[::-1]

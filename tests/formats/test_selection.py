@@ -169,7 +169,7 @@ def test_citations_name_any_folder(tmp_path: Path, folder: str) -> None:
     assert (again.ids, again.citation) == ([2, 0, 1], citation)
     assert again.manifest.equals(members.manifest)
     cited = parse_citation(citation)
-    assert cited == Citation(built.root.as_uri(), members.commit, "tiny", "2,0@10,1", citation[-8:])
+    assert cited == Citation(built.root.as_uri(), members._commit, "tiny", "2,0@10,1", citation[-8:])
     state = built.states[0, 10]
     assert torch.equal(again[1].state_dict()["fc1.weight"], state["fc1.weight"])
     one = zoo.load(again[1].citation)

@@ -55,7 +55,7 @@ def test_a_manifest_whose_bytes_stay_on_the_hub(hub: Hub, nets: list[State], tmp
     done = imported([ADDRESS], "optunet-mnist", out=out)
     assert (done.rows, done.ok, done.hashed) == (24, 24, 0)
     description = zoo.load("optunet-mnist", source=out).description
-    commit = zoo.load("optunet-mnist", n=1).commit
+    commit = zoo.load("optunet-mnist", n=1)._commit
     assert description.base == f"{ADDRESS}@{commit}"
     assert (description.dataset, description.classes) == ("mnist", images.CLASSES["mnist"])
     zoo.load("optunet-mnist", source=out, members="2,13").download()

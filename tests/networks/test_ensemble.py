@@ -144,7 +144,7 @@ def test_shipped_ensembles_equal_a_loop(name: str, dtype: torch.dtype, bound: fl
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 def test_shipped_members_are_what_the_manifest_says(name: str, tmp_path: Path) -> None:
     members = zoo.load(name)
-    tensors = opened(members.locations()[0].path)
+    tensors = opened(members._locations()[0].path)
     for member in members:
         prefix = f"{member.id:06d}/"
         state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

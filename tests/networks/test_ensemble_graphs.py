@@ -73,7 +73,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_graph_is_captured_once_a_shape_and_replayed_for_each_member() -> None:
     members = zoo.load("resnet8-digits", n=2)
     x = members.preprocess(zoo.images.load("digits").images[:15])
-    runner = Runner(members.skeleton(), members.stack(dtype=torch.float32), "graph")
+    runner = Runner(members._skeleton(), members.stack(dtype=torch.float32), "graph")
     plain = members.ensemble(execution="loop")
     with torch.no_grad():
         for piece in (x[:6], x[6:12], x[12:], x[:6]):
@@ -91,7 +91,7 @@ def test_a_graph_is_captured_once_a_shape_and_replayed_for_each_member() -> None
 def test_a_graph_gives_no_gradients() -> None:
     members = zoo.load("resnet8-digits", n=2)
     x = members.preprocess(zoo.images.load("digits").images[:3]).requires_grad_()
-    runner = Runner(members.skeleton(), members.stack(dtype=torch.float32), "graph")
+    runner = Runner(members._skeleton(), members.stack(dtype=torch.float32), "graph")
     with pytest.raises(UsageError) as caught:
         runner(x)
     assert str(caught.value) == (

@@ -185,7 +185,7 @@ def test_the_skeleton_has_no_memory_and_is_built_once(tmp_path: Path) -> None:
         m.model()
     members.ensemble()
     assert len(calls) == 1
-    assert all(t.is_meta for t in members.skeleton().state_dict().values())
+    assert all(t.is_meta for t in members._skeleton().state_dict().values())
 
 
 def test_one_layout_a_member_where_they_differ(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ class Other(Mlp):
 
 def test_an_architecture_that_does_not_fit(tmp_path: Path) -> None:
     members = zoo.load("tiny", source=build(tmp_path, "mlp").root, architecture=Other)
-    for use in (members.ensemble, members[0].model, members.skeleton):
+    for use in (members.ensemble, members[0].model, members._skeleton):
         with pytest.raises(LayoutError) as caught:
             use()
         assert str(caught.value) == (

@@ -56,7 +56,7 @@ def test_statistics_are_those_of_update_bn() -> None:
     parts = batches(members, TRAIN, [50, 30, 50])
     stacked = members.stack(dtype=torch.float32)
     before = {n: t.clone() for n, t in stacked.items()}
-    found = reestimate(members.skeleton(), stacked, parts)
+    found = reestimate(members._skeleton(), stacked, parts)
     for i in range(2):
         module = loaded(members, {n: t[i] for n, t in stacked.items()})
         update_bn(parts, module)
@@ -65,14 +65,14 @@ def test_statistics_are_those_of_update_bn() -> None:
                 torch.testing.assert_close(found[name][i], tensor, rtol=1e-5, atol=1e-6)
     assert any(not torch.equal(found[n], t) for n, t in stacked.items())
     assert all(torch.equal(stacked[n], t) for n, t in before.items())
-    assert not any(m.training for m in members.skeleton().modules())
+    assert not any(m.training for m in members._skeleton().modules())
     assert list(found) == list(stacked)
 
 
 def test_statistics_of_one_batch_are_its_mean_and_unbiased_variance() -> None:
     members = zoo.load("resnet8-digits", n=1)
     inputs = members.preprocess(TRAIN.images)
-    found = reestimate(members.skeleton(), members.stack(dtype=torch.float32), [inputs])
+    found = reestimate(members._skeleton(), members.stack(dtype=torch.float32), [inputs])
     module = members[0].model()
     assert isinstance(module.conv1, nn.Conv2d)
     maps = module.conv1(inputs).detach().double().numpy().transpose(1, 0, 2, 3).reshape(8, -1)

@@ -292,7 +292,7 @@ def test_statistics_of_norms_are_no_weights() -> None:
     members = zoo.load("resnet8-digits", n=4)
     found = mmd(members[:2], members[2:], groups="tensor", permutations=3, widths={"gaussian": [5.0]})
     assert not [name for name in found.groups if "running" in name or "num_batches" in name]
-    parameters = sum(p.numel() for p in members.skeleton().parameters())
+    parameters = sum(p.numel() for p in members._skeleton().parameters())
     assert found["all"].weights == parameters == sum(g.weights for n, g in found.groups.items() if n != "all")
 
 

@@ -183,7 +183,7 @@ def test_weights_of_many_members_are_those_of_the_first(tmp_path: Path, monkeypa
     page = zoo.report(members, few(), None, subsets=2)
     assert "Of the first 5 of 7 members." in page.html
     assert len(page.panels["mass-minimum"].traces[1]["x"]) == 5
-    monkeypatch.setattr(gather, "MOST_BYTES", 3 * members.member_nbytes)
+    monkeypatch.setattr(gather, "MOST_BYTES", 3 * members._member_nbytes)
     assert len(gather.weigh(members, "cpu", 0, print).members) == 3
 
 

@@ -201,7 +201,7 @@ def test_a_commit_with_the_same_shards_fetches_none_again(hub: Hub, tiny: Built)
     new = hub.commit(REPO, {"README.md": "more"})
     hub.log.clear()
     members = zoo.load("tiny", n=3, source=ADDRESS).download()
-    assert members.commit == new
+    assert members._commit == new
     assert hub.log.bytes(SHARDS) == 0
     assert hub.log.requests(SHARDS) == 1  # its HEAD at the new commit
 
@@ -212,7 +212,7 @@ def test_revisions(hub: Hub, tiny: Built, revision: str) -> None:
     hub.repo(REPO).refs[{"v1": "refs/tags/v1", "side": "refs/heads/side"}.get(revision, revision)] = first
     hub.commit(REPO, {"manifests/tiny.json": None})
     members = zoo.load("tiny", n=1, source=f"{ADDRESS}@{revision}")
-    assert members.commit == first
+    assert members._commit == first
     assert repr(members) == f"Collection('tiny', 1 members, convnet on digits, from {ADDRESS}@{first})"
     assert members.citation.startswith(f"{ADDRESS}@{first}/tiny#0~")
     assert resolve(f"{ADDRESS}@{first}").commit == first
@@ -273,7 +273,7 @@ def test_offline_with_everything(hub: Hub, tiny: Built, offline) -> None:
 
 
 def test_offline_with_something_names_the_rest(hub: Hub, tiny: Built, offline) -> None:
-    commit = zoo.load("tiny", members="0,2", source=ADDRESS).download().commit
+    commit = zoo.load("tiny", members="0,2", source=ADDRESS).download()._commit
     offline()
     with pytest.raises(NetworkError) as caught:
         zoo.load("tiny", members="0-3,11", source=ADDRESS).stack()

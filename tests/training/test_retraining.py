@@ -33,7 +33,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def changed(members: Collection, **columns: Any) -> Collection:
     """Give the members with other values in their rows."""
     rows = manifest.table([row | columns for row in members.rows.to_pylist()])
-    return Collection(members.source, members.commit, members.description, rows)
+    return Collection(members.source, members._commit, members.description, rows)
 
 
 def test_the_same_bytes_here_and_accuracies_elsewhere(out: Path) -> None:

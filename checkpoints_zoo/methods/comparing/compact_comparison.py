@@ -524,7 +524,7 @@ def compare_compact(
     found = {name: _mode(name, members) for name, members in sides.items()}
     judge = evaluator(hmc, data, statistics, device, batch)
     measured: dict[str, Side] = {}
-    with one_thread(hmc.member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
+    with one_thread(hmc._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         for name in ("hmc", "ensemble"):
             target: int | str = found[name].members.ids[0] if to is None else to
             measured[name] = of_draws(found[name], target, judge, splits, drawn_samples, seed)
@@ -603,7 +603,7 @@ def _check_whole(thing: str, number: object, least: int) -> None:
 def _check(name: str, members: Collection, hmc: Collection) -> None:
     if not isinstance(members, Collection):
         raise UsageError(f"draws of {name}", expected="a Collection", found=type(members).__name__)
-    own, theirs = ({n: tuple(t.shape) for n, t in c.skeleton().state_dict().items()} for c in (members, hmc))
+    own, theirs = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if own != theirs or members.classes != hmc.classes:
         differ = next((n for n in {**theirs, **own} if own.get(n) != theirs.get(n)), None)
         raise UsageError(

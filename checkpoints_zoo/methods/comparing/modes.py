@@ -102,10 +102,10 @@ def content(members: Collection) -> str:
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     columns = zip(*(members.rows.column(n).to_pylist() for n in names), strict=True)
     rows: list[list[object]] = [
-        [member, epoch, sha256] if sha256 else [member, epoch, members.commit, path, offset, nbytes]
+        [member, epoch, sha256] if sha256 else [member, epoch, members._commit, path, offset, nbytes]
         for member, epoch, sha256, path, offset, nbytes in columns
     ]
-    facts = [[str(step) for step in members.view.steps], *rows]
+    facts = [[str(step) for step in members._view.steps], *rows]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

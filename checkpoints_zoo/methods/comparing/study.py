@@ -136,7 +136,7 @@ def _check_same(thing: str, members: Collection, reference: Collection) -> None:
     Raises:
         UsageError: they have others.
     """
-    own, theirs = ({n: tuple(t.shape) for n, t in c.skeleton().named_parameters()} for c in (members, reference))
+    own, theirs = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
     if own != theirs:
         differ = [n for n in {**theirs, **own} if own.get(n) != theirs.get(n)]
         raise UsageError(

@@ -47,11 +47,11 @@ class Held(Predictions):
             collection=members.name, set=f"{inside.name}-{inside.split}", data=inside.name, split=inside.split,
             revision=inside.revision, fingerprint=inside.fingerprint, inputs=inputs, classes=members.classes,
             preprocessing=dict(members.description.preprocessing), computed="float32",
-            view="; ".join(map(str, members.view.steps)), version="", citation="",
+            view="; ".join(map(str, members._view.steps)), version="", citation="",
             layouts={LOGITS: layout_of(inputs, classes, "F32")},
             labels=None if labels is None else tuple(labels.tolist()),
         )  # fmt: skip
-        super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members.commit))
+        super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members._commit))
         self.members, self.inside, self.values, self.truth = members, inside, values, labels
 
     @property
@@ -65,7 +65,7 @@ class Held(Predictions):
     @property
     def keys(self) -> list[tuple[int, int, str]]:
         hashes = self.rows.column("sha256").to_pylist()
-        return [(*key, digest or "") for key, digest in zip(self.members.keys, hashes, strict=True)]
+        return [(*key, digest or "") for key, digest in zip(self.members._keys, hashes, strict=True)]
 
     def block(self, begin: int, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.values[:, begin:end].to(dtype)
@@ -78,7 +78,7 @@ class Held(Predictions):
             return super()._of(positions)
         near = slice(positions[0], positions[-1] + 1)  # the values of neighbours are not copied
         some = near if positions == list(range(near.start, near.stop)) else positions
-        return Held(self.members._of(positions), self.inside, self.values[some], self.truth)
+        return Held(self.members.take(positions), self.inside, self.values[some], self.truth)
 
 
 def run(members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool) -> Predictions:
@@ -98,7 +98,7 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     labels = None
     if labelled:
         inside, labels = measuring.labelled(inside, members.description)
-    with one_thread(members.member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER):
         return Held(members, inside, predictions.logits(members, inside, device), labels)
 
 
@@ -202,7 +202,7 @@ def weigh(members: Collection, device: str | torch.device, seed: int, say: Calla
     Raises:
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
     """
-    some = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members.member_nbytes))]
+    some = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
     say(f"{members.name}: weights of {counted(len(some), 'member')}, {in_bytes(some.nbytes)} …")
     table, why = None, ""
     try:

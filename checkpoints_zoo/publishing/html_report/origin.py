@@ -43,7 +43,7 @@ def command(
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
     shown = {"--data": data, "--ood": ood, "--held-out": held_out}
     words = {option: _word(given, stored) for option, given in shown.items() if given is not None}
-    if isinstance(members, Predictions) or members.view or "" in words.values() or subsets != SUBSETS:
+    if isinstance(members, Predictions) or members._view.steps or "" in words.values() or subsets != SUBSETS:
         return ""
     written = ["zoo-cli", "report", *_named(members)]
     if isinstance(data, Predictions):

@@ -54,7 +54,7 @@ def _facts(found: Measured) -> Facts:
         layouts = [told.layouts[k] for k in sorted({k for k in members.rows.column("layout").to_pylist() if k})]
         values = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
         rows += [("architecture", f"{told.architecture}{given}")]
-        rows += [("values of a member", f"{values:,}, {in_bytes(members.member_nbytes)}")] if values else []
+        rows += [("values of a member", f"{values:,}, {in_bytes(members._member_nbytes)}")] if values else []
         rows += [("trained on", told.dataset), ("classes", _classes(members.classes))]
         columns = columns_of(members)
         rows.append(("members", f"{len(members):,}, {_how(columns)}{_viewed(members)}"))
@@ -85,7 +85,7 @@ def _how(columns: dict[str, list[Any]]) -> str:
 
 
 def _viewed(members: Collection) -> str:
-    steps = "; ".join(map(str, members.view.steps))
+    steps = "; ".join(map(str, members._view.steps))
     return f"; weights viewed: {steps}" if steps else ""
 
 
