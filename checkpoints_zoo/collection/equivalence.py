@@ -31,12 +31,326 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooError
 from checkpoints_zoo.formats.layout import differences, is_counter
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import input_dtype
+from checkpoints_zoo.networks.modules import first_names, input_dtype
 
-# A copy of a module, in float64 and eval mode, that runs with any state dict and is watched while it does.
-
-
+Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
+State = dict[str, Tensor]
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+_TOGETHER = 1 << 28  # bytes of a collection's members that are read at once
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """How far two sets of parameters are from computing the same outputs; true if they are within the tolerance.
+
+    Args:
+        ids: of the members; numbers from 0 where they have none.
+        relative: (member, input), the largest difference of an input's outputs, as a share of the largest output that
+            the member has for any input. Several outputs each have their own share, of which the largest counts.
+        absolute: (member, input), the largest difference.
+        tolerance: of `relative`.
+        eps: that the norms were given; None: their own.
+        changed: names of the layers whose eps that concerns.
+        change: (member, input), `relative` with the norms' own eps; None where that is what was compared.
+        narrow: layers that compute in less than float64, whose rounding is in the differences too.
+    """
+
+    ids: tuple[int, ...]
+    relative: Tensor
+    absolute: Tensor
+    tolerance: float
+    eps: float | None
+    changed: tuple[str, ...]
+    change: Tensor | None
+    narrow: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return self.largest <= self.tolerance
+
+    @property
+    def largest(self) -> float:
+        """The largest relative difference of all members and inputs."""
+        return float(self.relative.max())
+
+    @property
+    def worst(self) -> tuple[int, int]:
+        """The member's id and the position of the input whose relative difference is the largest."""
+        member, position = divmod(int(self.relative.argmax()), self.relative.shape[1])
+        return self.ids[member], position
+
+    def __str__(self) -> str:
+        members, inputs = self.relative.shape
+        verdict = "The same function" if self else "Not the same function"
+        lines = [
+            f"{verdict} within {self.tolerance:g}: relative difference at most {self.largest:.2g}, "
+            f"absolute {float(self.absolute.max()):.2g}",
+            f"Compared in float64 for {_counted(members, 'member')} and {_counted(inputs, 'input')}; "
+            f"the worst is member {self.worst[0]}, input {self.worst[1]}",
+        ]
+        if self.change is not None:
+            lines.append(
+                f"With eps = {self.eps:g} in {_counted(len(self.changed), 'norm')}; with their own, outputs change by "
+                f"at most {float(self.change.max()):.2g} of the largest"
+            )
+        if self.narrow:
+            lines.append(
+                f"Rounded to less than float64 in {_named(self.narrow)}: differences of about 1e-6 mean little"
+            )
+        return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _named(layers: tuple[str, ...]) -> str:
+    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    return ", ".join(map(repr, layers[:3])) + more
+
+
+def check_equivalence(
+    a: Parameters,
+    b: Parameters,
+    module: nn.Module | None,
+    inputs: Tensor | tuple[Tensor, ...],
+    *,
+    tolerance: float = 1e-10,
+    eps: float | None = None,
+    device: str | torch.device = "cpu",
+) -> Equivalence:
+    """Run two sets of parameters on the same inputs in float64 and eval mode; return how far their outputs differ.
+
+    A symmetry that is exact leaves differences of rounding, about 1e-15. One that is approximate (a scale before a norm
+    without running statistics) is exact where the norms' eps is 0: ask for `eps=0`, and the result also says what it
+    changes with their own eps. Nothing that is given is changed: all happens on copies.
+
+    Args:
+        a, b: each a state dict, a stacked one (member, *shape), a Member, a Collection, or a module, of which only
+            the tensors count; both of one member, or of as many members. Counters may be missing.
+        module: that computes the function; None if `a` is a Member, a Collection or a module: then its own.
+        inputs: one batch, a tuple if the module takes several; floating ones become float64.
+        tolerance: of the differences, relative to the largest output.
+        eps: of all norms without running statistics; None for their own.
+        device: where to compute.
+
+    Raises:
+        LayoutError: tensors that are missing, extra or misshapen, by name; two values for tensors that are tied.
+        UsageError: inputs that are not finite, or that the module doesn't take; a module that computes something else
+            each time, in a dtype of its own, or with tensors that its state dict doesn't reach; no such eps or device.
+        DamagedError: weights or outputs that are not finite.
+
+    >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> swapped = {n: t.flip(1 if n == "2.weight" else 0) for n, t in net.state_dict().items()}
+    >>> check_equivalence(net, swapped, None, torch.tensor([[-1.0], [2.0]])).largest < 1e-15
+    True
+    """
+    for thing, value in (("tolerance", tolerance), ("eps", 0.0 if eps is None else eps)):
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(thing, expected="a number from 0", found=repr(value))
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    _check_inputs(given)
+    one = side_of(a, "a", module)
+    other = side_of(b, "b", one.module)
+    if one.count != other.count or one.stacked != other.stacked:
+        found = " and ".join(_counted(s.count, "member") if s.stacked else "one member alone" for s in (one, other))
+        raise UsageError("a and b", expected="one member each, or as many stacked ones", found=found)
+    running = Running(one.module, given, check_device(device), None)
+    other_eps = None if eps is None else Running(one.module, given, check_device(device), float(eps))
+    return _compared(one, other, running, other_eps, tolerance)
+
+
+def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
+    if not inputs or not all(isinstance(x, Tensor) for x in inputs):
+        raise UsageError("inputs", expected="a tensor, or a tuple of tensors", found=repr(inputs)[:80])
+    for x in inputs:
+        if not x.numel():
+            raise UsageError("inputs", expected="one or more", found=f"none: a tensor of shape {tuple(x.shape)}")
+        if not bool(x.isfinite().all()):
+            raise UsageError("inputs", expected="finite numbers", found="infinite ones or NaN")
+
+
+def _compared(one: Side, other: Side, own: Running, changed: Running | None, tolerance: float) -> Equivalence:
+    """Run all members of both sides; return the comparison."""
+    relative, absolute, change = [], [], []
+    for number, (first, second) in enumerate(zip(one.states(), other.states(), strict=True)):
+        states = (one.checked(first, number), other.checked(second, number))
+        if number == 0:
+            own.watch(states[0])
+        results = []
+        for running in (own, changed) if changed is not None else (own,):
+            left, right = (running.outputs(s, x.thing(number)) for s, x in zip(states, (one, other), strict=True))
+            results.append(_differences(left, right, own.batch))
+        if changed is not None:
+            change.append(results[0][0])
+        relative.append(results[-1][0])
+        absolute.append(results[-1][1])
+    return Equivalence(
+        ids=one.ids,
+        relative=torch.stack(relative),
+        absolute=torch.stack(absolute),
+        tolerance=tolerance,
+        eps=None if changed is None else changed.eps,
+        changed=() if changed is None else changed.changed,
+        change=torch.stack(change) if change else None,
+        narrow=own.narrow,
+    )
+
+
+def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
+    """Return the largest difference of each input's outputs, relative and absolute, (input) each."""
+    if {n: t.shape for n, t in one.items()} != {n: t.shape for n, t in other.items()}:
+        raise UsageError("outputs of a and b", expected="the same shapes", found="others: they depend on the values")
+    # Outputs that aren't a row an input count as those of one.
+    rows = batch if all(t.ndim and len(t) == batch for t in one.values()) else 1
+    relative, absolute = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
+    if not any(bool(t.any()) for t in (*one.values(), *other.values())):
+        raise UsageError("inputs", expected="some that tell functions apart", found="ones whose outputs are all 0")
+    for name, first in one.items():
+        second = other[name]
+        if not first.numel():
+            continue
+        apart = (first - second).abs().reshape(rows, -1).amax(1).cpu()
+        scale = float(torch.maximum(first.abs().max(), second.abs().max()))
+        absolute = torch.maximum(absolute, apart)
+        relative = torch.maximum(relative, apart / scale if scale else apart)
+    return relative, absolute
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two things to compare.
+
+    Args:
+        name: "a" or "b", for errors.
+        module: that computes its function.
+        ids: of its members.
+        stacked: whether it has a member axis.
+        states: reads the members' tensors, one after the other, counters left out.
+    """
+
+    name: str
+    module: nn.Module
+    ids: tuple[int, ...]
+    stacked: bool
+    states: Callable[[], Iterator[State]]
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    def thing(self, number: int) -> str:
+        """Name a member, for errors."""
+        return f"{self.name}, member {self.ids[number]}" if self.stacked else self.name
+
+    def checked(self, state: State, number: int) -> State:
+        """Check that a member's values are finite, and the same under names that are tied; return those to run with.
+
+        Raises:
+            DamagedError, LayoutError: they aren't.
+        """
+        for name, tensor in state.items():
+            if not bool(tensor.isfinite().all()):
+                raise DamagedError(
+                    f"tensor {name!r} of {self.thing(number)}",
+                    expected="finite weights",
+                    found="infinite ones or NaN",
+                    tensor=name,
+                )
+        first = {name: known for name, known in first_names(self.module).items() if name in state}
+        for name, known in first.items():
+            if known != name and not torch.equal(state[known], state[name]):
+                raise LayoutError(
+                    f"tensors {known!r} and {name!r} of {self.thing(number)}",
+                    expected="one value: they are one tensor of the module",
+                    found="two",
+                    tensor=name,
+                )
+        return {name: state[name] for name in first.values()}
+
+
+def side_of(given: Parameters, name: str, module: nn.Module | None) -> Side:
+    """Take parameters of any form; return them with the module that they are for.
+
+    Args:
+        given: a state dict, a stacked one, a Member, a Collection, or a module.
+        name: "a" or "b", for errors.
+        module: that computes; None for the given one's own.
+
+    Raises:
+        UsageError: no module, or parameters of no known form.
+        LayoutError: tensors that are missing, extra or misshapen, by name.
+    """
+    if isinstance(given, Collection):
+        return _of_collection(given, name, module)
+    if isinstance(given, Member):
+        state: Mapping[str, Tensor] = given.state_dict()
+        side = _of_tensors(state, name, module or given.model())
+        return Side(name, side.module, (given.id,), False, side.states)
+    if isinstance(given, nn.Module):
+        return _of_tensors(given.state_dict(), name, module or given)
+    tensors: object = given
+    if not isinstance(tensors, dict | Mapping) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        found = f"{type(given).__name__} of other things" if isinstance(tensors, Mapping) else type(given).__name__
+        raise UsageError(name, expected="a state dict, a Member, a Collection, or a module", found=found)
+    if module is None:
+        raise UsageError(
+            "module", expected="the module that computes the function", found="None, and a dict of tensors"
+        )
+    return _of_tensors(given, name, module)
+
+
+def _of_collection(members: Collection, name: str, module: nn.Module | None) -> Side:
+    size = members._held_by(_TOGETHER)
+    own = module or members._skeleton()
+
+    def states() -> Iterator[State]:
+        for ids, params in members.batches(size):
+            _check(params, own, name)
+            yield from ({n: t[i] for n, t in params.items()} for i in range(len(ids)))
+
+    return Side(name, own, tuple(members.ids), True, states)
+
+
+def _of_tensors(state: Mapping[str, Tensor], name: str, module: nn.Module) -> Side:
+    kept = {n: t.detach() for n, t in state.items() if not is_counter(n)}
+    members = _check(kept, module, name)
+    if members is None:
+        return Side(name, module, (0,), False, lambda: iter([kept]))
+    ids = tuple(range(members))
+    return Side(name, module, ids, True, lambda: ({n: t[i] for n, t in kept.items()} for i in ids))
+
+
+def _check(state: abc.Mapping[str, Tensor], module: nn.Module, side: str) -> int | None:
+    """Compare names and shapes with a module's; return how many members are stacked, None if there is no such axis.
+
+    Raises:
+        LayoutError: naming what is missing, extra and misshapen.
+        UsageError: no members.
+    """
+    wanted = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
+    found = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
+    both = [n for n in wanted if n in found]
+    stacked = bool(both) and all(len(found[n]) == len(wanted[n]) + 1 for n in both)
+    counts = {found[n][0]: n for n in both} if stacked else {}
+    names, phrase = differences({n: s[1:] for n, s in found.items()} if stacked else found, wanted)
+    if names:
+        raise LayoutError(
+            f"tensors of {side}",
+            expected=f"the {len(wanted)} tensors of {type(module).__name__} by name and shape",
+            found=phrase,
+            tensor=names[0],
+        )
+    if len(counts) > 1:
+        (one, first), (other, second) = list(counts.items())[:2]
+        raise LayoutError(
+            f"tensors of {side}",
+            expected="one number of members",
+            found=f"{one} of {first!r} and {other} of {second!r}",
+            tensor=second,
+        )
+    if counts and not next(iter(counts)):
+        raise UsageError(f"tensors of {side}", expected="one member or more", found="none")
+    return next(iter(counts), None)
 
 
 class Running:
@@ -252,329 +566,3 @@ def _refuse(name: str) -> UsageError:
         found="one that a function or list of its own holds on to",
         do="Read it as an attribute (`self.weight`) when forward runs",
     )
-
-
-# What is compared: one or many members' tensors, whatever form they come in, checked against the module's.
-
-
-Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
-State = dict[str, Tensor]
-
-_TOGETHER = 1 << 28  # bytes of a collection's members that are read at once
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of two things to compare.
-
-    Args:
-        name: "a" or "b", for errors.
-        module: that computes its function.
-        ids: of its members.
-        stacked: whether it has a member axis.
-        states: reads the members' tensors, one after the other, counters left out.
-    """
-
-    name: str
-    module: nn.Module
-    ids: tuple[int, ...]
-    stacked: bool
-    states: Callable[[], Iterator[State]]
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-    def thing(self, number: int) -> str:
-        """Name a member, for errors."""
-        return f"{self.name}, member {self.ids[number]}" if self.stacked else self.name
-
-    def checked(self, state: State, number: int) -> State:
-        """Check that a member's values are finite, and the same under names that are tied; return those to run with.
-
-        Raises:
-            DamagedError, LayoutError: they aren't.
-        """
-        for name, tensor in state.items():
-            if not bool(tensor.isfinite().all()):
-                raise DamagedError(
-                    f"tensor {name!r} of {self.thing(number)}",
-                    expected="finite weights",
-                    found="infinite ones or NaN",
-                    tensor=name,
-                )
-        first: dict[int, str] = {}
-        for name, own in self.module.state_dict(keep_vars=True).items():
-            if name not in state:
-                continue
-            known = first.setdefault(id(own), name)
-            if known != name and not torch.equal(state[known], state[name]):
-                raise LayoutError(
-                    f"tensors {known!r} and {name!r} of {self.thing(number)}",
-                    expected="one value: they are one tensor of the module",
-                    found="two",
-                    tensor=name,
-                )
-        return {name: state[name] for name in first.values()}
-
-
-def side_of(given: Parameters, name: str, module: nn.Module | None) -> Side:
-    """Take parameters of any form; return them with the module that they are for.
-
-    Args:
-        given: a state dict, a stacked one, a Member, a Collection, or a module.
-        name: "a" or "b", for errors.
-        module: that computes; None for the given one's own.
-
-    Raises:
-        UsageError: no module, or parameters of no known form.
-        LayoutError: tensors that are missing, extra or misshapen, by name.
-    """
-    if isinstance(given, Collection):
-        return _of_collection(given, name, module)
-    if isinstance(given, Member):
-        state: Mapping[str, Tensor] = given.state_dict()
-        side = _of_tensors(state, name, module or given.model())
-        return Side(name, side.module, (given.id,), False, side.states)
-    if isinstance(given, nn.Module):
-        return _of_tensors(given.state_dict(), name, module or given)
-    tensors: object = given
-    if not isinstance(tensors, dict | Mapping) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        found = f"{type(given).__name__} of other things" if isinstance(tensors, Mapping) else type(given).__name__
-        raise UsageError(name, expected="a state dict, a Member, a Collection, or a module", found=found)
-    if module is None:
-        raise UsageError(
-            "module", expected="the module that computes the function", found="None, and a dict of tensors"
-        )
-    return _of_tensors(given, name, module)
-
-
-def _of_collection(members: Collection, name: str, module: nn.Module | None) -> Side:
-    size = members._held_by(_TOGETHER)
-    own = module or members._skeleton()
-
-    def states() -> Iterator[State]:
-        for ids, params in members.batches(size):
-            _check(params, own, name)
-            yield from ({n: t[i] for n, t in params.items()} for i in range(len(ids)))
-
-    return Side(name, own, tuple(members.ids), True, states)
-
-
-def _of_tensors(state: Mapping[str, Tensor], name: str, module: nn.Module) -> Side:
-    kept = {n: t.detach() for n, t in state.items() if not is_counter(n)}
-    members = _check(kept, module, name)
-    if members is None:
-        return Side(name, module, (0,), False, lambda: iter([kept]))
-    ids = tuple(range(members))
-    return Side(name, module, ids, True, lambda: ({n: t[i] for n, t in kept.items()} for i in ids))
-
-
-def _check(state: abc.Mapping[str, Tensor], module: nn.Module, side: str) -> int | None:
-    """Compare names and shapes with a module's; return how many members are stacked, None if there is no such axis.
-
-    Raises:
-        LayoutError: naming what is missing, extra and misshapen.
-        UsageError: no members.
-    """
-    wanted = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
-    found = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
-    both = [n for n in wanted if n in found]
-    stacked = bool(both) and all(len(found[n]) == len(wanted[n]) + 1 for n in both)
-    counts = {found[n][0]: n for n in both} if stacked else {}
-    names, phrase = differences({n: s[1:] for n, s in found.items()} if stacked else found, wanted)
-    if names:
-        raise LayoutError(
-            f"tensors of {side}",
-            expected=f"the {len(wanted)} tensors of {type(module).__name__} by name and shape",
-            found=phrase,
-            tensor=names[0],
-        )
-    if len(counts) > 1:
-        (one, first), (other, second) = list(counts.items())[:2]
-        raise LayoutError(
-            f"tensors of {side}",
-            expected="one number of members",
-            found=f"{one} of {first!r} and {other} of {second!r}",
-            tensor=second,
-        )
-    if counts and not next(iter(counts)):
-        raise UsageError(f"tensors of {side}", expected="one member or more", found="none")
-    return next(iter(counts), None)
-
-
-@dataclass(frozen=True)
-class Equivalence:
-    """How far two sets of parameters are from computing the same outputs; true if they are within the tolerance.
-
-    Args:
-        ids: of the members; numbers from 0 where they have none.
-        relative: (member, input), the largest difference of an input's outputs, as a share of the largest output that
-            the member has for any input. Several outputs each have their own share, of which the largest counts.
-        absolute: (member, input), the largest difference.
-        tolerance: of `relative`.
-        eps: that the norms were given; None: their own.
-        changed: names of the layers whose eps that concerns.
-        change: (member, input), `relative` with the norms' own eps; None where that is what was compared.
-        narrow: layers that compute in less than float64, whose rounding is in the differences too.
-    """
-
-    ids: tuple[int, ...]
-    relative: Tensor
-    absolute: Tensor
-    tolerance: float
-    eps: float | None
-    changed: tuple[str, ...]
-    change: Tensor | None
-    narrow: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return self.largest <= self.tolerance
-
-    @property
-    def largest(self) -> float:
-        """The largest relative difference of all members and inputs."""
-        return float(self.relative.max())
-
-    @property
-    def worst(self) -> tuple[int, int]:
-        """The member's id and the position of the input whose relative difference is the largest."""
-        member, position = divmod(int(self.relative.argmax()), self.relative.shape[1])
-        return self.ids[member], position
-
-    def __str__(self) -> str:
-        members, inputs = self.relative.shape
-        verdict = "The same function" if self else "Not the same function"
-        lines = [
-            f"{verdict} within {self.tolerance:g}: relative difference at most {self.largest:.2g}, "
-            f"absolute {float(self.absolute.max()):.2g}",
-            f"Compared in float64 for {_counted(members, 'member')} and {_counted(inputs, 'input')}; "
-            f"the worst is member {self.worst[0]}, input {self.worst[1]}",
-        ]
-        if self.change is not None:
-            lines.append(
-                f"With eps = {self.eps:g} in {_counted(len(self.changed), 'norm')}; with their own, outputs change by "
-                f"at most {float(self.change.max()):.2g} of the largest"
-            )
-        if self.narrow:
-            lines.append(
-                f"Rounded to less than float64 in {_named(self.narrow)}: differences of about 1e-6 mean little"
-            )
-        return "\n".join(lines)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _named(layers: tuple[str, ...]) -> str:
-    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-    return ", ".join(map(repr, layers[:3])) + more
-
-
-def check_equivalence(
-    a: Parameters,
-    b: Parameters,
-    module: nn.Module | None,
-    inputs: Tensor | tuple[Tensor, ...],
-    *,
-    tolerance: float = 1e-10,
-    eps: float | None = None,
-    device: str | torch.device = "cpu",
-) -> Equivalence:
-    """Run two sets of parameters on the same inputs in float64 and eval mode; return how far their outputs differ.
-
-    A symmetry that is exact leaves differences of rounding, about 1e-15. One that is approximate (a scale before a norm
-    without running statistics) is exact where the norms' eps is 0: ask for `eps=0`, and the result also says what it
-    changes with their own eps. Nothing that is given is changed: all happens on copies.
-
-    Args:
-        a, b: each a state dict, a stacked one (member, *shape), a Member, a Collection, or a module, of which only
-            the tensors count; both of one member, or of as many members. Counters may be missing.
-        module: that computes the function; None if `a` is a Member, a Collection or a module: then its own.
-        inputs: one batch, a tuple if the module takes several; floating ones become float64.
-        tolerance: of the differences, relative to the largest output.
-        eps: of all norms without running statistics; None for their own.
-        device: where to compute.
-
-    Raises:
-        LayoutError: tensors that are missing, extra or misshapen, by name; two values for tensors that are tied.
-        UsageError: inputs that are not finite, or that the module doesn't take; a module that computes something else
-            each time, in a dtype of its own, or with tensors that its state dict doesn't reach; no such eps or device.
-        DamagedError: weights or outputs that are not finite.
-
-    >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
-    >>> swapped = {n: t.flip(1 if n == "2.weight" else 0) for n, t in net.state_dict().items()}
-    >>> check_equivalence(net, swapped, None, torch.tensor([[-1.0], [2.0]])).largest < 1e-15
-    True
-    """
-    for thing, value in (("tolerance", tolerance), ("eps", 0.0 if eps is None else eps)):
-        if not (math.isfinite(value) and value >= 0):
-            raise UsageError(thing, expected="a number from 0", found=repr(value))
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
-    _check_inputs(given)
-    one = side_of(a, "a", module)
-    other = side_of(b, "b", one.module)
-    if one.count != other.count or one.stacked != other.stacked:
-        found = " and ".join(_counted(s.count, "member") if s.stacked else "one member alone" for s in (one, other))
-        raise UsageError("a and b", expected="one member each, or as many stacked ones", found=found)
-    running = Running(one.module, given, check_device(device), None)
-    other_eps = None if eps is None else Running(one.module, given, check_device(device), float(eps))
-    return _compared(one, other, running, other_eps, tolerance)
-
-
-def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
-    if not inputs or not all(isinstance(x, Tensor) for x in inputs):
-        raise UsageError("inputs", expected="a tensor, or a tuple of tensors", found=repr(inputs)[:80])
-    for x in inputs:
-        if not x.numel():
-            raise UsageError("inputs", expected="one or more", found=f"none: a tensor of shape {tuple(x.shape)}")
-        if not bool(x.isfinite().all()):
-            raise UsageError("inputs", expected="finite numbers", found="infinite ones or NaN")
-
-
-def _compared(one: Side, other: Side, own: Running, changed: Running | None, tolerance: float) -> Equivalence:
-    """Run all members of both sides; return the comparison."""
-    relative, absolute, change = [], [], []
-    for number, (first, second) in enumerate(zip(one.states(), other.states(), strict=True)):
-        states = (one.checked(first, number), other.checked(second, number))
-        if number == 0:
-            own.watch(states[0])
-        results = []
-        for running in (own, changed) if changed is not None else (own,):
-            left, right = (running.outputs(s, x.thing(number)) for s, x in zip(states, (one, other), strict=True))
-            results.append(_differences(left, right, own.batch))
-        if changed is not None:
-            change.append(results[0][0])
-        relative.append(results[-1][0])
-        absolute.append(results[-1][1])
-    return Equivalence(
-        ids=one.ids,
-        relative=torch.stack(relative),
-        absolute=torch.stack(absolute),
-        tolerance=tolerance,
-        eps=None if changed is None else changed.eps,
-        changed=() if changed is None else changed.changed,
-        change=torch.stack(change) if change else None,
-        narrow=own.narrow,
-    )
-
-
-def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
-    """Return the largest difference of each input's outputs, relative and absolute, (input) each."""
-    if {n: t.shape for n, t in one.items()} != {n: t.shape for n, t in other.items()}:
-        raise UsageError("outputs of a and b", expected="the same shapes", found="others: they depend on the values")
-    # Outputs that aren't a row an input count as those of one.
-    rows = batch if all(t.ndim and len(t) == batch for t in one.values()) else 1
-    relative, absolute = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
-    if not any(bool(t.any()) for t in (*one.values(), *other.values())):
-        raise UsageError("inputs", expected="some that tell functions apart", found="ones whose outputs are all 0")
-    for name, first in one.items():
-        second = other[name]
-        if not first.numel():
-            continue
-        apart = (first - second).abs().reshape(rows, -1).amax(1).cpu()
-        scale = float(torch.maximum(first.abs().max(), second.abs().max()))
-        absolute = torch.maximum(absolute, apart)
-        relative = torch.maximum(relative, apart / scale if scale else apart)
-    return relative, absolute

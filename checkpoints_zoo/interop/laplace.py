@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from checkpoints_zoo.collection.collection import Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble.program import Norm, fold
-from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer
+from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 BEFORE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -117,7 +117,7 @@ def _foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[s
             found=str(error).partition("\n")[0][:120],
         ) from error
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
-    uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    shared = shared_names(module)
     found = {}
     for node in graph.nodes:
         norm = layers[str(node.target)] if node.op == "call_module" else None
@@ -127,8 +127,9 @@ def _foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[s
         layer, left = layers[str(before.target)], _left(norm)
         fits = type(layer) in BEFORE and layer.weight.shape[0] == norm.num_features
         once = calls[str(node.target)] == calls[str(before.target)] == len(before.users) == 1
-        own = all(uses[id(p)] == 1 for part in (norm, layer) for p in part.parameters(recurse=False))
-        if fits and left is not None and once and own and norm.running_mean is not None:
+        pair = (node, norm), (before, layer)
+        names = {f"{at.target}.{name}" for at, part in pair for name, _ in part.named_parameters(recurse=False)}
+        if fits and left is not None and once and not names & shared and norm.running_mean is not None:
             found[str(node.target)] = str(before.target), left
     return found
 

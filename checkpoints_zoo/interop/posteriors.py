@@ -46,7 +46,7 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
 
 
 def _split(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Part a stack into parameters and buffers; of names tied to one tensor the last stays."""
+    """Part a stack into parameters and buffers, each under its last name."""
     parameters, tied = {n for n, _ in module.named_parameters(remove_duplicate=False)}, modules.tied(module)
     kept = {n: t.detach() for n, t in stack.items() if n not in tied}
     return {n: t for n, t in kept.items() if n in parameters}, {n: t for n, t in kept.items() if n not in parameters}
@@ -115,8 +115,5 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
         if wanted != shape:
             raise LayoutError(f"drawn parameters {name!r}", expected=str(wanted), found=str(shape), tensor=name)
     new = {**rest, **{name: found[name].detach() for name in own}}
-    last = {id(t): n for n, t in module.state_dict(keep_vars=True).items()}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if name in first.stacked:
-            new[name] = new[last[id(tensor)]]
+    new |= {name: new[last] for name, last in modules.last_names(module).items() if name in first.stacked}
     return Ensemble(module.requires_grad_(False), new, first.ids)

@@ -26,7 +26,7 @@ from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn
 from checkpoints_zoo.interop.ingest import importing, known, pickles, shards
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import Build
+from checkpoints_zoo.networks.modules import Build, first_names
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.archives import Head
 from checkpoints_zoo.sources.archives.keymaps import fit
@@ -63,9 +63,7 @@ class Whole:
         self.wanted: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
         self.counters = tuple(name for name in state if is_counter(name))
         self.parameters = [name for name, _ in module.named_parameters() if name in state]
-        first: dict[int, str] = {}
-        # A tensor under several names may come under its first one alone.
-        self.twin = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+        self.twin = first_names(module)  # a tensor under several names may come under its first one alone
         self.buffers = [n for n, t in state.items() if n in self.wanted and not isinstance(t, nn.Parameter)]
         self.shared = self._shared(buffers)
         self.order = self._order(order)

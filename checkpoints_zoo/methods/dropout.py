@@ -5,7 +5,6 @@ Axes: masks are (draw, unit), or (batch, unit) while a network is trained.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -20,6 +19,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.method import Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors, train
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.networks.modules import shared_names
 from checkpoints_zoo.training.gradients import Gradient, stack_gradient
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive, generator
@@ -144,10 +144,10 @@ def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
         raise UsageError("dropout", expected="two linear or convolutional layers or more", found=str(len(weighted)))
     of = {name: layer for layer, name in weighted.items()}
     names = list(calls)[1:]
-    uses = Counter(id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False))
+    shared = shared_names(network)
     for name in names:
         weight = dict(of[name].named_parameters(recurse=False)).get("weight")
-        if weight is None or uses[id(weight)] > 1:
+        if weight is None or f"{name}.weight" in shared:
             raise UsageError(
                 f"dropout before layer {name!r}",
                 expected="a layer with weights of its own, which masks can be folded into",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats.layout import is_counter, is_statistic
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Gradient
 from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.optimizers import stored
@@ -84,9 +85,8 @@ def twins(network: nn.Module) -> dict[str, str]:
     >>> twins(net)
     {'1.weight': '0.weight'}
     """
-    own = {id(parameter): name for name, parameter in network.named_parameters()}
-    names = {name: own.get(id(t), name) for name, t in network.state_dict(keep_vars=True).items()}
-    return {name: first for name, first in names.items() if name != first}
+    parameters = dict(network.named_parameters())
+    return {name: first for name, first in first_names(network).items() if name != first and first in parameters}
 
 
 def random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:

@@ -1,11 +1,15 @@
-"""Modules that take a member's tensors: built without memory of their own, checked against the layout."""
+"""Networks as torch modules: built by name, filled with a member's tensors, laid out as bytes, traced.
+
+A member's module is built once without memory for its parameters (`skeleton`), checked against the layout of the
+stored tensors, and copied around each member's own tensors (`filled`).
+"""
 
 from __future__ import annotations
 
 import copy
 import difflib
 import inspect
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock, get_ident
 from typing import Any
@@ -15,11 +19,7 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
-from checkpoints_zoo.formats.shard_files import prefix as prefix
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-
-# State dicts as members' bytes: the layout that a net is stored in, and its tensors brought into it.
-
 
 TORCH = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
@@ -27,6 +27,207 @@ TORCH = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in TORCH.items()}
+
+# What torch.fx, and code that meets its stand-ins for tensors, raise; and copies of what can't be copied.
+UNTRACEABLE = (
+    fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
+    AssertionError, LookupError,
+)  # fmt: skip
+
+# Arguments come from files that may be anybody's: a bound keeps a damaged one from asking for all memory.
+_LARGEST = 65_536
+
+Build = Callable[[], nn.Module]
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": (f"a whole number in 1-{_LARGEST}", _whole),
+    "int | None": (f"a whole number in 1-{_LARGEST}, or none", lambda value: value is None or _whole(value)),
+    "bool": ("true or false", lambda value: type(value) is bool),
+    "tuple[int, ...]": (
+        f"a list of whole numbers in 1-{_LARGEST}",
+        lambda value: isinstance(value, (list, tuple)) and all(_whole(v) for v in value),
+    ),
+}
+
+
+def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
+    """Build the named architecture, and return the module with its random initial parameters.
+
+    Args:
+        name: a key of `ARCHITECTURES`.
+        arguments: the function's arguments; lists stand for tuples, as JSON has none.
+
+    Raises:
+        UsageError: no architecture of that name, or an argument that it can't take.
+
+    >>> build_architecture("convnet", classes=10).fc2
+    Linear(in_features=32, out_features=10, bias=True)
+    """
+    if name not in ARCHITECTURES:
+        nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"architecture {name!r}",
+            expected=f"one of {', '.join(ARCHITECTURES)}",
+            found=repr(name),
+            do=f"Use the nearest name, {nearest!r}",
+        )
+    known = inspect.signature(ARCHITECTURES[name]).parameters
+    for argument, value in arguments.items():
+        if argument not in known:
+            raise UsageError(
+                f"architecture {name!r}",
+                expected=f"arguments among {', '.join(known)}",
+                found=f"{argument!r}",
+            )
+        expected, fits = _KINDS[str(known[argument].annotation)]
+        if not fits(value):
+            raise UsageError(f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value))
+    return ARCHITECTURES[name](
+        **{argument: tuple(v) if isinstance(v, list) else v for argument, v in arguments.items()}
+    )
+
+
+def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
+    """Build a module in eval mode whose parameters have shapes but no memory; return it.
+
+    Args:
+        build: builds the architecture.
+        layout: whose tensors it must take.
+        name: of the collection, for errors.
+
+    Raises:
+        LayoutError: the module's tensors are not the layout's, by name and shape.
+        UsageError: `build` is no function, or returns no module.
+    """
+    module = built(build, name)
+    kept = module.state_dict(keep_vars=True)
+    if loose(module):  # buffers outside the state dict (position tables and the like) need their values
+        module = build()
+    try:
+        check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
+    except LayoutError as error:
+        error.do = "Give the architecture that these members were trained with"
+        raise
+    return module.eval().requires_grad_(False)
+
+
+def built(build: Build, name: str) -> nn.Module:
+    """Build a module, without memory for its parameters where that can be; return it.
+
+    Args:
+        build: builds the architecture.
+        name: of the collection, for errors.
+
+    Raises:
+        UsageError: `build` is no function, or returns no module.
+    """
+    module: object = build
+    if not isinstance(module, nn.Module) and callable(module):
+        try:
+            with torch.device("meta"):
+                module = build()
+        except RuntimeError:  # it looks at values while it builds
+            module = build()
+    if not isinstance(module, nn.Module) or module is build:
+        raise UsageError(
+            f"architecture for {name}",
+            expected="a function that returns a torch.nn.Module",
+            found=repr(module).partition("\n")[0][:80],
+        )
+    return module
+
+
+def loose(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers that are not in its state dict."""
+    kept = module.state_dict(keep_vars=True)
+    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept}
+
+
+def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """Copy a skeleton around a member's tensors, which are not copied; return it as a module like any other.
+
+    Args:
+        module: from `skeleton`.
+        state: of one member, its names and shapes checked already; counters are set to zero.
+        device: where the rest of the module goes.
+    """
+    state, memo = settled(state), {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if is_counter(name):
+            memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
+        else:
+            memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
+    kind = input_dtype(state)
+    for tensor in loose(module).values():
+        own = tensor.detach().clone().to(device, kind if tensor.is_floating_point() else tensor.dtype)
+        memo[id(tensor)] = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
+    filled = _copied(module, memo)
+    return filled if device.type == "cpu" else filled.to(device)
+
+
+_PLAIN = (
+    bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(torch.relu), type(skeleton),
+)  # fmt: skip
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Do what copy.deepcopy does, in a fifth of its time: what the memo holds takes the place of what it stands for."""
+    if id(module) in memo or hasattr(module, "__deepcopy__"):
+        found: nn.Module = copy.deepcopy(module, memo)
+        return found
+    twin = memo[id(module)] = object.__new__(type(module))
+    for name, value in module.__dict__.items():
+        if name == "_modules":
+            value = {key: child if child is None else _copied(child, memo) for key, child in value.items()}
+        elif name in ("_parameters", "_buffers"):
+            value = {key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()}
+        elif type(value) in (dict, OrderedDict) and not value:
+            value = type(value)()
+        elif not (isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))):
+            value = copy.deepcopy(value, memo)
+        twin.__dict__[name] = value
+    return twin
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Return each name of a state dict -> the first name of its tensor, under which the tensor is trained.
+
+    `named_parameters()` gives a tensor that has several names under the first one alone.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> net[1].weight = net[0].weight
+    >>> first_names(net)
+    {'0.weight': '0.weight', '1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(t), name) for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def last_names(module: nn.Module) -> dict[str, str]:
+    """Return each name of a state dict -> the last name of its tensor, whose value the tensor takes.
+
+    If several names share one tensor, the last one wins, as in `load_state_dict(strict=True)`.
+    """
+    states = module.state_dict(keep_vars=True)
+    last = {id(tensor): name for name, tensor in states.items()}
+    return {name: last[id(tensor)] for name, tensor in states.items()}
+
+
+def tied(module: nn.Module) -> set[str]:
+    """Return the names of a state dict whose tensor has a later name too: what is stored there has no effect."""
+    return {name for name, last in last_names(module).items() if name != last}
+
+
+def shared_names(module: nn.Module) -> set[str]:
+    """Return the names of a state dict whose tensor has several names."""
+    first = first_names(module)
+    uses = Counter(first.values())
+    return {name for name in first if uses[first[name]] > 1}
 
 
 def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
@@ -100,65 +301,6 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
         )
 
 
-Build = Callable[[], nn.Module]
-
-
-def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
-    """Build a module in eval mode whose parameters have shapes but no memory; return it.
-
-    Args:
-        build: builds the architecture.
-        layout: whose tensors it must take.
-        name: of the collection, for errors.
-
-    Raises:
-        LayoutError: the module's tensors are not the layout's, by name and shape.
-        UsageError: `build` is no function, or returns no module.
-    """
-    module = built(build, name)
-    kept = module.state_dict(keep_vars=True)
-    if loose(module):  # buffers outside the state dict (position tables and the like) need their values
-        module = build()
-    try:
-        check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
-    except LayoutError as error:
-        error.do = "Give the architecture that these members were trained with"
-        raise
-    return module.eval().requires_grad_(False)
-
-
-def built(build: Build, name: str) -> nn.Module:
-    """Build a module, without memory for its parameters where that can be; return it.
-
-    Args:
-        build: builds the architecture.
-        name: of the collection, for errors.
-
-    Raises:
-        UsageError: `build` is no function, or returns no module.
-    """
-    module: object = build
-    if not isinstance(module, nn.Module) and callable(module):
-        try:
-            with torch.device("meta"):
-                module = build()
-        except RuntimeError:  # it looks at values while it builds
-            module = build()
-    if not isinstance(module, nn.Module) or module is build:
-        raise UsageError(
-            f"architecture for {name}",
-            expected="a function that returns a torch.nn.Module",
-            found=repr(module).partition("\n")[0][:80],
-        )
-    return module
-
-
-def loose(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's parameters and buffers that are not in its state dict."""
-    kept = module.state_dict(keep_vars=True)
-    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept}
-
-
 def norm_tensors(names: Iterable[str]) -> set[str]:
     """Name the tensors of layers with running statistics: these compute in float32 or wider, whatever the rest does."""
     names = list(names)
@@ -179,79 +321,6 @@ def settled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     narrow = (torch.float16, torch.bfloat16)
     return {n: t.float() if n in norms and t.dtype in narrow else t for n, t in state.items()}
 
-
-def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
-    """Copy a skeleton around a member's tensors, which are not copied; return it as a module like any other.
-
-    Args:
-        module: from `skeleton`.
-        state: of one member, its names and shapes checked already; counters are set to zero.
-        device: where the rest of the module goes.
-    """
-    state, memo = settled(state), {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if is_counter(name):
-            memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
-        else:
-            memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
-    kind = input_dtype(state)
-    for tensor in loose(module).values():
-        own = tensor.detach().clone().to(device, kind if tensor.is_floating_point() else tensor.dtype)
-        memo[id(tensor)] = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
-    filled = _copied(module, memo)
-    return filled if device.type == "cpu" else filled.to(device)
-
-
-_PLAIN = (
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    type(torch.relu),
-    type(skeleton),
-)
-
-
-def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Do what copy.deepcopy does, in a fifth of its time: what the memo holds takes the place of what it stands for."""
-    if id(module) in memo or hasattr(module, "__deepcopy__"):
-        found: nn.Module = copy.deepcopy(module, memo)
-        return found
-    twin = memo[id(module)] = object.__new__(type(module))
-    for name, value in module.__dict__.items():
-        if name == "_modules":
-            value = {key: child if child is None else _copied(child, memo) for key, child in value.items()}
-        elif name in ("_parameters", "_buffers"):
-            value = {key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()}
-        elif type(value) in (dict, OrderedDict) and not value:
-            value = type(value)()
-        elif not (isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))):
-            value = copy.deepcopy(value, memo)
-        twin.__dict__[name] = value
-    return twin
-
-
-def tied(module: nn.Module) -> set[str]:
-    """Return the names of a state dict that stand for a tensor which a later name stands for too.
-
-    Of names tied to one tensor the last counts, as in a strict load.
-    """
-    states = module.state_dict(keep_vars=True)
-    return set(states) - set({id(tensor): name for name, tensor in states.items()}.values())
-
-
-# Recording what a module does with torch.fx, one module at a time, while modules in other threads do what they do.
-
-
-# What torch.fx, and code that meets its stand-ins for tensors, raise; and copies of what can't be copied.
-UNTRACEABLE = (
-    fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
-    AssertionError, LookupError,
-)  # fmt: skip
 
 _one_at_a_time = Lock()
 
@@ -287,62 +356,3 @@ class Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         return super().getattr(attr, attr_val, parameter_proxy_cache) if get_ident() == self.thread else attr_val
-
-
-# Arguments come from files that may be anybody's: a bound keeps a damaged one from asking for all memory.
-_LARGEST = 65_536
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _LARGEST
-
-
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "int": (f"a whole number in 1-{_LARGEST}", _whole),
-    "int | None": (
-        f"a whole number in 1-{_LARGEST}, or none",
-        lambda value: value is None or _whole(value),
-    ),
-    "bool": ("true or false", lambda value: type(value) is bool),
-    "tuple[int, ...]": (
-        f"a list of whole numbers in 1-{_LARGEST}",
-        lambda value: isinstance(value, (list, tuple)) and all(_whole(v) for v in value),
-    ),
-}
-
-
-def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
-    """Build the named architecture, and return the module with its random initial parameters.
-
-    Args:
-        name: a key of `ARCHITECTURES`.
-        arguments: the function's arguments; lists stand for tuples, as JSON has none.
-
-    Raises:
-        UsageError: no architecture of that name, or an argument that it can't take.
-
-    >>> build_architecture("convnet", classes=10).fc2
-    Linear(in_features=32, out_features=10, bias=True)
-    """
-    if name not in ARCHITECTURES:
-        nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.0)[0]
-        raise UsageError(
-            f"architecture {name!r}",
-            expected=f"one of {', '.join(ARCHITECTURES)}",
-            found=repr(name),
-            do=f"Use the nearest name, {nearest!r}",
-        )
-    known = inspect.signature(ARCHITECTURES[name]).parameters
-    for argument, value in arguments.items():
-        if argument not in known:
-            raise UsageError(
-                f"architecture {name!r}",
-                expected=f"arguments among {', '.join(known)}",
-                found=f"{argument!r}",
-            )
-        expected, fits = _KINDS[str(known[argument].annotation)]
-        if not fits(value):
-            raise UsageError(f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value))
-    return ARCHITECTURES[name](
-        **{argument: tuple(v) if isinstance(v, list) else v for argument, v in arguments.items()}
-    )

@@ -482,7 +482,7 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 
 def _weights(skeleton: nn.Module) -> list[str]:
-    """Return the names of the parameters; of names tied to one tensor the last, as in an ensemble."""
+    """Return the names of the parameters, each under its last name, as in an ensemble."""
     states, dropped = skeleton.state_dict(keep_vars=True), tied(skeleton)
     return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
 

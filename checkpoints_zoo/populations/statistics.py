@@ -65,8 +65,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
     for norm in _norms(training):
         norm.training, norm.momentum = True, None  # None: a cumulative average
     networks = modules.settled({**stacked, **fresh})
-    # Of names tied to one tensor the last counts, as in a strict load.
-    last = set({id(tensor): name for name, tensor in states.items()}.values())
+    tied = modules.tied(training)
     device, kind = next(iter(networks.values())).device, modules.input_dtype(networks)
     loose = {
         name: tensor.to(device, kind if tensor.is_floating_point() else tensor.dtype)
@@ -77,7 +76,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
         for batch in inputs:
             for i in range(members):
                 # Views of the stack: the norms write into it.
-                state = {name: tensor[i] for name, tensor in networks.items() if name in last}
+                state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
                 functional_call(training, state | loose, (batch,))
             batches += 1
     if not batches:

@@ -54,7 +54,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 def prefix_of(row: Mapping[str, Any]) -> str:
     """Return what stands before the tensor names of a row's snapshot in its shard."""
-    return modules.prefix(row["member"], None if row["final"] else row["epoch"])
+    return shard_files.prefix(row["member"], None if row["final"] else row["epoch"])
 
 
 def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Finished]:

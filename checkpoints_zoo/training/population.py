@@ -18,6 +18,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.formats.shard_files import sync_folder, writing_into
+from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training import state as states
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, accuracies, start, train_epochs
@@ -207,10 +208,7 @@ def _unstack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
 ) -> list[Trained]:
     """Take a stack apart, and mark the members whose loss or weights weren't finite."""
-    names: dict[str, str] = {}  # of what is stored -> of what is trained: of tied names, the first
-    first: dict[int, str] = {}
-    for name, tensor in recipe.skeleton().state_dict(keep_vars=True).items():
-        names[name] = first.setdefault(id(tensor), name)
+    names = first_names(recipe.skeleton())  # of what is stored -> of what is trained
     final = stored(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):

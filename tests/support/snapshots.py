@@ -47,7 +47,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
             keep(epoch)
 
     ordered = sorted(kept)
-    prefixes = [modules.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
+    prefixes = [shard_files.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
     source = Source(out.absolute(), "out")
     path = shard_files.write_shard(
         out / "shards" / recipe.name, 0, layout, [(p, kept[key]) for p, key in zip(prefixes, ordered, strict=True)]

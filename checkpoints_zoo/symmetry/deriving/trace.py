@@ -1,4 +1,4 @@
-"""From the labels of a finished trace to the table."""
+"""A module traced with labels on the axes of its tensors, one rule an operation; and the table that the labels make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import SymmetryError, UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer
+from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer, first_names
 from checkpoints_zoo.symmetry.deriving.labels import Segment, Space, pin, pin_scale, resolved, root
 from checkpoints_zoo.symmetry.deriving.operations import (
     ATTRIBUTES,
@@ -30,22 +30,7 @@ from checkpoints_zoo.symmetry.deriving.scales import Factor, tie, times
 from checkpoints_zoo.symmetry.deriving.values import Step, Value
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Table
 
-# The walk over a traced network: from its input to its output, one rule an operation.
-
-
-class _Tracer(Tracer):
-    """Record what a module does, down to the layers that have a rule, and to torch's own."""
-
-    at = ""  # the layer that is being recorded; after a failure, where it was
-
-    def call_own(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before, self.at = self.at, self.path_of_module(m)
-        result = super().call_own(m, forward, args, kwargs)
-        self.at = before
-        return result
-
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return rule_of(module) is not None or super().is_leaf_module(module, name)
+T = TypeVar("T", Space, Factor)
 
 
 def trace(module: nn.Module, example: tuple[Tensor, ...]) -> dict[str, Value]:
@@ -95,13 +80,29 @@ def _recorded(module: nn.Module) -> fx.Graph:
         ) from error
 
 
+class _Tracer(Tracer):
+    """Record what a module does, down to the layers that have a rule, and to torch's own."""
+
+    at = ""  # the layer that is being recorded; after a failure, where it was
+
+    def call_own(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, self.at = self.at, self.path_of_module(m)
+        result = super().call_own(m, forward, args, kwargs)
+        self.at = before
+        return result
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return rule_of(module) is not None or super().is_leaf_module(module, name)
+
+
 class _Walk(fx.Interpreter):
     """Run a graph, and label each result from the labels of what went in."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph, states: dict[str, Tensor]) -> None:
         super().__init__(module, graph=graph)
         self.extra_traceback = False
-        self.named = {id(t): name for name, t in reversed(states.items())}
+        first = first_names(module)
+        self.named = {id(t): first[name] for name, t in states.items()}
         self.states: dict[int, Value] = {}
         self.labels: dict[fx.Node, Any] = {}
         self.births: Iterator[int] = count()
@@ -270,18 +271,6 @@ def _layer(node: fx.Node) -> str:
     return str(path)
 
 
-T = TypeVar("T", Space, Factor)
-
-
-class _Run(NamedTuple):
-    """A segment of a tensor's axis, and where it starts."""
-
-    axis: int
-    offset: int
-    segment: Segment
-    within: int
-
-
 def build(network: str, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Value]) -> Table:
     """Collect what moves and scales; return the table.
 
@@ -325,6 +314,15 @@ def build(network: str, shapes: Mapping[str, tuple[int, ...]], values: Mapping[s
         for f, name in factors.items()
     }
     return Table(network, tensors, groups, scales)
+
+
+class _Run(NamedTuple):
+    """A segment of a tensor's axis, and where it starts."""
+
+    axis: int
+    offset: int
+    segment: Segment
+    within: int
 
 
 def _runs(value: Value) -> Iterator[_Run]:
