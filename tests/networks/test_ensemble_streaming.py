@@ -15,8 +15,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, SmallerChunk, TooLargeError, UsageError
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks.ensemble import Ensemble
+from checkpoints_zoo.networks.ensemble.ensemble import Stream, chunk_that_fits
 from checkpoints_zoo.networks.ensemble.running import Runner
-from checkpoints_zoo.networks.ensemble.streaming import Stream, chunk_that_fits
 from tests.support.scenarios import build, hand_made, inputs, load
 
 CPU = torch.device("cpu")

@@ -196,9 +196,6 @@ def _norm(norm: Norm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
     return mean, factor, beta
 
 
-# What the steps of a network compute, on members that lie side by side.
-
-
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d,
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Members of one stack run on a batch: one after another or side by side, by a program or through their own code.
 
-All give the logits of a loop over modules up to rounding.
+All give the logits of a loop over modules up to rounding. `Runner` runs them; a table chooses the execution by device
+and sizes; `Trials` remembers what a network can do; `Graphs` replays one member's kernels as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,106 +24,20 @@ from checkpoints_zoo.networks.device import one_thread, spare
 from checkpoints_zoo.networks.ensemble.compiling import program_of
 from checkpoints_zoo.networks.ensemble.program import Norm, Program, safe_norms
 
-# Which execution runs: a small table a device, by the size of the members and of the batch.
-
-
 # "module" is a loop through the module's own code: slower, and bit for bit what a member's module gives.
 EXECUTIONS = ("loop", "grouped", "vmap", "graph", "module")
 ANY = 2**62
-
-
-@dataclass(frozen=True)
-class Row:
-    """What runs on a device, up to a size.
-
-    Args:
-        device: its type; "" for all others.
-        execution: one of EXECUTIONS.
-        weights: elements of a member, at most.
-        batch: bytes that the widest activation of a member has on the batch, at most.
-        at_once: bytes that it may have of all members that are side by side.
-        least: members; fewer take the next row.
-    """
-
-    device: str
-    execution: str
-    weights: int = ANY
-    batch: int = ANY
-    at_once: int = 2**22
-    least: int = 1
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What runs.
-
-    Args:
-        execution: one of EXECUTIONS.
-        members: how many side by side.
-    """
-
-    execution: str
-    members: int = 1
-
-
-# The first that fits counts. Where a network has no program, vmap takes the place of grouped convolutions.
-TABLE = (
-    Row("cpu", "grouped", weights=2**19, batch=2**18, least=8),
-    Row("cpu", "loop"),
-    Row("cuda", "grouped", weights=2**21, batch=2**24, at_once=2**27),
-    Row("cuda", "grouped", batch=2**20, at_once=2**23),
-    Row("cuda", "graph"),
-    Row("", "loop"),
-)
 VMAP_BATCH = {"cpu": 2**16}  # bytes, as `batch` above: beyond them it is slower than a loop
-
-
-def choose(device: str, weights: int, members: int, batch: int, asked: str | None = None) -> Choice:
-    """Choose an execution from the table, or take the one that is asked for; return it.
-
-    Args:
-        device: type of the device.
-        weights: elements of a member.
-        members: how many there are.
-        batch: bytes that the widest activation of a member has on the batch.
-        asked: one of EXECUTIONS, or None.
-
-    >>> choose("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
-    Choice(execution='grouped', members=64)
-    >>> choose("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
-    Choice(execution='loop', members=1)
-    """
-    rows = [row for row in TABLE if row.device in (device, "")]
-    row = next(r for r in rows if weights <= r.weights and batch <= r.batch and members >= r.least)
-    execution = asked or row.execution
-    side_by_side = execution in ("grouped", "vmap")
-    return Choice(execution, max(1, min(members, row.at_once // max(1, batch))) if side_by_side else 1)
-
-
 _SMALL_MEMBER = 2**18  # elements
-_PIECE, _LEAST = 2**21, 16  # bytes of a piece's widest activation, inputs of a piece
-
-
-def memory_format(device: str, batch: int) -> bool:
-    """Say whether convolutions of one member at a time are quicker on channels_last activations."""
-    return device == "cuda" or (device == "cpu" and batch >= 8)
-
-
-def single_thread(device: str, weights: int) -> bool:
-    """Say whether members are so small that waking a second thread costs more than it gives."""
-    return device == "cpu" and weights < _SMALL_MEMBER
-
-
-def pieces(device: str, batch: int, widest: int) -> int:
-    """Return into how many pieces a batch is cut for one member: a CPU's cache holds what a layer gives the next.
-
-    Args:
-        device: its type.
-        batch: inputs of the batch.
-        widest: bytes of the widest activation, an input.
-    """
-    most = max(_LEAST, _PIECE // max(1, widest))
-    return -(-batch // most) if device == "cpu" and batch >= 2 * most else 1
+_PIECE, _LEAST_PIECE = 2**21, 16  # bytes of a piece's widest activation, inputs of a piece
+_TENSORS_KEPT = 50_000  # tensors of one member each that are kept from call to call
+_GRAPHS_KEPT = 4  # shapes of inputs; each graph holds the memory of a member's activations
+_WARM_RUNS = 3  # runs before the capture: libraries choose their kernels then
+_TRIED = 3  # inputs of a trial
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest logit; half precision 0.1: it rounds elsewhere
+_REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
+Weights = list[Tensor | None]
+Ready = tuple[int, list[Tensor | None]]
 
 
 def check_execution(asked: str | None, device: torch.device, compiled: bool) -> None:
@@ -138,223 +53,6 @@ def check_execution(asked: str | None, device: torch.device, compiled: bool) -> 
         raise UsageError("execution 'graph'", expected="a CUDA device", found=str(device), do="Take None")
     if compiled and asked in ("vmap", "graph"):
         raise UsageError(f"execution {asked!r} with compile=True", expected="'loop', 'grouped' or None", do="Take None")
-
-
-# CUDA graphs: a member's kernels launched at once, for one member after another.
-
-
-_MOST = 4  # shapes of inputs; each graph holds the memory of a member's activations
-_WARM = 3  # runs before the capture: libraries choose their kernels then
-Weights = list[Tensor | None]
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A captured graph.
-
-    Args:
-        graph: launches it.
-        inputs, weights: what it reads.
-        logits: what it writes, (batch, …).
-    """
-
-    graph: Any
-    inputs: Tensor
-    weights: Weights
-    logits: Tensor
-
-    def logits_of(self, weights: Weights) -> Tensor:
-        """Run a member; return its logits, good until the next one runs."""
-        pairs = [(to, t) for to, t in zip(self.weights, weights, strict=True) if to is not None and t is not None]
-        torch._foreach_copy_([to for to, _ in pairs], [t for _, t in pairs])
-        self.graph.replay()
-        return self.logits
-
-
-class Graphs:
-    """The graphs of one ensemble, one a shape of inputs; the last few are kept."""
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
-
-    def run(self, runner: Runner, program: Program | None, inputs: Tensor) -> Tensor:
-        """Run all members of a runner, without gradients; return logits (member, batch, …)."""
-        last = memory_format("cuda", len(inputs)) and inputs.dim() == 4
-        with torch.no_grad():
-            graph, rows = None, []
-            for weights in _members(runner, program, last):
-                if graph is None:
-                    graph = self._graph(runner, program, inputs, weights, last)
-                    graph.inputs.copy_(inputs)
-                rows.append(graph.logits_of(weights).clone())
-            return torch.stack(rows)
-
-    def _graph(self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, last: bool) -> _Graph:
-        shapes = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
-        key = (tuple(inputs.shape), inputs.dtype, shapes)
-        if key not in self.kept:
-            self.kept[key] = _captured(runner, program, inputs, weights, last)
-        self.kept.move_to_end(key)
-        while len(self.kept) > _MOST:
-            self.kept.popitem(last=False)
-        return self.kept[key]
-
-
-def _members(runner: Runner, program: Program | None, last: bool) -> Iterator[Weights]:
-    if program is None:
-        return (list(state.values()) for state in runner.states())
-    return (ready for _, ready in runner.ready(program, 1, last))
-
-
-def _captured(runner: Runner, program: Program | None, inputs: Tensor, first: Weights, last: bool) -> _Graph:
-    held = torch.empty_like(inputs, memory_format=torch.channels_last if last else torch.contiguous_format)
-    held.copy_(inputs)
-    weights = [None if t is None else t.clone() for t in first]
-
-    def member() -> Tensor:
-        if program is not None:
-            return program.run(weights, held, 1, True)[0]
-        state = {n: t for n, t in zip(runner.last, weights, strict=True) if t is not None}
-        return runner.through_module(state, held)
-
-    side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(inputs.device))
-    with torch.cuda.stream(side):
-        for _ in range(_WARM):
-            member()
-    torch.cuda.current_stream(inputs.device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = member()
-    return _Graph(graph, held, weights, logits)
-
-
-# What a network can do: found out once, on random inputs, and remembered as long as its module lives.
-
-
-_BATCH = 3
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest logit; half precision 0.1: it rounds elsewhere
-_REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
-
-
-class Trials:
-    """Programs of a network, and which of its executions give the logits of its own code."""
-
-    _known: ClassVar[WeakKeyDictionary[nn.Module, Trials]] = WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self.programs: dict[int, Program | None] = {}
-        self.verdicts: dict[tuple[object, ...], bool] = {}
-        self.widths: dict[tuple[int, ...], int] = {}
-        self.lock = RLock()  # the module's own code runs in one thread at a time: it holds the weights meanwhile
-
-    @classmethod
-    def of(cls, skeleton: nn.Module) -> Trials:
-        return cls._known.setdefault(skeleton, Trials())
-
-    def program(self, skeleton: nn.Module, rank: int) -> Program | None:
-        if rank not in self.programs:
-            self.programs[rank] = program_of(skeleton, rank)
-        return self.programs[rank]
-
-    def passed(self, what: str, runner: Runner, inputs: Tensor) -> bool:
-        """Say whether two members give what their module's own code gives, up to rounding.
-
-        Args:
-            what: "program" or "vmap".
-            runner: of the members.
-            inputs: of the shape and dtype that count; their values don't.
-        """
-        autocast = torch.is_autocast_enabled(runner.device.type)
-        key = (what, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
-        if key not in self.verdicts:
-            # A network may draw random numbers; the caller's are not touched.
-            with (
-                self.lock,
-                torch.no_grad(),
-                torch.random.fork_rng([runner.device] if runner.device.type == "cuda" else []),
-            ):
-                verdict = self._try(what, runner, inputs)
-            if verdict is None:
-                return False
-            self.verdicts[key] = verdict
-        return self.verdicts[key]
-
-    def _try(self, what: str, runner: Runner, inputs: Tensor) -> bool | None:
-        random = torch.randn((_BATCH, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu")
-        random = random.to(runner.device, inputs.dtype)
-        state = {n: t[:2] for n, t in runner.last.items()}
-        members = len(next(iter(state.values())))
-        wanted: list[object] = [
-            runner.through_module({n: t[i] for n, t in state.items()}, random) for i in range(members)
-        ]
-        if not all(isinstance(w, Tensor) and torch.isfinite(w).all() for w in wanted):
-            return None  # these two members tell nothing
-        try:
-            if what == "program":
-                program = self.programs[inputs.dim()]
-                if program is None:
-                    return False
-                found = program.run(program.ready(state, safe_norms(program.norms, state)), random, members, True)
-            else:
-                found = torch.func.vmap(lambda s: runner.through_module(s, random))(state)
-        except _REFUSALS:
-            return False
-        logits = torch.stack([w for w in wanted if isinstance(w, Tensor)])
-        if (found.shape, found.dtype) != (logits.shape, logits.dtype):
-            return False
-        close = _CLOSE.get(logits.dtype, 0.1) * logits.abs().max()
-        return bool((found - logits).abs().max() <= close)
-
-    def widest(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
-        """Return the bytes of a member's widest activation, an input; without a program it is guessed."""
-        shape = tuple(inputs.shape[1:])
-        if program is None:
-            return 8 * inputs[:1].numel() * inputs.element_size()
-        if shape not in self.widths:
-            sizes: list[int] = []
-            with torch.no_grad():
-                ready = program.ready({n: t[:1] for n, t in runner.last.items()})
-                program.run(ready, torch.zeros_like(inputs[:1]), 1, False, sizes)
-            self.widths[shape] = max(sizes)
-        return self.widths[shape] * inputs.element_size()
-
-
-# Memory that is short: recognised, halved, said.
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that memory was asked for which isn't there."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    words = str(error)
-    return isinstance(error, RuntimeError) and ("not enough memory" in words or "can't allocate memory" in words)
-
-
-def halved(members: int, device: torch.device) -> int:
-    """Warn that only half as many members fit; return how many."""
-    half = max(1, members // 2)
-    warnings.warn(
-        f"not enough memory on {device} for {members} members at once: {half} at a time from now on",
-        SmallerChunk,
-        stacklevel=5,
-    )
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return half
-
-
-def too_large(device: torch.device, batch: int) -> TooLargeError:
-    return TooLargeError(
-        f"one member on {device}",
-        expected="memory for its weights and activations",
-        found=f"less than a batch of {batch} needs",
-        do="Give a smaller batch",
-    )
-
-
-Ready = tuple[int, list[Tensor | None]]
-_MOST_KEPT = 50_000  # tensors of one member each that are kept from call to call
 
 
 class Runner:
@@ -516,7 +214,7 @@ class Runner:
             yield from kept
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.last.values())
-        few = -(-self.members // size) * len(program.parameters) <= _MOST_KEPT
+        few = -(-self.members // size) * len(program.parameters) <= _TENSORS_KEPT
         keep = fold and few and spare(nbytes, self.device)
         self._kept.clear()  # one form at a time
         rows = []
@@ -561,3 +259,286 @@ class Runner:
         return torch.is_grad_enabled() and (
             inputs.requires_grad or any(t.requires_grad for t in self.last.values())
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """What runs on a device, up to a size.
+
+    Args:
+        device: its type; "" for all others.
+        execution: one of EXECUTIONS.
+        weights: elements of a member, at most.
+        batch: bytes that the widest activation of a member has on the batch, at most.
+        at_once: bytes that it may have of all members that are side by side.
+        least: members; fewer take the next row.
+    """
+
+    device: str
+    execution: str
+    weights: int = ANY
+    batch: int = ANY
+    at_once: int = 2**22
+    least: int = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs.
+
+    Args:
+        execution: one of EXECUTIONS.
+        members: how many side by side.
+    """
+
+    execution: str
+    members: int = 1
+
+
+# The first that fits counts. Where a network has no program, vmap takes the place of grouped convolutions.
+TABLE = (
+    Row("cpu", "grouped", weights=2**19, batch=2**18, least=8),
+    Row("cpu", "loop"),
+    Row("cuda", "grouped", weights=2**21, batch=2**24, at_once=2**27),
+    Row("cuda", "grouped", batch=2**20, at_once=2**23),
+    Row("cuda", "graph"),
+    Row("", "loop"),
+)
+
+
+def choose(device: str, weights: int, members: int, batch: int, asked: str | None = None) -> Choice:
+    """Choose an execution from the table, or take the one that is asked for; return it.
+
+    Args:
+        device: type of the device.
+        weights: elements of a member.
+        members: how many there are.
+        batch: bytes that the widest activation of a member has on the batch.
+        asked: one of EXECUTIONS, or None.
+
+    >>> choose("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
+    Choice(execution='grouped', members=64)
+    >>> choose("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
+    Choice(execution='loop', members=1)
+    """
+    rows = [row for row in TABLE if row.device in (device, "")]
+    row = next(r for r in rows if weights <= r.weights and batch <= r.batch and members >= r.least)
+    execution = asked or row.execution
+    side_by_side = execution in ("grouped", "vmap")
+    return Choice(execution, max(1, min(members, row.at_once // max(1, batch))) if side_by_side else 1)
+
+
+def memory_format(device: str, batch: int) -> bool:
+    """Say whether convolutions of one member at a time are quicker on channels_last activations."""
+    return device == "cuda" or (device == "cpu" and batch >= 8)
+
+
+def single_thread(device: str, weights: int) -> bool:
+    """Say whether members are so small that waking a second thread costs more than it gives."""
+    return device == "cpu" and weights < _SMALL_MEMBER
+
+
+def pieces(device: str, batch: int, widest: int) -> int:
+    """Return into how many pieces a batch is cut for one member: a CPU's cache holds what a layer gives the next.
+
+    Args:
+        device: its type.
+        batch: inputs of the batch.
+        widest: bytes of the widest activation, an input.
+    """
+    most = max(_LEAST_PIECE, _PIECE // max(1, widest))
+    return -(-batch // most) if device == "cpu" and batch >= 2 * most else 1
+
+
+class Trials:
+    """Programs of a network, and which of its executions give the logits of its own code."""
+
+    _known: ClassVar[WeakKeyDictionary[nn.Module, Trials]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.programs: dict[int, Program | None] = {}
+        self.verdicts: dict[tuple[object, ...], bool] = {}
+        self.widths: dict[tuple[int, ...], int] = {}
+        self.lock = RLock()  # the module's own code runs in one thread at a time: it holds the weights meanwhile
+
+    @classmethod
+    def of(cls, skeleton: nn.Module) -> Trials:
+        return cls._known.setdefault(skeleton, Trials())
+
+    def program(self, skeleton: nn.Module, rank: int) -> Program | None:
+        if rank not in self.programs:
+            self.programs[rank] = program_of(skeleton, rank)
+        return self.programs[rank]
+
+    def passed(self, what: str, runner: Runner, inputs: Tensor) -> bool:
+        """Say whether two members give what their module's own code gives, up to rounding.
+
+        Args:
+            what: "program" or "vmap".
+            runner: of the members.
+            inputs: of the shape and dtype that count; their values don't.
+        """
+        autocast = torch.is_autocast_enabled(runner.device.type)
+        key = (what, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
+        if key not in self.verdicts:
+            # A network may draw random numbers; the caller's are not touched.
+            with (
+                self.lock,
+                torch.no_grad(),
+                torch.random.fork_rng([runner.device] if runner.device.type == "cuda" else []),
+            ):
+                verdict = self._try(what, runner, inputs)
+            if verdict is None:
+                return False
+            self.verdicts[key] = verdict
+        return self.verdicts[key]
+
+    def _try(self, what: str, runner: Runner, inputs: Tensor) -> bool | None:
+        random = torch.randn((_TRIED, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu")
+        random = random.to(runner.device, inputs.dtype)
+        state = {n: t[:2] for n, t in runner.last.items()}
+        members = len(next(iter(state.values())))
+        wanted: list[object] = [
+            runner.through_module({n: t[i] for n, t in state.items()}, random) for i in range(members)
+        ]
+        if not all(isinstance(w, Tensor) and torch.isfinite(w).all() for w in wanted):
+            return None  # these two members tell nothing
+        try:
+            if what == "program":
+                program = self.programs[inputs.dim()]
+                if program is None:
+                    return False
+                found = program.run(program.ready(state, safe_norms(program.norms, state)), random, members, True)
+            else:
+                found = torch.func.vmap(lambda s: runner.through_module(s, random))(state)
+        except _REFUSALS:
+            return False
+        logits = torch.stack([w for w in wanted if isinstance(w, Tensor)])
+        if (found.shape, found.dtype) != (logits.shape, logits.dtype):
+            return False
+        close = _CLOSE.get(logits.dtype, 0.1) * logits.abs().max()
+        return bool((found - logits).abs().max() <= close)
+
+    def widest(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
+        """Return the bytes of a member's widest activation, an input; without a program it is guessed."""
+        shape = tuple(inputs.shape[1:])
+        if program is None:
+            return 8 * inputs[:1].numel() * inputs.element_size()
+        if shape not in self.widths:
+            sizes: list[int] = []
+            with torch.no_grad():
+                ready = program.ready({n: t[:1] for n, t in runner.last.items()})
+                program.run(ready, torch.zeros_like(inputs[:1]), 1, False, sizes)
+            self.widths[shape] = max(sizes)
+        return self.widths[shape] * inputs.element_size()
+
+
+class Graphs:
+    """The graphs of one ensemble, one a shape of inputs; the last few are kept."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
+
+    def run(self, runner: Runner, program: Program | None, inputs: Tensor) -> Tensor:
+        """Run all members of a runner, without gradients; return logits (member, batch, …)."""
+        last = memory_format("cuda", len(inputs)) and inputs.dim() == 4
+        with torch.no_grad():
+            graph, rows = None, []
+            for weights in _members(runner, program, last):
+                if graph is None:
+                    graph = self._graph(runner, program, inputs, weights, last)
+                    graph.inputs.copy_(inputs)
+                rows.append(graph.logits_of(weights).clone())
+            return torch.stack(rows)
+
+    def _graph(self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, last: bool) -> _Graph:
+        shapes = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
+        key = (tuple(inputs.shape), inputs.dtype, shapes)
+        if key not in self.kept:
+            self.kept[key] = _captured(runner, program, inputs, weights, last)
+        self.kept.move_to_end(key)
+        while len(self.kept) > _GRAPHS_KEPT:
+            self.kept.popitem(last=False)
+        return self.kept[key]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured graph.
+
+    Args:
+        graph: launches it.
+        inputs, weights: what it reads.
+        logits: what it writes, (batch, …).
+    """
+
+    graph: Any
+    inputs: Tensor
+    weights: Weights
+    logits: Tensor
+
+    def logits_of(self, weights: Weights) -> Tensor:
+        """Run a member; return its logits, good until the next one runs."""
+        pairs = [(to, t) for to, t in zip(self.weights, weights, strict=True) if to is not None and t is not None]
+        torch._foreach_copy_([to for to, _ in pairs], [t for _, t in pairs])
+        self.graph.replay()
+        return self.logits
+
+
+def _members(runner: Runner, program: Program | None, last: bool) -> Iterator[Weights]:
+    if program is None:
+        return (list(state.values()) for state in runner.states())
+    return (ready for _, ready in runner.ready(program, 1, last))
+
+
+def _captured(runner: Runner, program: Program | None, inputs: Tensor, first: Weights, last: bool) -> _Graph:
+    held = torch.empty_like(inputs, memory_format=torch.channels_last if last else torch.contiguous_format)
+    held.copy_(inputs)
+    weights = [None if t is None else t.clone() for t in first]
+
+    def member() -> Tensor:
+        if program is not None:
+            return program.run(weights, held, 1, True)[0]
+        state = {n: t for n, t in zip(runner.last, weights, strict=True) if t is not None}
+        return runner.through_module(state, held)
+
+    side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(inputs.device))
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_RUNS):
+            member()
+    torch.cuda.current_stream(inputs.device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = member()
+    return _Graph(graph, held, weights, logits)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that memory was asked for which isn't there."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    words = str(error)
+    return isinstance(error, RuntimeError) and ("not enough memory" in words or "can't allocate memory" in words)
+
+
+def halved(members: int, device: torch.device) -> int:
+    """Warn that only half as many members fit; return how many."""
+    half = max(1, members // 2)
+    warnings.warn(
+        f"not enough memory on {device} for {members} members at once: {half} at a time from now on",
+        SmallerChunk,
+        stacklevel=5,
+    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return half
+
+
+def too_large(device: torch.device, batch: int) -> TooLargeError:
+    return TooLargeError(
+        f"one member on {device}",
+        expected="memory for its weights and activations",
+        found=f"less than a batch of {batch} needs",
+        do="Give a smaller batch",
+    )
