@@ -15,7 +15,7 @@ from torch import Tensor, vmap
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.training.recipe import said
+from checkpoints_zoo.training.gradients import mapping
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,19 +179,11 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     and beside it each run's own, (run,). It raises UsageError for a network that torch.vmap can't map over the runs.
     """
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
+    architecture = problem.recipe.architecture
 
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
-        try:
+        with mapping(architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"):
             own = each(params, batch)
-        except RuntimeError as error:
-            if not any(text in str(error) for text in ("vmap", "Batching rule")):
-                raise
-            raise UsageError(
-                f"architecture {problem.recipe.architecture!r}",
-                expected="a module that torch.vmap maps over the runs: no random numbers, no branches on values",
-                found=said(error),
-                do="Take swag, hmc or laplace, which run one network after another",
-            ) from error
         return own.sum(), own
 
     return of_all

@@ -18,7 +18,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.applying import members_of
+from checkpoints_zoo.symmetry.applying import stacked_in
 from checkpoints_zoo.symmetry.table import Group
 
 __all__ = ["Corollary", "LayerTest", "check_layers", "corollary"]
@@ -139,9 +139,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         UsageError: fewer than two members or a simulation, or tensors without a member axis.
         DamagedError: weights that are not finite.
     """
-    members = members_of(table, params)
-    if members is None:
-        raise UsageError("tensors", expected="(member, *shape)", found="no member axis")
+    members = stacked_in(table, params)
     return _tested(table, largest(table, params), range(members), seed, simulations)
 
 

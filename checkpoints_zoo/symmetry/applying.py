@@ -100,6 +100,32 @@ def members_of(table: Table, params: Mapping[str, Tensor]) -> int | None:
     return next(iter(found), None)
 
 
+def stacked_in(table: Table, params: Mapping[str, Tensor]) -> int:
+    """Check stacked tensors against a table; return how many members they stack.
+
+    Raises:
+        LayoutError: as for `members_of`.
+        UsageError: tensors without a member axis.
+    """
+    members = members_of(table, params)
+    if members is None:
+        raise UsageError(
+            "tensors", expected="(member, *shape)", found="no member axis", do="Stack them: tensor[None] of one"
+        )
+    return members
+
+
+def check_single(table: Table, params: Mapping[str, Tensor], thing: str) -> None:
+    """Check that tensors are those of one member.
+
+    Raises:
+        LayoutError: as for `members_of`.
+        UsageError: tensors with a member axis.
+    """
+    if members_of(table, params) is not None:
+        raise UsageError(thing, expected="one network without a member axis", found="stacked tensors")
+
+
 def check_element(table: Table, element: Element, members: int | None) -> None:
     """Check that an element is a symmetry of a table's network, for so many members.
 

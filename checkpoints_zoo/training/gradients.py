@@ -7,8 +7,8 @@ Axes: stacked tensors are (member, ...); a step's images are (member, batch, cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -71,21 +71,37 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
     def stacked(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        try:
+        with mapping(recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"):
             gradients, (loss, new) = mapped(params, buffers, scaling, images, labels)
-        except RuntimeError as error:
-            if "vmap" not in str(error):
-                raise
-            raise UsageError(
-                f"architecture {recipe.architecture!r}",
-                expected="a module that torch.vmap maps over a stack: no random numbers, no branches on values",
-                found=said(error),
-                do="Set stack_width=1, and members are trained one after another",
-            ) from error
         gradients = {name: _laid_out_as(params[name], gradient) for name, gradient in gradients.items()}
         return gradients, loss, {name: buffer.contiguous() for name, buffer in new.items()}
 
     return stacked
+
+
+@contextmanager
+def mapping(architecture: str, over: str, do: str) -> Iterator[None]:
+    """Say of a network that torch.vmap can't map while the block runs, that it can't be.
+
+    Args:
+        architecture: name of the network's.
+        over: what it is mapped over.
+        do: what helps.
+
+    Raises:
+        UsageError: torch.vmap can't map it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(text in str(error) for text in ("vmap", "Batching rule")):
+            raise
+        raise UsageError(
+            f"architecture {architecture!r}",
+            expected=f"a module that torch.vmap maps over {over}: no random numbers, no branches on values",
+            found=said(error),
+            do=do,
+        ) from error
 
 
 def _backward_of_all(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:

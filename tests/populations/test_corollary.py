@@ -189,7 +189,7 @@ def test_the_result_as_text() -> None:
 
 def test_what_is_refused(table: Table, tmp_path: Path) -> None:
     params = population(table, 4, 0)
-    with pytest.raises(UsageError, match=r"^tensors: expected \(member, \*shape\); found no member axis\.$"):
+    with pytest.raises(UsageError, match=r"^tensors: expected \(member, \*shape\); found no member axis\. Stack"):
         check_layers(table, {n: t[0] for n, t in params.items()})
     with pytest.raises(UsageError, match=r"^members: expected 2 or more; found 1\.$"):
         check_layers(table, {n: t[:1] for n, t in params.items()})

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
-from checkpoints_zoo.symmetry.applying import check_element, members_of, permute
-from checkpoints_zoo.symmetry.canonical.matching import Found, Matcher, counted, wider
+from checkpoints_zoo.symmetry.applying import check_element, check_single, permute, stacked_in
+from checkpoints_zoo.symmetry.canonical.matching import Matched, Matcher, counted, wider
 from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
@@ -86,9 +86,8 @@ def match(
     >>> match(table, {name: tensor[None] for name, tensor in swapped.items()}, weights).permutations["0"].tolist()
     [[1, 0]]
     """
-    members = _members(table, params)
-    if members_of(table, reference) is not None:
-        raise UsageError("reference", expected="one network without a member axis", found="stacked tensors")
+    members = stacked_in(table, params)
+    check_single(table, reference, "reference")
     begin = dict(start or {})
     check_element(table, Element(begin), members)
     _check_most(most)
@@ -128,7 +127,7 @@ def match_mean(
     Raises:
         LayoutError, UsageError, DamagedError: see `match`; there have to be members.
     """
-    members = _members(table, params)
+    members = stacked_in(table, params)
     _check_most(most)
     if not members:
         raise UsageError("members", expected="at least one", found="none")
@@ -143,12 +142,12 @@ def match_mean(
 
 def _merge(
     table: Table, params: Mapping[str, Tensor], members: int, seed: int, most: int
-) -> tuple[list[Found], list[float]]:
+) -> tuple[list[Matched], list[float]]:
     """Match each member to the mean of the others, until nothing changes; return what was found, and objectives."""
     wide, generator = wider(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     as_it_is = {name: torch.arange(group.size) for name, group in table.groups.items()}
-    found: dict[int, Found] = {}
+    found: dict[int, Matched] = {}
     seen, changes, passes, ended = [-1] * members, 0, 0, False
     while not ended and passes < most:
         passes, before = passes + 1, changes
@@ -156,7 +155,7 @@ def _merge(
             if seen[i] == changes:
                 continue
             own = {name: tensor[i].to(wide) for name, tensor in params.items()}
-            last = found.get(i, Found(as_it_is, 0, 0, True))
+            last = found.get(i, Matched(as_it_is, 0, 0, True))
             placed = permute(table, own, last.permutations)
             if i in found:
                 _add(total, placed, -1)
@@ -190,15 +189,6 @@ def _sum(tensor: Tensor) -> Tensor:
     return total
 
 
-def _members(table: Table, params: Mapping[str, Tensor]) -> int:
-    members = members_of(table, params)
-    if members is None:
-        raise UsageError(
-            "tensors", expected="(member, *shape)", found="no member axis", do="Stack them: tensor[None] of one"
-        )
-    return members
-
-
 def _check_most(most: int) -> None:
     if most < 1:
         raise UsageError("most", expected="at least one sweep", found=repr(most))
@@ -208,7 +198,7 @@ def _is_small(params: Mapping[str, Tensor], members: int = 1) -> bool:
     return sum(tensor.numel() for tensor in params.values()) < _SMALL * members
 
 
-def _joined(table: Table, found: Sequence[Found], objectives: Sequence[float]) -> Matching:
+def _joined(table: Table, found: Sequence[Matched], objectives: Sequence[float]) -> Matching:
     return Matching(
         permutations={
             name: torch.stack([f.permutations[name] for f in found])

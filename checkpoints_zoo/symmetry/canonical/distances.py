@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import members_of, permute
+from checkpoints_zoo.symmetry.applying import check_single, members_of, permute, stacked_in
 from checkpoints_zoo.symmetry.canonical.alignment import match
 from checkpoints_zoo.symmetry.canonical.matching import STATISTICS, wider
 from checkpoints_zoo.symmetry.table import Table
@@ -112,11 +112,8 @@ def squared_distance(
     >>> squared_distance(table, {name: tensor[None] + 1 for name, tensor in weights.items()}, weights).round().tolist()
     [3.0]
     """
-    members = members_of(table, params)
-    if members is None:
-        raise UsageError("tensors", expected="(member, *shape)", found="no member axis")
-    if members_of(table, reference) is not None:
-        raise UsageError("reference", expected="one network without a member axis", found="stacked tensors")
+    members = stacked_in(table, params)
+    check_single(table, reference, "reference")
     if per not in (ALL, GROUP, TENSOR):
         raise UsageError("per", expected="all, group or tensor", found=repr(per))
     each: dict[str, Tensor] = {}

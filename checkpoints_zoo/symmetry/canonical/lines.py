@@ -20,7 +20,7 @@ _CHUNK = 1 << 20  # entries compared at once
 
 
 @dataclass(frozen=True)
-class View:
+class Placement:
     """Where a group's units, or those they hold, lie in a tensor.
 
     Args:
@@ -101,21 +101,21 @@ def by_block(permutation: Tensor, blocks: int) -> Tensor:
     return own.gather(1, before.argsort(1)[..., None].expand_as(own))
 
 
-def views(table: Table, group: Group) -> list[View]:
+def placements(table: Table, group: Group) -> list[Placement]:
     """List where a group's units lie, and those of the groups they hold; those of its first writer come first."""
     held = {group.name: group.size}
     for other in table.groups.values():
         if other.mover in held:
             held[other.name] = other.size
     found = [
-        View(name, move, held[move.group] // group.size)
+        Placement(name, move, held[move.group] // group.size)
         for name, axes in table.tensors.items()
         for move in axes.moves
         # A whole block of a grouped kernel's inputs lies in rows that the unit holds as well.
         if move.group in held and not (move.within and held[move.group] // group.size >= axes.shape[1])
     ]
     first = group.writers[0] if group.writers else None
-    return sorted(found, key=lambda view: (view.tensor, view.move.axis) != first)
+    return sorted(found, key=lambda placement: (placement.tensor, placement.move.axis) != first)
 
 
 def bits(values: Tensor) -> Tensor:
@@ -127,20 +127,20 @@ def bits(values: Tensor) -> Tensor:
 
 
 class Lines:
-    """The lines that a view gives to units.
+    """The lines that a placement gives to units.
 
     Args:
         members: and their order as it is now.
-        view: of the units.
+        placement: of the units.
         behind: how many of the tensor's last axes were summed over.
     """
 
-    def __init__(self, members: Members, view: View, behind: int = 0) -> None:
-        full = members.table.tensors[view.tensor]
+    def __init__(self, members: Members, placement: Placement, behind: int = 0) -> None:
+        full = members.table.tensors[placement.tensor]
         self.axes = Axes(full.shape[: len(full.shape) - behind], full.role, full.shift, full.moves, full.powers)
-        self.members, self.view, self.move = members, view, view.move
+        self.members, self.placement, self.move = members, placement, placement.move
         shape = list(self.axes.shape)
-        shape[self.move.axis] = view.parts * self.move.span
+        shape[self.move.axis] = placement.parts * self.move.span
         if self.move.within:
             shape[0] //= self.move.within
         self.shape = tuple(shape)
@@ -176,18 +176,18 @@ class Lines:
 
     def codes(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Return whole numbers in the falling order of the entries' values, (unit, entry)."""
-        tensor = self.members.params[self.view.tensor]
+        tensor = self.members.params[self.placement.tensor]
         return ~bits(tensor.reshape(-1)[self.entries(members, units, start, stop)])
 
     def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
         """Say whether units' lines differ from those of others of the same members, as they lie, (unit)."""
-        tensor, move = self.members.params[self.view.tensor], self.move
+        tensor, move = self.members.params[self.placement.tensor], self.move
         result = torch.empty(len(units), dtype=torch.bool, device=units.device)
         step = max(1, _CHUNK // len(self))
         if not move.within:
             length = self.members.table.groups[move.group].size * move.span
             own = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
-            own = own.unflatten(1, (-1, self.view.parts * move.span))  # type: ignore[no-untyped-call]
+            own = own.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
         for start in range(0, len(units), step):
             m, u, v = (x[start : start + step] for x in (members, units, others))
             one, other = (self.codes(m, x) if move.within else bits(own[m, x]).flatten(1) for x in (u, v))
@@ -202,7 +202,7 @@ class Lines:
         return codes.gather(-1, self.labels[order].argsort(dim=-1, stable=True))
 
     def _own(self, m: Tensor, u: Tensor, index: Tensor) -> Tensor:
-        span, parts = self.move.span, self.view.parts
+        span, parts = self.move.span, self.placement.parts
         unit = u * parts + index.div(span, rounding_mode="floor")
         inner = self.members.inner.get(self.move.group) if parts > 1 else None
         unit = unit if inner is None else inner[m, unit]
@@ -213,7 +213,7 @@ class Lines:
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
-            block = (u * self.view.parts).div(self.axes.shape[1], rounding_mode="floor")
+            block = (u * self.placement.parts).div(self.axes.shape[1], rounding_mode="floor")
             return block * (rows // self.move.within) + index if order is None else order[m, block, index]
         if order is None:
             return index
@@ -239,7 +239,7 @@ class Lines:
         for axis, size in enumerate(self.shape):
             own = torch.arange(size, device=self.members.device)
             if axis == self.move.axis:
-                if self.view.parts > 1 and self.move.group not in self.members.inner:
+                if self.placement.parts > 1 and self.move.group not in self.members.inner:
                     own, known = own % self.move.span, False
             else:
                 for move in self.axes.moves:

@@ -1,6 +1,7 @@
 """The smallest mass that rescaling can give a network: its sum of squared weights, minimised over its scales.
 
-Laurent et al. 2024 (arXiv 2310.08287), the minimum scaled network mass problem.
+Laurent et al. 2024 (arXiv 2310.08287), the minimum scaled network mass problem. Monomials that scales can make as small
+as one likes are taken out of the mass before it is balanced.
 """
 
 from __future__ import annotations
@@ -12,77 +13,13 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import members_of
+from checkpoints_zoo.symmetry.applying import stacked_in
 from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance
 from checkpoints_zoo.symmetry.canonical.monomials import BIASES, WEIGHTS, Block, Monomials, collect
 from checkpoints_zoo.symmetry.table import Table
 
-# Monomials that scales can make as small as one likes: they are taken out of the mass before it is balanced.
-
-
-@dataclass
-class Cut:
-    """What was taken out.
-
-    Args:
-        touched: scale -> (member, value), which units had any mass.
-        stuck: scale -> (member, value), which units have none any more.
-        mass: (member), of what was taken out.
-    """
-
-    touched: dict[str, Tensor]
-    stuck: dict[str, Tensor]
-    mass: Tensor
-
-
-def cut(monomials: Monomials) -> Cut:
-    """Set all monomials to zero that scales can make as small as one likes; return what that left.
-
-    Args:
-        monomials: changed in place.
-    """
-    balancer = Balancer(monomials)
-    ends = _ends(balancer)
-    touched = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in ends.items()}
-    mass, one_sided = torch.zeros_like(monomials.constant), _one_sided(ends)
-    while one_sided:
-        before = _sum(monomials)
-        for block in monomials.blocks:
-            for part, axis in ((part, i) for i, side in enumerate((block.rows, block.columns)) for part in side):
-                if part.scale in one_sided:
-                    gone = one_sided[part.scale]
-                    gone = gone if part.units is None else gone[:, part.units]
-                    block.mass.masked_fill_(gone if axis == 0 else gone.mT, 0.0)
-        mass += before - _sum(monomials)
-        ends = _ends(balancer)
-        one_sided = _one_sided(ends)
-    stuck = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in ends.items()}
-    return Cut({n: t[..., 0] for n, t in touched.items()}, {n: s[..., 0] for n, s in stuck.items()}, mass)
-
-
-def pattern(monomials: Monomials) -> Monomials:
-    """Return the monomials of one member whose weights are all 1: what any member's may be."""
-    blocks = [Block(b.rows, b.columns, torch.ones_like(b.mass[:1])) for b in monomials.blocks]
-    return Monomials(monomials.sizes, blocks, monomials.constant[:1])
-
-
-def _ends(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
-    uses = balancer.uses.items()
-    return {name: balancer.ends(name, [balancer.terms(use) for use in own]) for name, own in uses}
-
-
-def _one_sided(ends: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    found = {name: (grow > 0) ^ (shrink > 0) for name, (grow, shrink) in ends.items()}
-    return {name: units for name, units in found.items() if bool(units.any())}
-
-
-def _sum(monomials: Monomials) -> Tensor:
-    return sum((block.mass.sum((1, 2)) for block in monomials.blocks), torch.zeros_like(monomials.constant))
-
-
 _TOGETHER = {"cpu": 1 << 22}  # entries of the members that are balanced at once: what stays in the cache
 _TOGETHER_ELSEWHERE = 1 << 27
-
 Units = Mapping[str, tuple[int, ...]]
 
 
@@ -198,7 +135,7 @@ def minimal_mass(
     (68.0, 32.0)
     """
     free, held = _free(table, hold, approximate)
-    members = _members(table, params)
+    members = stacked_in(table, params)
     if not 0 < tolerance < 1:
         raise UsageError("tolerance", expected="a share of the mass above 0 and below 1", found=repr(tolerance))
     roles = (*WEIGHTS, *(BIASES if biases else ()))
@@ -246,15 +183,6 @@ def _free(table: Table, hold: Collection[str], approximate: bool) -> tuple[list[
     return free, tuple(n for n in table.scales if n not in free)
 
 
-def _members(table: Table, params: Mapping[str, Tensor]) -> int:
-    members = members_of(table, params)
-    if members is None:
-        raise UsageError(
-            "tensors", expected="(member, *shape)", found="no member axis", do="Stack them: tensor[None] of one"
-        )
-    return members
-
-
 def _parts(params: Mapping[str, Tensor], members: int) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors of a few members at a time."""
     each = sum(tensor[0].numel() for tensor in params.values() if len(tensor))
@@ -299,3 +227,63 @@ def _refuse(params: Mapping[str, Tensor]) -> None:
                 found=f"others in the member at position {at}",
                 tensor=name,
             )
+
+
+@dataclass
+class Cut:
+    """What was taken out.
+
+    Args:
+        touched: scale -> (member, value), which units had any mass.
+        stuck: scale -> (member, value), which units have none any more.
+        mass: (member), of what was taken out.
+    """
+
+    touched: dict[str, Tensor]
+    stuck: dict[str, Tensor]
+    mass: Tensor
+
+
+def cut(monomials: Monomials) -> Cut:
+    """Set all monomials to zero that scales can make as small as one likes; return what that left.
+
+    Args:
+        monomials: changed in place.
+    """
+    balancer = Balancer(monomials)
+    ends = _ends(balancer)
+    touched = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in ends.items()}
+    mass, one_sided = torch.zeros_like(monomials.constant), _one_sided(ends)
+    while one_sided:
+        before = _sum(monomials)
+        for block in monomials.blocks:
+            for part, axis in ((part, i) for i, side in enumerate((block.rows, block.columns)) for part in side):
+                if part.scale in one_sided:
+                    gone = one_sided[part.scale]
+                    gone = gone if part.units is None else gone[:, part.units]
+                    block.mass.masked_fill_(gone if axis == 0 else gone.mT, 0.0)
+        mass += before - _sum(monomials)
+        ends = _ends(balancer)
+        one_sided = _one_sided(ends)
+    stuck = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in ends.items()}
+    return Cut({n: t[..., 0] for n, t in touched.items()}, {n: s[..., 0] for n, s in stuck.items()}, mass)
+
+
+def pattern(monomials: Monomials) -> Monomials:
+    """Return the monomials of one member whose weights are all 1: what any member's may be."""
+    blocks = [Block(b.rows, b.columns, torch.ones_like(b.mass[:1])) for b in monomials.blocks]
+    return Monomials(monomials.sizes, blocks, monomials.constant[:1])
+
+
+def _ends(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
+    uses = balancer.uses.items()
+    return {name: balancer.ends(name, [balancer.terms(use) for use in own]) for name, own in uses}
+
+
+def _one_sided(ends: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    found = {name: (grow > 0) ^ (shrink > 0) for name, (grow, shrink) in ends.items()}
+    return {name: units for name, units in found.items() if bool(units.any())}
+
+
+def _sum(monomials: Monomials) -> Tensor:
+    return sum((block.mass.sum((1, 2)) for block in monomials.blocks), torch.zeros_like(monomials.constant))

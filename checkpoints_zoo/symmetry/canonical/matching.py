@@ -1,4 +1,8 @@
-"""One network matched to a reference: groups are visited, and move if that gains, until none does."""
+"""One network matched to a reference: groups are visited, and move if that gains, until none does.
+
+A visit finds the best permutation of one group, with the groups whose blocks it moves, while all others stay: a linear
+assignment, the permutation of a matrix's columns that has the greatest sum on the diagonal.
+"""
 
 from __future__ import annotations
 
@@ -15,80 +19,147 @@ from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, Reference, Term, split
 from checkpoints_zoo.symmetry.table import Table
 
-# Linear assignment: which permutation of a matrix's columns has the greatest sum on the diagonal.
-
-
+STATISTICS = ("mean", "variance")
+_NOTHING = 1e-12  # of the product of both networks' norms: a visit has to gain more
+_ALL_ORDERS = 3  # units in a block up to which all their orders are tried at once
 _SMALL = 96  # units below which scipy alone is faster
 _STAGES = ((0.1, 10), (0.03, 10))  # smoothing, in standard deviations of the gains, and steps with it
 _FLOOR = -80.0  # logarithm of the smallest number taken: float32 holds it
-
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
-
-
-def assign(gains: Matrix) -> Places:
-    """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
-
-    scipy solves it, exactly, for large matrices after a number is taken off each row and each column: that changes
-    all sums alike, and spares most of its search if what is left is nearly the best assignment's dual solution.
-
-    Args:
-        gains: (unit, unit), finite.
-
-    >>> assign(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
-    [0, 1]
-    """
-    from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
-
-    costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced(gains)
-    places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
-    return places
-
-
-def _reduced(gains: Matrix) -> NDArray[np.float64]:
-    """Return costs, less a number a row and one a column."""
-    exact = torch.from_numpy(gains)
-    rows, columns = potentials(exact)
-    costs = rows[:, None] - exact
-    costs += columns
-    costs -= costs.amin(1, keepdim=True)
-    result: NDArray[np.float64] = costs.numpy()
-    return result
-
-
-def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a number a row and one a column, (unit) each, in float64, whose sums are little more than the gains.
-
-    Those of the assignment smoothed by entropy, found by Sinkhorn's steps (Cuturi 2013, arXiv 1306.0895) in float32.
-
-    Args:
-        gains: (unit, unit).
-    """
-    most, spread = gains.amax(1), float(gains.std(correction=0))
-    rows, columns = most.double(), torch.zeros(len(gains), dtype=torch.float64)
-    if not 0 < spread < float("inf"):
-        return rows, columns
-    scaled = (gains - most[:, None]).div_(spread).float()
-    up, down = torch.zeros(2, len(gains))
-    for smoothing, steps in _STAGES:
-        kernel = scaled - up[:, None]
-        kernel -= down
-        kernel.div_(smoothing).clamp_(_FLOOR, -_FLOOR).exp_()
-        right = torch.ones_like(down)
-        for _ in range(steps):
-            left = torch.mv(kernel, right).reciprocal_()
-            right = torch.mv(kernel.T, left).reciprocal_()
-        up, down = up - smoothing * left.log(), down - smoothing * right.log()
-    found = rows + spread * up.double(), spread * down.double()
-    return found if all(bool(part.isfinite().all()) for part in found) else (rows, columns)
-
-
-# Visits of groups: the best permutation of one, with the groups whose blocks it moves, while all others stay.
-
-
-_ALL_ORDERS = 3  # units in a block up to which all their orders are tried at once
-
 Inside = dict[str, NDArray[np.int64]]  # group -> (new unit u of the mover, old unit v, place): what v's block becomes
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What `Matching` holds, of one member."""
+
+    permutations: Permutations
+    sweeps: int
+    visits: int
+    converged: bool
+
+
+class Matcher:
+    """One reference, prepared once for all members.
+
+    Args:
+        table: of the network.
+        reference: name -> (*shape), all tensors that count, in one dtype.
+        thing: words for it.
+
+    Raises:
+        DamagedError: a weight that is not finite.
+    """
+
+    def __init__(self, table: Table, reference: Mapping[str, Tensor], thing: str = "the reference") -> None:
+        self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
+        self._norm = _norm(reference, thing)
+        ups, downs = self._families.above, self._families.below
+        # Whose visits may end otherwise once a group has moved.
+        self._touched = {
+            group: {h for reader in readers for h in (reader, *ups[reader])}
+            for group, readers in self._reference.readers.items()
+        }
+        self._linear = {g: not downs[g] and g not in self._reference.readers[g] for g in table.groups}
+
+    def match(
+        self, params: Mapping[str, Tensor], start: Mapping[str, Tensor], seed: int, most: int, thing: str
+    ) -> Matched:
+        """Match one network; return its permutations.
+
+        Args:
+            params: name -> (*shape), in the reference's dtype, on its device.
+            start: permutations to start from.
+            seed: of the order of visits.
+            most: sweeps at most.
+            thing: words for the network.
+
+        Raises:
+            DamagedError: a weight that is not finite.
+        """
+        products = Products(self._reference, params)
+        scale = self._norm * _norm(params, thing)
+        permutations = {
+            g: start[g].cpu() if g in start else torch.arange(n.size) for g, n in self._table.groups.items()
+        }
+        names, generator = list(permutations), np.random.default_rng(seed)
+        waiting, sweeps, visits = set(names), 0, 0
+        while waiting and sweeps < most:
+            sweeps += 1
+            for group in (names[i] for i in generator.permutation(len(names))):
+                if group not in waiting:
+                    continue
+                waiting.discard(group)
+                visits += 1
+                for name in self._visit(products, group, permutations, scale):
+                    waiting |= self._touched[name]
+        return Matched(permutations, sweeps, visits, not waiting)
+
+    def objective(self, params: Mapping[str, Tensor], permutations: Permutations) -> float:
+        """Return the inner product of the reference and a permuted network, in float64."""
+        return self._reference.objective(params, permutations)
+
+    def _visit(self, products: Products, group: str, permutations: Permutations, scale: float) -> list[str]:
+        """Move a group, and those whose blocks it moves, if that gains; return the names of what has moved."""
+        best, gain = visit(products, self._families, group, permutations)
+        moved = [name for name, p in best.items() if not torch.equal(p, permutations[name])]
+        if not moved:
+            return []
+        # Products are rounded: a gain that may be none, or that isn't the sum of one group's, is found exactly.
+        rounding = torch.finfo(products.dtype).eps * scale
+        if not self._linear[group] or gain <= rounding:
+            names = {name for group in moved for name in self._reference.names[group]}
+            before, after = (
+                self._reference.objective(products.tensors, p, names) for p in (permutations, permutations | best)
+            )
+            gain = after - before
+            if gain <= _NOTHING * scale:
+                return []
+        permutations |= {name: best[name] for name in moved}
+        return moved
+
+
+def counted(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
+    """Return the tensors that count: those that move, but for statistics and integers."""
+    counted = {}
+    for name, axes in table.tensors.items():
+        if not axes.moves or axes.role in STATISTICS:
+            continue
+        if name not in params:
+            raise LayoutError(
+                f"tensor {name!r} of the {thing}", expected=f"it, as {table.network} has it", found="none", tensor=name
+            )
+        if params[name].is_floating_point():
+            counted[name] = params[name].detach()
+    return counted
+
+
+def wider(*dtypes: torch.dtype) -> torch.dtype:
+    """Return what to compute in: float64 if any is, or float32."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def _norm(params: Mapping[str, Tensor], thing: str) -> float:
+    """Return the norm of all weights.
+
+    Raises:
+        DamagedError: one is not finite, or so large that squares aren't.
+    """
+    norms = [torch.linalg.vector_norm(tensor) for tensor in params.values()]
+    total = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    largest = torch.finfo(norms[0].dtype).max ** 0.5 if norms else 1.0
+    if total < largest:
+        return total
+    for name, tensor in params.items():
+        if not bool(tensor.isfinite().all()):
+            raise DamagedError(f"tensor {name!r} of {thing}", expected="finite weights", found="others", tensor=name)
+    raise UsageError(
+        f"weights of {thing}",
+        expected=f"a norm below {largest:.2g}, so that products are finite",
+        found=f"{total:.3g}",
+        do="Give them in float64",
+    )
 
 
 class Families:
@@ -244,137 +315,58 @@ def _behind_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> 
     return result
 
 
-STATISTICS = ("mean", "variance")
-_NOTHING = 1e-12  # of the product of both networks' norms: a visit has to gain more
+def assign(gains: Matrix) -> Places:
+    """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
-
-@dataclass(frozen=True)
-class Found:
-    """What `Matching` holds, of one member."""
-
-    permutations: Permutations
-    sweeps: int
-    visits: int
-    converged: bool
-
-
-class Matcher:
-    """One reference, prepared once for all members.
+    scipy solves it, exactly, for large matrices after a number is taken off each row and each column: that changes
+    all sums alike, and spares most of its search if what is left is nearly the best assignment's dual solution.
 
     Args:
-        table: of the network.
-        reference: name -> (*shape), all tensors that count, in one dtype.
-        thing: words for it.
+        gains: (unit, unit), finite.
 
-    Raises:
-        DamagedError: a weight that is not finite.
+    >>> assign(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
+    [0, 1]
     """
+    from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
 
-    def __init__(self, table: Table, reference: Mapping[str, Tensor], thing: str = "the reference") -> None:
-        self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
-        self._norm = _norm(reference, thing)
-        ups, downs = self._families.above, self._families.below
-        # Whose visits may end otherwise once a group has moved.
-        self._touched = {
-            group: {h for reader in readers for h in (reader, *ups[reader])}
-            for group, readers in self._reference.readers.items()
-        }
-        self._linear = {g: not downs[g] and g not in self._reference.readers[g] for g in table.groups}
-
-    def match(
-        self, params: Mapping[str, Tensor], start: Mapping[str, Tensor], seed: int, most: int, thing: str
-    ) -> Found:
-        """Match one network; return its permutations.
-
-        Args:
-            params: name -> (*shape), in the reference's dtype, on its device.
-            start: permutations to start from.
-            seed: of the order of visits.
-            most: sweeps at most.
-            thing: words for the network.
-
-        Raises:
-            DamagedError: a weight that is not finite.
-        """
-        products = Products(self._reference, params)
-        scale = self._norm * _norm(params, thing)
-        permutations = {
-            g: start[g].cpu() if g in start else torch.arange(n.size) for g, n in self._table.groups.items()
-        }
-        names, generator = list(permutations), np.random.default_rng(seed)
-        waiting, sweeps, visits = set(names), 0, 0
-        while waiting and sweeps < most:
-            sweeps += 1
-            for group in (names[i] for i in generator.permutation(len(names))):
-                if group not in waiting:
-                    continue
-                waiting.discard(group)
-                visits += 1
-                for name in self._visit(products, group, permutations, scale):
-                    waiting |= self._touched[name]
-        return Found(permutations, sweeps, visits, not waiting)
-
-    def objective(self, params: Mapping[str, Tensor], permutations: Permutations) -> float:
-        """Return the inner product of the reference and a permuted network, in float64."""
-        return self._reference.objective(params, permutations)
-
-    def _visit(self, products: Products, group: str, permutations: Permutations, scale: float) -> list[str]:
-        """Move a group, and those whose blocks it moves, if that gains; return the names of what has moved."""
-        best, gain = visit(products, self._families, group, permutations)
-        moved = [name for name, p in best.items() if not torch.equal(p, permutations[name])]
-        if not moved:
-            return []
-        # Products are rounded: a gain that may be none, or that isn't the sum of one group's, is found exactly.
-        rounding = torch.finfo(products.dtype).eps * scale
-        if not self._linear[group] or gain <= rounding:
-            names = {name for group in moved for name in self._reference.names[group]}
-            before, after = (
-                self._reference.objective(products.tensors, p, names) for p in (permutations, permutations | best)
-            )
-            gain = after - before
-            if gain <= _NOTHING * scale:
-                return []
-        permutations |= {name: best[name] for name in moved}
-        return moved
+    costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced(gains)
+    places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
+    return places
 
 
-def counted(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
-    """Return the tensors that count: those that move, but for statistics and integers."""
-    counted = {}
-    for name, axes in table.tensors.items():
-        if not axes.moves or axes.role in STATISTICS:
-            continue
-        if name not in params:
-            raise LayoutError(
-                f"tensor {name!r} of the {thing}", expected=f"it, as {table.network} has it", found="none", tensor=name
-            )
-        if params[name].is_floating_point():
-            counted[name] = params[name].detach()
-    return counted
+def _reduced(gains: Matrix) -> NDArray[np.float64]:
+    """Return costs, less a number a row and one a column."""
+    exact = torch.from_numpy(gains)
+    rows, columns = potentials(exact)
+    costs = rows[:, None] - exact
+    costs += columns
+    costs -= costs.amin(1, keepdim=True)
+    result: NDArray[np.float64] = costs.numpy()
+    return result
 
 
-def wider(*dtypes: torch.dtype) -> torch.dtype:
-    """Return what to compute in: float64 if any is, or float32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
+def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a number a row and one a column, (unit) each, in float64, whose sums are little more than the gains.
 
+    Those of the assignment smoothed by entropy, found by Sinkhorn's steps (Cuturi 2013, arXiv 1306.0895) in float32.
 
-def _norm(params: Mapping[str, Tensor], thing: str) -> float:
-    """Return the norm of all weights.
-
-    Raises:
-        DamagedError: one is not finite, or so large that squares aren't.
+    Args:
+        gains: (unit, unit).
     """
-    norms = [torch.linalg.vector_norm(tensor) for tensor in params.values()]
-    total = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-    largest = torch.finfo(norms[0].dtype).max ** 0.5 if norms else 1.0
-    if total < largest:
-        return total
-    for name, tensor in params.items():
-        if not bool(tensor.isfinite().all()):
-            raise DamagedError(f"tensor {name!r} of {thing}", expected="finite weights", found="others", tensor=name)
-    raise UsageError(
-        f"weights of {thing}",
-        expected=f"a norm below {largest:.2g}, so that products are finite",
-        found=f"{total:.3g}",
-        do="Give them in float64",
-    )
+    most, spread = gains.amax(1), float(gains.std(correction=0))
+    rows, columns = most.double(), torch.zeros(len(gains), dtype=torch.float64)
+    if not 0 < spread < float("inf"):
+        return rows, columns
+    scaled = (gains - most[:, None]).div_(spread).float()
+    up, down = torch.zeros(2, len(gains))
+    for smoothing, steps in _STAGES:
+        kernel = scaled - up[:, None]
+        kernel -= down
+        kernel.div_(smoothing).clamp_(_FLOOR, -_FLOOR).exp_()
+        right = torch.ones_like(down)
+        for _ in range(steps):
+            left = torch.mv(kernel, right).reciprocal_()
+            right = torch.mv(kernel.T, left).reciprocal_()
+        up, down = up - smoothing * left.log(), down - smoothing * right.log()
+    found = rows + spread * up.double(), spread * down.double()
+    return found if all(bool(part.isfinite().all()) for part in found) else (rows, columns)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.symmetry.applying import permute
-from checkpoints_zoo.symmetry.canonical.lines import Lines, Members, bits, views
+from checkpoints_zoo.symmetry.canonical.lines import Lines, Members, bits, placements
 from checkpoints_zoo.symmetry.canonical.ties import Cells
 
 Colours = dict[str, Tensor]  # group -> (unit), from 0 on without gaps
@@ -131,7 +131,11 @@ class Refining:
         self._groups = {name: group for name, group in one.table.groups.items() if not one.sorted(name)}
         sizes = {name: group.size for name, group in self._groups.items()}
         self._lines = {
-            name: [_Coded(Lines(one, view), sizes) for view in views(one.table, group) if view.parts == 1]
+            name: [
+                _Coded(Lines(one, placement), sizes)
+                for placement in placements(one.table, group)
+                if placement.parts == 1
+            ]
             for name, group in self._groups.items()
         }
 
@@ -182,13 +186,13 @@ def _around(one: Members, name: str, colours: Colours) -> Iterator[Tensor]:
 
 
 class _Coded:
-    """A view's lines of one member as numbers, with the colours of the units on their other axes."""
+    """A placement's lines of one member as numbers, with the colours of the units on their other axes."""
 
     def __init__(self, line: Lines, sizes: Mapping[str, int]) -> None:
         one, group = line.members, line.members.table.groups[line.move.group]
         units = torch.arange(group.size, device=one.device)
         entries = line.entries(torch.zeros_like(units), units)
-        values, ranks = torch.unique(~bits(one.params[line.view.tensor].reshape(-1)), return_inverse=True)
+        values, ranks = torch.unique(~bits(one.params[line.placement.tensor].reshape(-1)), return_inverse=True)
         labels = torch.arange(len(line), device=one.device) if line.labels is None else line.labels
         self.own = torch.unique(labels * len(values) + ranks[entries], return_inverse=True)[1]
         starts, at = {}, 1

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import members_of, rescaled
+from checkpoints_zoo.errors import LayoutError
+from checkpoints_zoo.symmetry.applying import rescaled, stacked_in
 from checkpoints_zoo.symmetry.table import Axes, Power, Scale, Table
 
 _CHUNK = 1 << 21  # entries squared at once: 16 MB
@@ -61,11 +61,8 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     [0.6, 0.8, 10.0, 0.2]
     """
     chosen = {name: scale for name, scale in table.scales.items() if scale.exact or approximate}
-    members = members_of(table, params)
-    if members is None and params:
-        raise UsageError(
-            "tensors", expected="(member, *shape)", found="no member axis", do="Stack them: tensor[None] of one"
-        )
+    if params:
+        stacked_in(table, params)
     for name, axes in table.tensors.items():
         if name not in params and any(power.scale in chosen for power in axes.powers):
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)

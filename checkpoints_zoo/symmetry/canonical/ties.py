@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.canonical.lines import Lines, Members, views
+from checkpoints_zoo.symmetry.canonical.lines import Lines, Members, placements
 from checkpoints_zoo.symmetry.table import Group
 
 _CHUNK = 1 << 22  # codes compared at once
@@ -94,8 +94,8 @@ def settle(members: Members, group: Group, cells: Cells, noted: Tensor) -> Tenso
     """
     loose: list[Lines] = []
     open_ = torch.zeros(len(members), dtype=torch.bool, device=members.device)
-    for view in views(members.table, group):
-        line = Lines(members, view)
+    for placement in placements(members.table, group):
+        line = Lines(members, placement)
         if line.labels is not None:
             loose.append(line)
             continue
