@@ -1,24 +1,15 @@
 """Permutation and scaling symmetries of networks, derived from the traced module, never typed by hand.
 
+`deriving` makes the table of any module, `canonical` removes symmetries from weights; elements of the group are drawn,
+composed, inverted and applied.
+
 >>> table = symmetries("convnet-digits")
 >>> [group.size for group in table.groups.values()], table.scaling_freedom
 ([8, 16, 32], 56)
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-
-from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources.finding import find
 from checkpoints_zoo.symmetry.applying import apply, permute, rescale
-from checkpoints_zoo.symmetry.deriving.trace import build, trace
+from checkpoints_zoo.symmetry.deriving.network import symmetries
 from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element, random_transpositions
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Table
 
@@ -26,91 +17,3 @@ __all__ = [
     "Axes", "Element", "Group", "Move", "Power", "Scale", "Table", "apply", "compose", "inverse", "permute",
     "random_element", "random_transpositions", "rescale", "symmetries",
 ]  # fmt: skip
-
-# Channels, height and width that the architectures were made for: any other that they take gives the same table.
-IMAGES = {
-    "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
-    "optunet": (1, 28, 28), "mlp": (1, 8, 8),
-}  # fmt: skip
-
-
-def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | None = None) -> Table:
-    """Derive the permutation and scaling symmetries of a network from its trace; return the table.
-
-    Args:
-        network: name of a collection or of an architecture, or a module of any kind (taken in eval mode).
-        example: one batch of inputs, a tuple if there are several; only shapes matter. None for a name.
-
-    Raises:
-        SymmetryError: an operation whose effect on permutations and scales isn't known; it is named.
-        UsageError: no example, or one that the module doesn't take.
-        CollectionNotFound: no such name.
-
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> print(symmetries(net, torch.zeros(1, 2)))
-    Symmetries of Sequential
-    <BLANKLINE>
-    10^0.8 permutations in 1 group; 10^0.8 without those of streams
-    3 exact scale factors, 0 approximate ones
-    <BLANKLINE>
-    group  units  kind  written by
-    0      3      free  0.weight
-    <BLANKLINE>
-    scale  values  kind   opened by
-    0      3       exact  0.weight
-    <BLANKLINE>
-    tensor    shape  moved by  scaled by
-    0.weight  3 × 2  0         0
-    0.bias    3      0         0
-    2.weight  1 × 3  ·, 0      0^-1
-    2.bias    1
-    """
-    if isinstance(network, str) and example is None:
-        return _of_name(network)
-    if not isinstance(network, nn.Module):
-        expected = "a name without an example, or a module with one"
-        raise UsageError("network", expected=expected, found=f"{network!r} with {type(example).__name__}"[:120])
-    examples = example if isinstance(example, tuple) else (example,)
-    if not examples or not all(isinstance(x, Tensor) for x in examples):
-        raise UsageError("example", expected="a tensor, or a tuple of tensors", found=repr(example)[:80])
-    return _of_module(network, tuple(x for x in examples if isinstance(x, Tensor)), type(network).__name__)
-
-
-def _of_module(module: nn.Module, examples: tuple[Tensor, ...], name: str) -> Table:
-    states = module.state_dict(keep_vars=True)
-    floats = next((t for t in states.values() if t.is_floating_point()), torch.zeros(()))
-    moved = tuple(x.to(floats.device, floats.dtype if x.is_floating_point() else x.dtype) for x in examples)
-    return build(name, {n: tuple(t.shape) for n, t in states.items()}, trace(module, moved))
-
-
-def _image(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return channels, height and width that a collection's members take."""
-    size, channels = preprocessing.get("size"), preprocessing.get("channels")
-    shape = (channels, *size) if isinstance(size, list | tuple) else ()
-    if len(shape) != 3 or not all(type(n) is int and 0 < n < 65_536 for n in shape):
-        raise FormatError(
-            f"preprocessing of {name}",
-            expected="channels, and a size of height and width",
-            found=repr(preprocessing)[:80],
-        )
-    return shape
-
-
-def _of_name(name: str) -> Table:
-    if name in ARCHITECTURES:
-        return _of_architecture(name, name, {}, IMAGES[name])
-    told = find(name).description
-    return _of_architecture(name, told.architecture, told.arguments, _image(name, told.preprocessing))
-
-
-def _of_architecture(name: str, architecture: str, arguments: Mapping[str, Any], image: tuple[int, ...]) -> Table:
-    if architecture not in ARCHITECTURES:
-        raise UsageError(
-            f"architecture {architecture!r} of {name}",
-            expected=f"one that the package has ({', '.join(ARCHITECTURES)})",
-            found="another",
-            do="Give the module and an example of its inputs instead of the name",
-        )
-    with torch.device("meta"):
-        module = build_architecture(architecture, **arguments)
-    return _of_module(module, (torch.zeros(2, *image),), name)

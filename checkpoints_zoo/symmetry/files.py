@@ -12,7 +12,7 @@ import torch
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.symmetry import Element
+from checkpoints_zoo.symmetry.elements import Element
 
 VERSION = b"1"
 _IDENTITY = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.string()}

@@ -12,7 +12,152 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.formats.text import aligned
 
-# A table as text.
+
+@dataclass(frozen=True)
+class Table:
+    """The permutation and scaling symmetries of a network.
+
+    Args:
+        network: the name of its class, or of the collection.
+        tensors: all names of its state dict.
+        groups: by name, in topological order of their first writers.
+        scales: likewise.
+    """
+
+    network: str
+    tensors: Mapping[str, Axes]
+    groups: Mapping[str, Group]
+    scales: Mapping[str, Scale]
+
+    def log10_permutations(self, streams: bool = True) -> float:
+        """Return log10 of the number of permutations.
+
+        Args:
+            streams: whether those of residual streams count, or of inner channels alone.
+        """
+        return sum(group.log10_order for group in self.groups.values() if streams or not group.stream)
+
+    @property
+    def scaling_freedom(self) -> int:
+        """How many positive numbers can be chosen freely without any change of the function."""
+        return sum(scale.size for scale in self.scales.values() if scale.exact)
+
+    @property
+    def approximate_scaling_freedom(self) -> int:
+        """How many more there are if norms without running statistics had eps = 0."""
+        return sum(scale.size for scale in self.scales.values() if not scale.exact)
+
+    def __str__(self) -> str:
+        return text(self)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that one permutation moves, wherever they appear.
+
+    Args:
+        name: of the layer that writes them first.
+        size: how many units.
+        blocks: into how many blocks of consecutive units they are kept together; 1 where they move freely.
+        mover: the group whose permutation moves the blocks; None: blocks stay in place.
+        stream: whether an addition joins what several layers write (the stream of a residual network).
+        writers: (tensor, axis) of the kernels that write the units, in topological order.
+    """
+
+    name: str
+    size: int
+    blocks: int
+    mover: str | None
+    stream: bool
+    writers: tuple[tuple[str, int], ...]
+
+    @property
+    def log10_order(self) -> float:
+        """log10 of how many permutations the group has.
+
+        A group of n units in b blocks has ((n / b)!)^b permutations inside the blocks; those of the blocks are another
+        group's. (A wreath product.)
+        """
+        return self.blocks * math.lgamma(self.size // self.blocks + 1) / math.log(10)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A vector of positive factors that can be chosen freely.
+
+    Args:
+        name: of the layer whose output they scale.
+        size: how many.
+        group: whose permutation moves them along, size / units of the group for each unit; None: they stay.
+        exact: whether the function stays the same; if not, it does so only where the norms' eps is 0.
+        norms: layers that undo the scale, so that nothing after them depends on it.
+        writers: (tensor, axis) of what is multiplied to scale the output, in topological order: kernels or gains.
+    """
+
+    name: str
+    size: int
+    group: str | None
+    exact: bool
+    norms: tuple[str, ...]
+    writers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A parameter's or buffer's symmetries.
+
+    Args:
+        shape: without a leading member axis.
+        role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
+        shift: a scale multiplies value + shift (a running variance's eps), not the value; else 0.
+        moves: of its axes; an axis that none names is pinned.
+        powers: of its axes.
+    """
+
+    shape: tuple[int, ...]
+    role: str
+    shift: float
+    moves: tuple[Move, ...]
+    powers: tuple[Power, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """How a group's permutation moves entries of one axis.
+
+    Args:
+        axis: of the tensor, without a leading member axis.
+        group: its units span `span` consecutive entries each, from entry `offset` on.
+        within: 0; of a grouped kernel's input axis, the number of blocks of rows (axis 0): the rows of block b see
+            the units of block b of the group, and the axis has only these.
+    """
+
+    axis: int
+    group: str
+    offset: int
+    span: int
+    within: int = 0
+
+
+@dataclass(frozen=True)
+class Power:
+    """How a scale multiplies entries of one axis: entry offset + e by value[e * size // length] ** power, e < length.
+
+    Args:
+        axis: of the tensor, without a leading member axis.
+        scale: its name.
+        power: of the values; 1, -1 and 2 in all but strange networks.
+        offset, length: the entries.
+        within: 0; of a grouped kernel's input axis, the number of blocks of rows: `length` counts the inputs of all
+            blocks, and column c of a row of block b is entry b * columns + c of them.
+    """
+
+    axis: int
+    scale: str
+    power: float
+    offset: int
+    length: int
+    within: int = 0
 
 
 def text(table: Table, tensors: bool = True) -> str:
@@ -75,167 +220,3 @@ def _on_axis(axes: Axes, axis: int) -> list[str]:
 def _powers(axes: Axes) -> str:
     powers = [f"{p.scale}^{p.power:g}" if p.power != 1 else p.scale for p in axes.powers]
     return ", ".join(powers) + (" (with eps)" if axes.shift and powers else "")
-
-
-# How many symmetries a table has.
-
-
-def log10_permutations(table: Table, streams: bool) -> float:
-    """Add up log10 of the groups' orders; return the sum.
-
-    Args:
-        streams: whether groups of residual streams count.
-    """
-    return sum(log10_order(g) for g in table.groups.values() if streams or not g.stream)
-
-
-def log10_order(group: Group) -> float:
-    """Return log10 of how many permutations a group has.
-
-    A group of n units in b blocks has ((n / b)!)^b permutations inside the blocks; those of the blocks are another
-    group's. (A wreath product.)
-    """
-    return group.blocks * math.lgamma(group.size // group.blocks + 1) / math.log(10)
-
-
-def scaling_freedom(table: Table, exact: bool) -> int:
-    """Count the free scale factors that are exact, or those that are not; return how many."""
-    return sum(scale.size for scale in table.scales.values() if scale.exact is exact)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Units that one permutation moves, wherever they appear.
-
-    Args:
-        name: of the layer that writes them first.
-        size: how many units.
-        blocks: into how many blocks of consecutive units they are kept together; 1 where they move freely.
-        mover: the group whose permutation moves the blocks; None: blocks stay in place.
-        stream: whether an addition joins what several layers write (the stream of a residual network).
-        writers: (tensor, axis) of the kernels that write the units, in topological order.
-    """
-
-    name: str
-    size: int
-    blocks: int
-    mover: str | None
-    stream: bool
-    writers: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A vector of positive factors that can be chosen freely.
-
-    Args:
-        name: of the layer whose output they scale.
-        size: how many.
-        group: whose permutation moves them along, size / units of the group for each unit; None: they stay.
-        exact: whether the function stays the same; if not, it does so only where the norms' eps is 0.
-        norms: layers that undo the scale, so that nothing after them depends on it.
-        writers: (tensor, axis) of what is multiplied to scale the output, in topological order: kernels or gains.
-    """
-
-    name: str
-    size: int
-    group: str | None
-    exact: bool
-    norms: tuple[str, ...]
-    writers: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Move:
-    """How a group's permutation moves entries of one axis.
-
-    Args:
-        axis: of the tensor, without a leading member axis.
-        group: its units span `span` consecutive entries each, from entry `offset` on.
-        within: 0; of a grouped kernel's input axis, the number of blocks of rows (axis 0): the rows of block b see
-            the units of block b of the group, and the axis has only these.
-    """
-
-    axis: int
-    group: str
-    offset: int
-    span: int
-    within: int = 0
-
-
-@dataclass(frozen=True)
-class Power:
-    """How a scale multiplies entries of one axis: entry offset + e by value[e * size // length] ** power, e < length.
-
-    Args:
-        axis: of the tensor, without a leading member axis.
-        scale: its name.
-        power: of the values; 1, -1 and 2 in all but strange networks.
-        offset, length: the entries.
-        within: 0; of a grouped kernel's input axis, the number of blocks of rows: `length` counts the inputs of all
-            blocks, and column c of a row of block b is entry b * columns + c of them.
-    """
-
-    axis: int
-    scale: str
-    power: float
-    offset: int
-    length: int
-    within: int = 0
-
-
-@dataclass(frozen=True)
-class Axes:
-    """A parameter's or buffer's symmetries.
-
-    Args:
-        shape: without a leading member axis.
-        role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
-        shift: a scale multiplies value + shift (a running variance's eps), not the value; else 0.
-        moves: of its axes; an axis that none names is pinned.
-        powers: of its axes.
-    """
-
-    shape: tuple[int, ...]
-    role: str
-    shift: float
-    moves: tuple[Move, ...]
-    powers: tuple[Power, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """The permutation and scaling symmetries of a network.
-
-    Args:
-        network: the name of its class, or of the collection.
-        tensors: all names of its state dict.
-        groups: by name, in topological order of their first writers.
-        scales: likewise.
-    """
-
-    network: str
-    tensors: Mapping[str, Axes]
-    groups: Mapping[str, Group]
-    scales: Mapping[str, Scale]
-
-    def log10_permutations(self, streams: bool = True) -> float:
-        """Return log10 of the number of permutations.
-
-        Args:
-            streams: whether those of residual streams count, or of inner channels alone.
-        """
-        return log10_permutations(self, streams)
-
-    @property
-    def scaling_freedom(self) -> int:
-        """How many positive numbers can be chosen freely without any change of the function."""
-        return scaling_freedom(self, exact=True)
-
-    @property
-    def approximate_scaling_freedom(self) -> int:
-        """How many more there are if norms without running statistics had eps = 0."""
-        return scaling_freedom(self, exact=False)
-
-    def __str__(self) -> str:
-        return text(self)

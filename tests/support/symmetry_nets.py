@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.symmetry import IMAGES, Table, symmetries
+from checkpoints_zoo.symmetry import Table, symmetries
+from checkpoints_zoo.symmetry.deriving.network import IMAGES
 
 
 class Shaped(nn.Module):

@@ -13,7 +13,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.symmetry import IMAGES, symmetries
+from checkpoints_zoo.symmetry import symmetries
+from checkpoints_zoo.symmetry.deriving.network import IMAGES
 from tests.support.symmetry_nets import table_of
 
 

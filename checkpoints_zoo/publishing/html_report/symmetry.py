@@ -13,7 +13,6 @@ from checkpoints_zoo.publishing.html_report.charts import axis, diagonal, dots, 
 from checkpoints_zoo.publishing.html_report.gather import Measured, Weighed
 from checkpoints_zoo.publishing.html_report.page import Block, Chart, Note, Panel, Part, Rows, in_plot, tag, word
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.table import log10_order, log10_permutations
 
 MOST_ROWS = 64  # of a table of groups or scales
 NO_WEIGHTS = "Weights were not read, as stored predictions were given; without --stored this part is here."
@@ -54,7 +53,7 @@ def first_of(weighed: Weighed) -> str:
 
 
 def _counted(table: Table) -> list[Block]:
-    every, inner = (log10_permutations(table, streams) for streams in (True, False))
+    every, inner = (table.log10_permutations(streams) for streams in (True, False))
     power = tag("sup", f"{inner:.1f}")
     some = () if math.isclose(every, inner) else (" (10", power, " without those of residual streams)")
     loose = table.approximate_scaling_freedom
@@ -65,7 +64,7 @@ def _counted(table: Table) -> list[Block]:
          f"; {loose:,} more could if norms had no ε." if loose else "."),
     )  # fmt: skip
     groups = [
-        (g.name, f"{g.size:,}", _kind(g.stream, g.blocks), f"{log10_order(g):.1f}",
+        (g.name, f"{g.size:,}", _kind(g.stream, g.blocks), f"{g.log10_order:.1f}",
          ", ".join(name for name, _ in g.writers))
         for g in list(table.groups.values())[:MOST_ROWS]
     ]  # fmt: skip

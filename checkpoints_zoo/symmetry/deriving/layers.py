@@ -162,9 +162,6 @@ def _single(step: Step, axis: Axis) -> Space:
     return segment.space
 
 
-# What normalisation does to labels: units stay in their group, the scale before it is undone, gains open a new one.
-
-
 def undone(step: Step, axis: Axis, exact: bool, *own: Value | None) -> Axis:
     """Note that a layer, named by its own tensors, undoes an axis's scale; return the axis without it."""
     layer = next((value.layer for value in own if value is not None and value.state), step.layer or step.operation)

@@ -1,4 +1,8 @@
-"""Which rule a function or method has; others can't be derived, unless nothing that goes in moves or scales."""
+"""Which rule a function, a method or a layer has.
+
+Functions without a rule can't be derived, unless nothing that goes in moves or scales. Rules of layers go by the full
+name of the class; layers without one are traced into, or refused if they are torch's.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from checkpoints_zoo.symmetry.deriving import elementwise, layers, shapes
 from checkpoints_zoo.symmetry.deriving.values import Step, Value
 
 Rule = Callable[..., Any]
+LayerRule = Callable[..., Any]  # of (step, layer, own, *inputs)
+Own = Callable[[str], Value | None]  # the tensor that a layer keeps under a name
 
 # Names that torch, torch.nn.functional and Tensor may all have, with "_" behind them where they work in place.
 _NAMES: dict[Rule, str] = {
@@ -114,29 +120,14 @@ FUNCTIONS = _functions()
 METHODS: dict[str, Rule] = _BY_NAME | {f"{name}_": rule for name, rule in _BY_NAME.items()}
 # These give no tensor, or none that is computed with.
 SILENT = {
-    getattr,
-    "size",
-    "dim",
-    "numel",
-    "ndimension",
-    torch._assert,
-    "is_floating_point",
-    "get_device",
-    "element_size",
-}
+    getattr, "size", "dim", "numel", "ndimension", torch._assert, "is_floating_point", "get_device", "element_size",
+}  # fmt: skip
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}
 ATTRIBUTES: dict[str, Rule] = {
     "T": shapes.transposed,
     "mT": partial(shapes.transposed, dim0=-2, dim1=-1),
     "data": elementwise.homogeneous,
 }
-
-
-# Which rule a layer has, by the full name of its class; layers without one are traced into, or refused if torch's.
-
-
-Own = Callable[[str], Value | None]  # the tensor that a layer keeps under a name
-LayerRule = Callable[..., Any]  # of (step, layer, own, *inputs)
 
 
 def rule_of(layer: nn.Module) -> LayerRule | None:
