@@ -1,8 +1,7 @@
 """Members read from their files straight into stacked tensors, by offset.
 
-Members that lie evenly spaced in one file
-become strided views of one map of it; all others are read in large pieces through one reused buffer and converted
-from there. Nothing is read member by member through modules.
+Members that lie evenly spaced in one file become strided views of one map of the file; all others are read in large
+pieces through one reused buffer and converted from there. Nothing is read member by member through modules.
 
 Axes: m member, … the tensor's own.
 """
@@ -31,62 +30,6 @@ from checkpoints_zoo.formats.shard_files import (
 )
 from checkpoints_zoo.networks.device import check_device, check_room
 from checkpoints_zoo.networks.modules import TORCH, check_tensors
-
-# Tensors of members that lie evenly spaced, in a map of a file or in other memory, viewed where they lie.
-
-
-def strided(buffer: memoryview, t: TensorSpec, begin: int, count: int, step: int) -> Tensor:
-    """View one tensor of evenly spaced members in a buffer; return it, (member, …)."""
-    dtype = TORCH[t.dtype]
-    if begin % dtype.itemsize or step % dtype.itemsize:  # archives hold tensors at any byte
-        size = t.nbytes
-        rows = [torch.frombuffer(bytearray(buffer[begin + i * step :][:size]), dtype=dtype) for i in range(count)]
-        return torch.stack(rows).view(count, *t.shape)
-    stride = step // dtype.itemsize
-    flat = torch.frombuffer(buffer, dtype=dtype, count=(count - 1) * stride + t.nbytes // dtype.itemsize, offset=begin)
-    return flat.as_strided((count, *t.shape), (stride, *_strides(t)))
-
-
-def _strides(t: TensorSpec) -> tuple[int, ...]:
-    return torch.empty(t.shape, device="meta").stride()
-
-
-def views_of(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor] | None:
-    """Map a file and view its members' tensors; return name -> (member, …), or None where it can't be mapped."""
-    # A private map: writing to it changes no file. Python's own mmap would hold a file open for each map, and
-    # a thousand models are more than a process may have. Each view owns its part of the map alone, so that
-    # saving it saves no more.
-    size = first.path.stat().st_size
-    try:
-        mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
-    except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
-        return None
-    return cut(mapped, first.offset, specs, count, step)
-
-
-def cut(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
-    """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
-    views = {}
-    for t in specs:
-        dtype, begin = TORCH[t.dtype], start + t.offset
-        part = memory[begin : begin + (count - 1) * step + t.nbytes]
-        shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
-        views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
-    return views
-
-
-def spacing(locations: Sequence[Location]) -> int:
-    """Return the even distance between members of one file and layout, 0 where there is none."""
-    first = locations[0]
-    if len(locations) == 1:
-        return first.layout.nbytes
-    step = locations[1].offset - first.offset
-    even = all(
-        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * step
-        for i, x in enumerate(locations)
-    )
-    return step if even and step > 0 else 0
-
 
 READERS = 2  # of large members: more of them find no more work
 
@@ -181,6 +124,47 @@ def room_for(
     return {name: torch.empty(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
 
 
+def spacing(locations: Sequence[Location]) -> int:
+    """Return the even distance between members of one file and layout, 0 where there is none."""
+    first = locations[0]
+    if len(locations) == 1:
+        return first.layout.nbytes
+    step = locations[1].offset - first.offset
+    even = all(
+        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * step
+        for i, x in enumerate(locations)
+    )
+    return step if even and step > 0 else 0
+
+
+def _strides(t: TensorSpec) -> tuple[int, ...]:
+    return torch.empty(t.shape, device="meta").stride()
+
+
+def views_of(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor] | None:
+    """Map a file and view its members' tensors; return name -> (member, …), or None where it can't be mapped."""
+    # A private map: writing to it changes no file. Python's own mmap would hold a file open for each map, and
+    # a thousand models are more than a process may have. Each view owns its part of the map alone, so that
+    # saving it saves no more.
+    size = first.path.stat().st_size
+    try:
+        mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
+    except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
+        return None
+    return cut(mapped, first.offset, specs, count, step)
+
+
+def cut(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
+    """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
+    views = {}
+    for t in specs:
+        dtype, begin = TORCH[t.dtype], start + t.offset
+        part = memory[begin : begin + (count - 1) * step + t.nbytes]
+        shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
+        views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
+    return views
+
+
 def _gathered(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """Read large members of one layout as they are; return name -> (member, …), views of all that, values checked."""
     size = locations[0].layout.nbytes
@@ -216,12 +200,14 @@ def _runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
 def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
     """Read a group of neighbours in one piece and convert it into the stacked tensors."""
     layout = group[0].layout
-    raw = fill(group[0], group[0].offset, buffer(layout.nbytes * len(group)))
+    if not layout.nbytes:
+        return
+    raw = torch.frombuffer(fill(group[0], group[0].offset, buffer(layout.nbytes * len(group))), dtype=torch.uint8)
     stored = {t.name: t for t in layout.tensors}
     for spec in specs:
         t = stored[spec.name]
         if t.nbytes:
-            _convert(strided(raw, t, t.offset, len(group), layout.nbytes), rows[t.name])
+            _convert(transfer.strided(raw, t, len(group), layout.nbytes), rows[t.name])
             check_finite({t.name: rows[t.name]}, group)
 
 

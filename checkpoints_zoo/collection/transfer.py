@@ -176,14 +176,21 @@ def _convert(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mappi
         if not t.nbytes:
             continue
         rows = out[t.name][piece.first : piece.first + count]
-        rows.copy_(_strided(raw, t, count, layout.nbytes))
+        rows.copy_(strided(raw, t, count, layout.nbytes))
         if rows.is_floating_point():
             flags.append(torch.isfinite(torch.stack(torch.aminmax(rows))).all())  # NaN comes through both
     return flags
 
 
-def _strided(raw: Tensor, t: TensorSpec, count: int, step: int) -> Tensor:
-    """View one tensor of evenly spaced members; return it, (member, …)."""
+def strided(raw: Tensor, t: TensorSpec, count: int, step: int) -> Tensor:
+    """View one tensor of members that lie evenly spaced in bytes; return it, (member, …).
+
+    Args:
+        raw: the bytes, from the first member's on.
+        t: the tensor.
+        count: members.
+        step: bytes from member to member.
+    """
     dtype = TORCH[t.dtype]
     size = dtype.itemsize
     if t.offset % size or step % size:  # archives hold tensors at any byte

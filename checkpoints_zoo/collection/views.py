@@ -1,10 +1,14 @@
-"""Views: what is done to members' weights as they are read — canonical maps, alignment, given symmetries."""
+"""Views: what is done to members' weights as they are read — canonical maps, alignment, given symmetries.
+
+A step changes stacked parameters, name -> (member, …), and returns them with the symmetry that was applied, one row a
+member; its `scales` says whether values change, and do not only move.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,17 +24,6 @@ Key = tuple[int, int]  # member, epoch
 Params = dict[str, Tensor]
 
 _CHUNK = 1 << 25  # bytes of members that are read and changed at once: two of them are held
-
-
-class Step(Protocol):
-    """One change of stacked members."""
-
-    @property
-    def scales(self) -> bool:
-        """Whether values change, and do not only move."""
-
-    def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        """Change stacked parameters, name -> (member, …); return them and what was done, one row a member."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +160,9 @@ def _permuted(table: Table, params: Params, rows: Sequence[Mapping[str, Tensor]]
     return permute(table, params, permutations), Element(permutations)
 
 
+Step = Canonical | Aligned | AlignedToMean | Transformed
+
+
 @dataclass(frozen=True)
 class View:
     """Steps, one after another."""
@@ -199,7 +195,7 @@ class View:
         Args:
             table: of their network.
             keys, locations: of the members.
-            device, dtype, names: as in `store.stack`; with scales, None for the dtype is float32 or wider.
+            device, dtype, names: as in `reading.stack`; with scales, None for the dtype is float32 or wider.
         """
         kinds = reading.kinds_of(locations, dtype, names)
         if dtype is None and self.scales:
