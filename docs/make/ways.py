@@ -22,7 +22,7 @@ class Way:
     Attributes:
         title: what a user writes.
         code: what is traced.
-        ready: code that runs before it in the same process, for imports.
+        ready: code that runs before it in the same process: imports, and lazy names of the package.
         files: code that runs before it in another process, which leaves files and no caches in memory.
     """
 
@@ -42,12 +42,12 @@ WAYS = {
     "load": Way(
         'zoo.load("convnet-digits", n=16).ensemble()(x)',
         'zoo.load("convnet-digits", n=16).ensemble()(x)',
-        "import torch\nimport checkpoints_zoo as zoo\nx = torch.rand(4, 1, 8, 8)",
+        "import torch\nimport checkpoints_zoo as zoo\nzoo.load\nx = torch.rand(4, 1, 8, 8)",
     ),
     "evaluate": Way(
         'zoo.evaluate(zoo.load("convnet-digits", n=8), "digits", ood="photos")',
         'zoo.evaluate(zoo.load("convnet-digits", n=8), "digits", ood="photos")',
-        "import checkpoints_zoo as zoo",
+        "import checkpoints_zoo as zoo\nzoo.load, zoo.evaluate",
     ),
     "train": Way(
         "python -m training convnet-digits --members 0-1 --set epochs=1 --out out/",
