@@ -101,7 +101,7 @@ def test_lists_stand_for_tuples() -> None:
 def test_convnet_needs_no_timm() -> None:
     code = """import sys
 from checkpoints_zoo.networks.modules import build_architecture
-build_architecture_architecture('convnet')
+build_architecture('convnet')
 sys.exit('timm' in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
