@@ -28,9 +28,9 @@ import torch
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import prefix
-from checkpoints_zoo.predictions import Predictions, sets
-from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.predictions import Predictions, prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 NAME, INSIDE, OUTSIDE = "synthetic", "inside", "outside"
 
@@ -46,7 +46,7 @@ def drawn(members: int, labels: torch.Tensor, classes: int, signal: float, seed:
 
 def write(root: Path, name: str, members: int, inputs: int, classes: int, signal: float, seed: int) -> None:
     """Write a set of stored predictions."""
-    folder, layout = root / sets.folder_of(NAME, name), sets.layout_of(inputs, classes)
+    folder, layout = root / prediction_sets.folder_of(NAME, name), prediction_sets.layout_of(inputs, classes)
     labels = torch.randint(classes, (inputs,), generator=torch.Generator().manual_seed(seed))
     rows: list[dict[str, Any]] = []
     size, logits = shard_files.members_per_shard(layout), drawn(members, labels, classes, signal, seed)
@@ -57,8 +57,8 @@ def write(root: Path, name: str, members: int, inputs: int, classes: int, signal
         classes=tuple(f"class{i}" for i in range(classes)), preprocessing={}, computed="float32", view="", version="",
         citation="", layouts={LOGITS: layout}, labels=tuple(labels.tolist()) if name == INSIDE else None,
     )  # fmt: skip
-    catalog.write_json(facts.to_json(), folder / sets.DESCRIPTION)
-    manifest.write(manifest.table(rows, SCHEMA), folder / sets.TABLE, SCHEMA)
+    catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
+    manifest.write(manifest.table(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
 
 
 def _shard(
@@ -84,7 +84,7 @@ def _shard(
 
 def opened(root: Path, name: str) -> Predictions:
     """Open a set that `write` wrote."""
-    stored = sets.read(Source(root, root.as_uri()), NAME, name)
+    stored = prediction_sets.read(FolderSource(root, root.as_uri()), NAME, name)
     return Predictions(stored, stored.rows, (root.as_uri(), "0" * 40))
 
 

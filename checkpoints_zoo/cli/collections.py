@@ -13,7 +13,8 @@ from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, resolve
+from checkpoints_zoo.sources.finding import resolve, source_of
+from checkpoints_zoo.sources.source import Source
 
 
 @click.command()
@@ -46,7 +47,7 @@ def _of(source: Source, broken: list[ZooError]) -> Iterator[dict[str, Any]]:
     """Yield a row for each collection of a folder; a damaged one does not hide the others."""
     for name in source.collections():
         try:
-            x, rows = source.read(name)
+            x, rows = source_of(name, source).read(name)
         except ZooError as error:
             broken.append(error)
             continue

@@ -13,7 +13,6 @@ from checkpoints_zoo.cli.measure import png
 from checkpoints_zoo.cli.program import Output, facts, output, table
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.sources.source import HubSource
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -207,7 +206,7 @@ def _snapshots(selection: Selection, members: Collection) -> Collection:
 
 def _fetches_all(selection: Selection, members: Collection) -> bool:
     chosen = any(x is not None for x in (selection.n, selection.where, selection.members))
-    return isinstance(members.source, HubSource) and not chosen and not selection.name.startswith("hf://")
+    return members.source.repo is not None and not chosen and not selection.name.startswith("hf://")
 
 
 def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:

@@ -24,7 +24,7 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import resolve
+from checkpoints_zoo.sources.finding import resolve
 
 # `zoo-cli audit`: whether the files of a repo or a folder are what they should be.
 
@@ -92,7 +92,7 @@ def verify_command(name: str, source: str | None, sample: int, architecture: str
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.formats.shard_files import Problem
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.predictions import sets
+    from checkpoints_zoo.predictions import prediction_sets
     from checkpoints_zoo.publishing.verification import verify, verify_predictions
 
     build = None if architecture is None else common.function(architecture)
@@ -120,11 +120,11 @@ def verify_command(name: str, source: str | None, sample: int, architecture: str
         problems += found
         size = members.nbytes
         checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
-        for kind in sets.names(members.source, one) if whole else ():
+        for kind in prediction_sets.names(members.source, one) if whole else ():
             out.say(f"{one}/{kind}: checking predictions …")
             found = verify_predictions(members, kind, sample)
             problems += found
-            stored = sets.read(members.source, one, kind).rows
+            stored = prediction_sets.read(members.source, one, kind).rows
             size = manifest.total(stored, "nbytes")
             line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
             checked.append(line)

@@ -167,6 +167,10 @@ class Described(Protocol):
     def layouts(self) -> Mapping[str, Layout]:
         """Key -> layout."""
 
+    @property
+    def base(self) -> str:
+        """The repo of the Hub, at a commit, that the bytes lie in; "" for the source itself."""
+
 
 def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
     """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.

@@ -24,7 +24,7 @@ from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import Build, build_architecture
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def from_checkpoints(
         build=named.build, columns=rows, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
-    warn_of_others(Source(root, root.as_uri()), name, known.read_files(root, name))
+    warn_of_others(FolderSource(root, root.as_uri()), name, known.read_files(root, name))
     return load(name, source=root, architecture=named.build)
 
 
@@ -213,7 +213,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:
     return records
 
 
-def warn_of_others(source: Source, name: str, files: Mapping[int, str]) -> None:
+def warn_of_others(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
     """Warn of members that can't be used, by the files that they were."""
     rows = source.read(name)[1].to_pylist()
     out = [row for row in rows if row["status"] != "ok"]

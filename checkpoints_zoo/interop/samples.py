@@ -30,7 +30,7 @@ from checkpoints_zoo.networks.modules import Build, first_names
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.archives import Head
 from checkpoints_zoo.sources.archives.keymaps import fit
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 # Draws of a posterior, whatever form they come in: one state dict after another, all of the net's tensors in it.
 
@@ -241,7 +241,7 @@ class Drawn:
         method: of the draws.
     """
 
-    target: Source
+    target: FolderSource
     name: str
     method: str
     head: Head | None = None
@@ -447,7 +447,7 @@ def from_samples(
         known.of_members(told, range(sized))
     whole, facts_given = Whole(named.module(), order, buffers), facts_of(given)
     root = Path(out).expanduser().absolute()
-    target = Source(root, root.as_uri())
+    target = FolderSource(root, root.as_uri())
     locks = cache.writable("local/copies")
     with shard_files.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.sweep(root, name)

@@ -33,7 +33,7 @@ from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
 # Settings of the methods, chosen for collections by a search on training images that were held out.
@@ -205,7 +205,7 @@ def fit(
     key = key_of(wanted.name, settings, recipe.hash, fingerprint, runs, draws, seed)
     build = recipe.skeleton if recipe.build is not None else None
     there = known(root, name)
-    if Source(root, root.as_uri()).manifest_path(name).is_file():
+    if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
         if there is not None and there.key == key:
             return load(name, source=root, architecture=build)
         # Without a word on them they are of a fit that was killed at the end: made again, they are the same.

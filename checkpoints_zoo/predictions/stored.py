@@ -22,9 +22,9 @@ from checkpoints_zoo.formats.shard_files import Location, read_at
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData, in_order
 from checkpoints_zoo.networks.modules import TORCH
-from checkpoints_zoo.predictions import sets
+from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet
 from checkpoints_zoo.predictions.running import Members
-from checkpoints_zoo.predictions.sets import LOGITS, Facts, PredictionSet
 
 # Whether stored predictions are of given members and on given images; what does not match is refused.
 
@@ -454,7 +454,9 @@ def predictions_of(
     >>> predictions_of(members, "digits-test", source=folder).logits([2]).shape
     torch.Size([1, 540, 10])
     """
-    stored = sets.read(members.source if source is None else sets.place(source), members.name, name)
+    stored = prediction_sets.read(
+        members.source if source is None else prediction_sets.place(source), members.name, name
+    )
     check_members(stored.facts, members)
     if data is not None:
         check_data(stored.facts, images.of(data))

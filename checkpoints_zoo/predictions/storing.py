@@ -21,12 +21,12 @@ from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import pack
-from checkpoints_zoo.predictions import sets
+from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts, PredictionSet, layout_of
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
-from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts, PredictionSet, layout_of
 from checkpoints_zoo.predictions.stored import Predictions, cited, other_weights, predictions_of
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import EMBEDDED, Source
+from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, Here, Job, engine
 
 # Members' logits laid aside one by one until a set can be written.
@@ -106,8 +106,8 @@ class Parts:
             rows += self._shard(number, some, weights)
             number += 1
             table = manifest.table(rows, SCHEMA)
-            catalog.write_json(facts(table).to_json(), self.folder / sets.DESCRIPTION)
-            manifest.write(table, self.folder / sets.TABLE, SCHEMA)
+            catalog.write_json(facts(table).to_json(), self.folder / prediction_sets.DESCRIPTION)
+            manifest.write(table, self.folder / prediction_sets.TABLE, SCHEMA)
             for key, _ in some:
                 self._path(key, weights[key]).unlink()
         if not any(self.aside.glob("*.safetensors")):
@@ -282,16 +282,20 @@ def predict(
     """
     members._skeleton()  # what has no members, or no net, is refused before a folder is made
     inside = images.in_order(images.of(data), members.classes)
-    kind = sets.check_set(f"{inside.name}-{inside.split}" if name is None else name)
+    kind = prediction_sets.check_set(f"{inside.name}-{inside.split}" if name is None else name)
     on = engine(workers, [str(device)] if devices is None else devices, ray, say)
     if ray is None:
         for each in [device] if devices is None else devices:
             check_device(each)
     root = _root(members, out)
-    folder = root / sets.folder_of(members.name, kind)
+    folder = root / prediction_sets.folder_of(members.name, kind)
     facts = _facts(members, inside, kind, dtype)
     with shard_files.writing_into(folder), _locked(folder):
-        before = sets.read(Source(root, root.as_uri()), members.name, kind) if (folder / sets.TABLE).is_file() else None
+        before = (
+            prediction_sets.read(FolderSource(root, root.as_uri()), members.name, kind)
+            if (folder / prediction_sets.TABLE).is_file()
+            else None
+        )
         hashes = _hashes(members)
         _check_before(before, facts, members, hashes)
         parts = Parts(folder, facts)

@@ -20,13 +20,15 @@ from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, Sour
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
-from checkpoints_zoo.predictions import sets as prediction_sets
-from checkpoints_zoo.predictions.sets import PredictionSet
+from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub import asking
 from checkpoints_zoo.sources.ranges import Remote
-from checkpoints_zoo.sources.source import Source, resolve
+from checkpoints_zoo.sources.source import Source
 
 # The files of a repo or a folder: sizes, what names their content, and their first bytes.
 
@@ -346,6 +348,7 @@ def audit(place: str | Path) -> Audit:
     Raises:
         SourceNotFound, AccessError, NetworkError: the place is not there, or can't be read.
     """
+    source: Source
     files: Files
     if str(place).startswith(hub.SCHEME):
         source = resolve(place, "")
@@ -357,8 +360,8 @@ def audit(place: str | Path) -> Audit:
             raise SourceNotFound(
                 f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
             )
-        source = Source(root, root.as_uri())
-        files = in_folder(root, source.grounds())
+        source = folder = FolderSource(root, root.as_uri())
+        files = in_folder(root, folder.grounds())
     found = Audit(source.shown, len(files), sum(f.size for f in files.values()))
     held = list(_read(source, files, found))
     found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)

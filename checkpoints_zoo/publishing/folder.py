@@ -16,11 +16,11 @@ from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.selection import format_ids, keys_of
 from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
-from checkpoints_zoo.predictions import sets
-from checkpoints_zoo.predictions import sets as prediction_sets
-from checkpoints_zoo.predictions.sets import PredictionSet
+from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, resolve
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.source import Source
 
 Say = Callable[[str], object]
 OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there
@@ -300,7 +300,7 @@ def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: boo
     """Check a set of predictions; where the folder has their collection, that they are of the weights that it has."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((held.rows for held in folder.held if held.name == stored.facts.collection), None)
-    return sets.problems(stored, None if rows is None else sets.weights_of(rows), finite)
+    return prediction_sets.problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
 
 
 def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[shard_files.Problem]:

@@ -32,8 +32,8 @@ from checkpoints_zoo.publishing.folder import (
 )
 from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, Tree, check_login, check_online, parse, sending
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.hub import Repo, patiently
-from checkpoints_zoo.sources.source import resolve
 
 # Carrying a plan out: shards first, then in one commit all that names them, then the tag.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
-from checkpoints_zoo.predictions.sets import TABLE
+from checkpoints_zoo.predictions.prediction_sets import TABLE
 from checkpoints_zoo.publishing.cards import README, is_generated
 from checkpoints_zoo.publishing.folder import File, Folder
 from checkpoints_zoo.sources.hub import (

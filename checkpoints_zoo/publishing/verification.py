@@ -19,7 +19,7 @@ from checkpoints_zoo.evaluation import measuring, metrics
 from checkpoints_zoo.formats.shard_files import Location, check_bytes, duplicates
 from checkpoints_zoo.formats.shard_files import Problem as Problem
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.predictions import sets as prediction_sets
+from checkpoints_zoo.predictions import prediction_sets
 
 # Another processor may round a borderline image over; more than this many is no rounding.
 IMAGES_ASTRAY = 2

@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
 from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.finding import Found
-from checkpoints_zoo.sources.source import HubSource, Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 # Shards that a copy writes: members read one by one, checked, and brought into our layout.
 
@@ -163,7 +163,7 @@ class Plan:
         cached: bytes that pass through the member cache, those that are there already included.
     """
 
-    target: Source
+    target: FolderSource
     description: Description
     rows: list[Row]
     adds: bool
@@ -189,8 +189,8 @@ def plan(found: Found, dest: Path) -> Plan:
     """
     name = found.description.name
     root = dest.expanduser().absolute()
-    target = Source(root, root.as_uri())
-    if not isinstance(found.source, HubSource) and root.resolve() == found.source.root.resolve():
+    target = FolderSource(root, root.as_uri())
+    if found.source.repo is None and root.resolve() == found.source.root.resolve():
         raise UsageError(f"folder {dest}", expected="another one than the source", found="the source itself", path=dest)
     held = target.read(name) if target.manifest_path(name).is_file() else None
     old = {} if held is None else {_key(row): row for row in held[1].to_pylist()}
@@ -205,7 +205,7 @@ def plan(found: Found, dest: Path) -> Plan:
     whole = found.source.read(name)[1].select(["member", "path"]).to_pylist()
     snapshots = max(_snapshots(whole), _snapshots(rows.values()))
     shards = _shards(description, [rows[key] for key in sorted(rows)], fresh, snapshots)
-    brought = isinstance(found.source, HubSource) or bool(found.description.base)
+    brought = found.source.repo is not None or bool(found.description.base)
     cached = sum(found.description.layouts[p.row["layout"]].nbytes for p in fresh.values()) if brought else 0
     return Plan(target, description, list(rows.values()), held is not None, shards, cached)
 
@@ -348,7 +348,7 @@ def _closed(making: Plan, found: Found) -> Found:
     return Found(target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist())))
 
 
-def _located(shard: Shard, found: Found, target: Source) -> tuple[list[Location], Found]:
+def _located(shard: Shard, found: Found, target: FolderSource) -> tuple[list[Location], Found]:
     """Find the bytes of a shard's members, bringing them here; return where they lie, and the members as they are now.
 
     Reading an archive can show that its members lie elsewhere than was thought. Then these are others than `found`.

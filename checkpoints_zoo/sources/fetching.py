@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
+
 from checkpoints_zoo.errors import DamagedError, NetworkError
+from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.selection import Key, format_ids
-from checkpoints_zoo.formats.shard_files import Location, check_own_header
+from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
+from checkpoints_zoo.formats.shard_files import Location, check_own_header, prefix
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import Remote
@@ -39,7 +42,7 @@ class Wanted:
         sha256: of its content, None where nobody knows.
         called: its name in the archive that it lies in.
         before: bytes in front of it that are to be read as well, to see that it is called so.
-        prove: looks at these and at its own header; raises a DamagedError for another member's.
+        prove: looks at these and at its own header; says whether the bytes are the member's, None for no doubt.
     """
 
     key: Key
@@ -50,7 +53,7 @@ class Wanted:
     sha256: str | None
     called: str = ""
     before: int = 0
-    prove: Callable[[bytes], None] | None = field(default=None, compare=False)
+    prove: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
     @property
     def begin(self) -> int:
@@ -85,8 +88,29 @@ def remote(repo: Repo, inside: str) -> Remote:
     return _asked[repo, inside]
 
 
+def bring(repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True) -> list[Location]:
+    """Bring the bytes of a manifest's rows from a repo to this disk; return where they lie now.
+
+    Args:
+        repo: that they lie in.
+        described: the description beside the manifest.
+        rows: of the manifest.
+        whole: as in `local`.
+
+    Raises:
+        NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `local`.
+    """
+    names = ("path", "offset", "layout", "sha256")
+    columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
+    wanted = [
+        Wanted(key, prefix(*key), inside, offset, described.layouts[layout], sha256)
+        for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
+    ]
+    return local(repo, described.name, wanted, whole)
+
+
 def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -> list[Location]:
-    """Bring members to this disk, all that are missing in one go; return where they lie now.
+    """Bring members that nobody doubts to this disk, all that are missing in one go; return where they lie now.
 
     Args:
         repo: at the commit that the rows are of.
@@ -100,30 +124,46 @@ def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -
         DamagedError: bytes that are not what the manifest says; they are not kept.
         StorageError: the disk is full.
     """
+    found, _ = predicted(repo, name, wanted, whole)
+    return [found[x] for x in wanted]
+
+
+def predicted(
+    repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True
+) -> tuple[dict[Wanted, Location], list[str]]:
+    """Bring members to this disk as `local` does; return where they lie now, and the paths of irregular archives.
+
+    In an irregular archive a member lies elsewhere than was predicted. As soon as one is known, nothing more is
+    fetched, and members may be missing among those that are returned.
+    """
     from huggingface_hub import is_offline_mode
 
     heads = {key: cache.head_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
-    found = _here(repo, wanted, heads)
+    found, irregular = _here(repo, wanted, heads)
     missing = [x for x in wanted if x not in found]
+    if irregular:
+        return found, irregular
     if missing and is_offline_mode():
         raise _offline(repo, name, missing, len(wanted))
     if missing:
         in_pieces = {x.inside for x in (found if whole else wanted)}
-        _fetch(repo, name, missing, heads, in_pieces)
-        found |= _here(repo, missing, heads)
-    return [found[x] for x in wanted]
+        on_the_way = _fetch(repo, name, missing, heads, in_pieces)
+        arrived, irregular = _here(repo, missing, heads)
+        return found | arrived, sorted({*on_the_way, *irregular})
+    return found, []
 
 
-def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> dict[Wanted, Location]:
-    """Look for members in the client's cache, then in ours; return those found."""
+def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> tuple[dict[Wanted, Location], list[str]]:
+    """Look for members in the client's cache, then in ours; return those found, and the paths of irregular archives."""
     files = {x.inside: None for x in wanted}
     whole = {inside: path for inside in files if (path := hub.cached(repo, inside)) is not None}
     noted = {inside: cache.recall(repo.id, repo.commit, inside) for inside in files if inside not in whole}
-    found = {}
+    found, irregular = {}, set[str]()
     for x in wanted:
         if x.inside in whole:
-            if x.prove is not None:
-                x.prove(_peek(whole[x.inside], x.begin, x.offset))
+            if x.prove is not None and not x.prove(_peek(whole[x.inside], x.begin, x.offset)):
+                irregular.add(x.inside)
+                continue
             found[x] = Location(x.key[0], x.prefix, whole[x.inside], x.offset, x.layout)
         elif (at := noted[x.inside]) is not None:
             head = heads[id(x.layout)]
@@ -132,7 +172,7 @@ def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> d
             path = cache.find(repo.id, name, start + x.layout.nbytes)
             if path is not None:
                 found[x] = Location(x.key[0], "", path, start, x.layout)
-    return found
+    return found, sorted(irregular)
 
 
 def _peek(path: Path, begin: int, end: int) -> bytes:
@@ -141,8 +181,11 @@ def _peek(path: Path, begin: int, end: int) -> bytes:
         return file.read(end - begin)
 
 
-def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int, bytes], partly: set[str]) -> None:
-    """Fetch members, whole files where most of one is missing and nothing of it is here (`partly`) yet."""
+def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int, bytes], partly: set[str]) -> set[str]:
+    """Fetch members, whole files where most of one is missing and nothing of it is here (`partly`) yet.
+
+    Return the paths of archives that were found irregular on the way.
+    """
     files: dict[str, list[Wanted]] = {}
     for x in missing:
         files.setdefault(x.inside, []).append(x)
@@ -161,8 +204,8 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
         remotes = dict(zip(files, pool.map(ask, files), strict=True))
         for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: nobody waits in a circle
             locks.enter_context(cache.locked(place, etag))
-        here = _here(repo, missing, heads)  # another process may have been faster
-        parts = []
+        here, _ = _here(repo, missing, heads)  # another process may have been faster
+        parts, irregular = [], set[str]()
         for inside, remote in remotes.items():
             rest = [x for x in files[inside] if x not in here]
             untouched = inside not in partly and len(rest) == len(files[inside])
@@ -175,15 +218,19 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
                 parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
         if parts:
             cache.check_room(place, sum(p.draft.size for p in parts))
-            _read(parts, name, pool)
+            irregular = _read(parts, name, pool)
     _asked.update({(repo, inside): remote for inside, remote in remotes.items()})
+    return irregular
 
 
-def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> None:
-    """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails."""
+def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> set[str]:
+    """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails.
+
+    Return the paths of archives that were found irregular; the first one ends the reading.
+    """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    stop = threading.Event()
+    stop, irregular = threading.Event(), set[str]()
     ranges = list(_ranges(parts))
     total = sum(end - begin for _, begin, end in ranges)
     title = f"{name}: {len(parts)} member{'s' if len(parts) > 1 else ''}"
@@ -197,8 +244,9 @@ def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> None:
                 for part in those:
                     start = max(at, part.wanted.begin)
                     some = piece[start - at : max(start - at, part.wanted.end - at)]
-                    if some and part.draft.write(start - part.wanted.begin, some):
-                        _finish(part)
+                    if some and part.draft.write(start - part.wanted.begin, some) and not _finish(part):
+                        irregular.add(part.wanted.inside)
+                        stop.set()
                 bar.update(len(piece))
 
             those[0].remote.read(begin, end, sink)
@@ -206,7 +254,7 @@ def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> None:
         futures = [pool.submit(run, *each) for each in ranges]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [f for f in done if f.exception() is not None]
+            failed = [f for f in done if not isinstance(f.exception(), _Stopped | None)]
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -214,6 +262,7 @@ def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> None:
                 part.draft.discard()
     for future in failed:
         future.result()
+    return irregular
 
 
 def _ranges(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], int, int]]:
@@ -235,10 +284,14 @@ def _ranges(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], int, int]]:
             yield [p for p in run if p.wanted.begin < stop and p.wanted.end > start], start, stop
 
 
-def _finish(part: _Part) -> None:
-    """Check a member that has arrived, once more from afresh where it is not what it should be, and keep it."""
-    if (problem := _problem(part)) is None:
-        return part.draft.keep()
+def _finish(part: _Part) -> bool:
+    """Check a member that has arrived, once more from afresh where it is not what it should be, and keep it.
+
+    Return False if the bytes are another member's than was predicted; then they are not kept.
+    """
+    if _is_proved(part) and _problem(part) is None:
+        part.draft.keep()
+        return True
     part.draft.discard()
     begin = part.wanted.begin
 
@@ -246,23 +299,29 @@ def _finish(part: _Part) -> None:
         part.draft.write(at - begin, piece)
 
     part.remote.read(begin, part.wanted.end, again)
-    if (problem := _problem(part)) is not None:
-        part.draft.discard()
+    proved = _is_proved(part)
+    problem = _problem(part) if proved else None
+    if problem is None and proved:
+        part.draft.keep()
+        return True
+    part.draft.discard()
+    if problem is not None:
         raise problem
-    part.draft.keep()
+    return False
+
+
+def _is_proved(part: _Part) -> bool:
+    """Say whether bytes that have arrived are the member's, by the headers in front of its tensors."""
+    x = part.wanted
+    return x.prove is None or x.prove(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
 
 
 def _problem(part: _Part) -> DamagedError | None:
     """Return the error for bytes that are not what the manifest says, None where they are."""
     x = part.wanted
-    if not x.layout.lead and x.sha256 is None and x.prove is None:
+    if not x.layout.lead and x.sha256 is None:
         return None
     content = part.draft.content()
-    if x.prove is not None:
-        try:
-            x.prove(bytes(part.draft.before) + bytes(content[: x.layout.lead]))
-        except DamagedError as error:
-            return error
     what = f"member {format_ids([x.key])} in file {x.inside} of {part.remote.repo.label}"
     if x.layout.lead:
         try:

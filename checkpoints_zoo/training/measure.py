@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.population import Trained
 from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
 from checkpoints_zoo.training.seeds import derive, exact
@@ -104,11 +104,11 @@ def _measure(
             for at, f in enumerate(finished)
         ]  # fmt: skip
         with exact(device):
-            return _figures(recipe, Source(root, "training"), description_of(recipe, layout), rows, device)
+            return _figures(recipe, FolderSource(root, "training"), description_of(recipe, layout), rows, device)
 
 
 def _figures(
-    recipe: Recipe, source: Source, description: Description, rows: Sequence[Row], device: torch.device
+    recipe: Recipe, source: FolderSource, description: Description, rows: Sequence[Row], device: torch.device
 ) -> dict[Key, dict[str, Any]]:
     architecture = recipe.skeleton if recipe.build is not None else None
     members = Collection(source, "", description, manifest.table(rows), architecture)

@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read
 from checkpoints_zoo.sources.copying import Piece, Shard, place, written
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.measure import Finished, Key, Row, key_of
 
 # Finished snapshots laid aside one by one until their shard can be written.
@@ -166,19 +166,19 @@ class Fresh:
     at: Location | None
 
 
-def source_of(out: Path) -> Source:
+def source_of(out: Path) -> FolderSource:
     """Return a folder as a source."""
-    return Source(out.absolute(), out.absolute().as_uri())
+    return FolderSource(out.absolute(), out.absolute().as_uri())
 
 
-def rows_of(source: Source, name: str) -> dict[Key, Row]:
+def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:
     """Return the rows of a collection that a source has, by member and epoch; none where it has no manifest."""
     if not source.manifest_path(name).exists():
         return {}
     return {key_of(row): row for row in source.read(name)[1].to_pylist()}
 
 
-def lost(source: Source, rows: Iterable[Row]) -> set[int]:
+def lost(source: FolderSource, rows: Iterable[Row]) -> set[int]:
     """Return the members whose bytes are gone: their file is, or ends before them."""
     sizes: dict[str, int] = {}
     gone = set()
@@ -196,7 +196,7 @@ def lost(source: Source, rows: Iterable[Row]) -> set[int]:
 
 
 def seal(
-    source: Source,
+    source: FolderSource,
     description: Description,
     fresh: Mapping[Key, Fresh],
     snapshots: int,
@@ -241,7 +241,7 @@ def seal(
 
 
 def _write(
-    source: Source, name: str, shard: Shard, layout: Layout, group: Mapping[Key, Row], fresh: Mapping[Key, Fresh]
+    source: FolderSource, name: str, shard: Shard, layout: Layout, group: Mapping[Key, Row], fresh: Mapping[Key, Fresh]
 ) -> None:
     """Write a shard, and into the rows of its snapshots where they lie in it."""
     stored = [k for k in sorted(group) if group[k]["status"] == "ok"]
@@ -262,7 +262,7 @@ def _write(
     place(shard, path.relative_to(source.root).as_posix())
 
 
-def tidy(source: Source, name: str) -> None:
+def tidy(source: FolderSource, name: str) -> None:
     """Remove shards that no row names any more, and what kills left of files being written."""
     named = {row["path"] for row in rows_of(source, name).values()}
     for path in (source.root / "shards" / name).glob("*"):

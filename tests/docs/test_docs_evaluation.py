@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints_zoo.predictions.sets import SCHEMA, Facts
+from checkpoints_zoo.predictions.prediction_sets import SCHEMA, Facts
 from tests.support.commands import run
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.sets import problems, weights_of
+from checkpoints_zoo.predictions.prediction_sets import problems, weights_of
 from checkpoints_zoo.publishing.verification import verify_predictions
 from tests.support.commands import run, values
 from tests.support.scenarios import Built, build, load

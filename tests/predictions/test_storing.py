@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import (
     UsageError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.sets import Facts, layout_of, problems, weights_of
+from checkpoints_zoo.predictions.prediction_sets import Facts, layout_of, problems, weights_of
 from tests.support.kills import Contract, OnFiles, forks
 from tests.support.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.support.stored_sets import INSIDE, by_loop, few, six

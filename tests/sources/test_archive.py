@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter
 from checkpoints_zoo.formats.shard_files import hash_members
 from checkpoints_zoo.sources.archives import index, rows_of, source_of_archive, stream, walk
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from tests.support.archives import Counted, local_tar, tar_header
 
 State = dict[str, Tensor]
@@ -50,7 +50,7 @@ def saved(ours: State, architecture: str, metadata: dict[str, str] | None = None
 
 def opened(path: Path) -> Collection:
     description, rows = source_of_archive(path)
-    return Collection(Source(path.parent, path.parent.as_uri()), "0" * 40, description, rows)
+    return Collection(FolderSource(path.parent, path.parent.as_uri()), "0" * 40, description, rows)
 
 
 NORMED = [state(i, "resnet20-frn-silu", classes=10, conv_bias=False) for i in range(20)]

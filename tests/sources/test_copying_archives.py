@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.sources import copying, fetching
-from checkpoints_zoo.sources.archives import archived, indexing
+from checkpoints_zoo.sources.archives import archive_source, indexing
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
 from checkpoints_zoo.sources.finding import find
 from tests.hub import Hub
@@ -25,7 +25,7 @@ ADDRESS = f"hf://datasets/{REPO}"
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, archived._described, fetching._asked):
+    for known in (indexing._indexes, archive_source._known, fetching._asked):
         known.clear()
 
 

@@ -13,7 +13,8 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats.manifest import path_problem
-from checkpoints_zoo.sources.source import EMBEDDED, Source, resolve
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
 from tests.support.scenarios import build, digest_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_folder_in_any_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "a b")
-    wanted = Source(built.root, built.root.as_uri())
+    wanted = FolderSource(built.root, built.root.as_uri())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     forms = (built.root, str(built.root), "a b", "./a b/", "~/a b", built.root.as_uri(), f"{built.root}/")
@@ -185,7 +186,7 @@ def test_a_file_never_lies_outside(tmp_path: Path, inside: str) -> None:
     with pytest.raises(
         DamagedError, match=r"^path .* in a manifest of LABEL: expected a file inside the source; found "
     ):
-        Source(tmp_path, "LABEL").file(inside)
+        FolderSource(tmp_path, "LABEL").file(inside)
 
 
 def test_links(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_links(tmp_path: Path) -> None:
     }.items():
         (root / "shards" / name).symlink_to(target)
     (root / "up").symlink_to("..")
-    source = Source(root, "LABEL")
+    source = FolderSource(root, "LABEL")
     assert source.file("shards/in").read_bytes() == b"x"
     for inside, target in {
         "shards/out": tmp_path / "outside",

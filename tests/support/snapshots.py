@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo import images
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.loop import start, train_epochs
 from checkpoints_zoo.training.measure import description_of, layout_of
 from checkpoints_zoo.training.recipe import Recipe
@@ -48,7 +48,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
 
     ordered = sorted(kept)
     prefixes = [shard_files.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
-    source = Source(out.absolute(), "out")
+    source = FolderSource(out.absolute(), "out")
     path = shard_files.write_shard(
         out / "shards" / recipe.name, 0, layout, [(p, kept[key]) for p, key in zip(prefixes, ordered, strict=True)]
     )

@@ -11,9 +11,9 @@ from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.shard_files import prefix
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.predictions import Predictions, predict, sets
-from checkpoints_zoo.predictions.sets import LOGITS, SCHEMA, Facts
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.predictions import Predictions, predict, prediction_sets
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.sources.folder_source import FolderSource
 from tests.support.scenarios import Built, build, hand_made, load
 
 INSIDE = "predictions/tiny/few-test"
@@ -43,7 +43,7 @@ def by_loop(built: Built, member: int, data: ImageData) -> torch.Tensor:
 def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | None = None) -> Predictions:
     """Store logits (member, input, class) as they are, in float16, as a set of a collection without weights."""
     members, inputs, classes = logits.shape
-    folder, layout = root / sets.folder_of("given", name), sets.layout_of(inputs, classes)
+    folder, layout = root / prediction_sets.folder_of("given", name), prediction_sets.layout_of(inputs, classes)
     raw = [member.half().numpy().tobytes() + bytes(layout.pad) for member in logits]
     prefixes = [prefix(i) for i in range(members)]
     path = shard_files.stream_shard(folder, 0, layout, prefixes, raw)
@@ -61,7 +61,7 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
         classes=tuple(f"class{i}" for i in range(classes)), preprocessing={}, computed="float32", view="", version="",
         citation="", layouts={LOGITS: layout}, labels=None if labels is None else tuple(labels.tolist()),
     )  # fmt: skip
-    catalog.write_json(facts.to_json(), folder / sets.DESCRIPTION)
-    manifest.write(manifest.table(rows, SCHEMA), folder / sets.TABLE, SCHEMA)
-    stored = sets.read(Source(root, root.as_uri()), "given", name)
+    catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
+    manifest.write(manifest.table(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
+    stored = prediction_sets.read(FolderSource(root, root.as_uri()), "given", name)
     return Predictions(stored, stored.rows, (root.as_uri(), "0" * 40))

@@ -18,7 +18,7 @@ from checkpoints_zoo.interop.ingest.networks import Build, Net
 from checkpoints_zoo.interop.ingest.origin import Chosen, Origin, Say
 from checkpoints_zoo.interop.ingest.survey import Plan
 from checkpoints_zoo.sources import archives, cache
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 if TYPE_CHECKING:
     from checkpoints_zoo.images import Given, ImageData
@@ -99,7 +99,7 @@ def ingest(
     found = _found(sources, name, out, reshard, say, Chosen(files, strict))
     how = surveying.How(net, build, columns, strict)
     root = Path(reshard if reshard is not None else out if out is not None else found.root).expanduser().absolute()
-    target, copied = Source(root, root.as_uri()), None if reshard is None else root.resolve()
+    target, copied = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
     if dry_run and found.gzips:
         return planning.unseen(name, found, str(root))
     if dry_run:
@@ -191,7 +191,7 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
     return inside
 
 
-def _imported(target: Source, name: str) -> Imported:
+def _imported(target: FolderSource, name: str) -> Imported:
     rows = target.read(name)[1]
     counts = planning.counted(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))

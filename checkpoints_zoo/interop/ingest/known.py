@@ -23,7 +23,8 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
 from checkpoints_zoo.interop.ingest.networks import Build
 from checkpoints_zoo.interop.ingest.shards import FIGURES
-from checkpoints_zoo.sources.source import Source, resolve
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.
@@ -179,7 +180,7 @@ def check_unmeasured(names: Iterable[str]) -> None:
                          found=f"both, for {', '.join(twice)}")  # fmt: skip
 
 
-def write_columns(source: Source, name: str, told: Mapping[int, Mapping[str, Any]]) -> None:
+def write_columns(source: FolderSource, name: str, told: Mapping[int, Mapping[str, Any]]) -> None:
     """Write columns that a user gives into a manifest, where it has others.
 
     Args:
@@ -417,7 +418,7 @@ def _of(listing: Listing) -> dict[str, Any]:
     return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
 
 
-def kept(description: Description, given: Mapping[str, Any], like: str | None, target: Source) -> Description:
+def kept(description: Description, given: Mapping[str, Any], like: str | None, target: FolderSource) -> Description:
     """Return a description with the facts that the one in a folder has already, where the user gives none now.
 
     Args:

@@ -32,8 +32,8 @@ from checkpoints_zoo.sources import archives, cache, fetching, hub
 from checkpoints_zoo.sources.archives import Entry, Head, Index, Lot, Lying, Tell, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.ranges import Remote
-from checkpoints_zoo.sources.source import Source, bring
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +71,7 @@ def borrowed(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> I
         rows: of the members, in the order of their ids.
     """
     before = cache.files(repo.id)
-    locations = bring(repo, description, manifest.table(rows), whole=False)
+    locations = fetching.bring(repo, description, manifest.table(rows), whole=False)
     try:
         yield locations
     finally:
@@ -80,7 +80,7 @@ def borrowed(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> I
 
 
 @contextmanager
-def _here(source: Source, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+def _here(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
     """Find the members of a source, or borrow them from the one that they lie in."""
     if description.base:
         with borrowed(hub.resolve(description.base), description, rows) as locations:
@@ -149,7 +149,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
 
 
 def fill(
-    source: Source,
+    source: FolderSource,
     name: str,
     inside: ImageData | None,
     build: Callable[[], nn.Module] | None,
@@ -199,7 +199,7 @@ def _lacks(row: Mapping[str, Any], wanted: str | None) -> bool:
 
 
 def _measure(
-    source: Source,
+    source: FolderSource,
     description: Description,
     rows: Sequence[Row],
     inside: ImageData,
@@ -245,7 +245,7 @@ def sweep(root: Path, name: str) -> None:
             path.unlink()
 
 
-def check_begun(target: Source, name: str, fingerprint: str) -> None:
+def check_begun(target: FolderSource, name: str, fingerprint: str) -> None:
     """Check that a folder has no collection of this name, or one that this import began; clear what another laid aside.
 
     Raises:
@@ -270,12 +270,12 @@ def check_begun(target: Source, name: str, fingerprint: str) -> None:
     shutil.rmtree(aside(target.root, name), ignore_errors=True)
 
 
-def begin(target: Source, name: str, fingerprint: str) -> None:
+def begin(target: FolderSource, name: str, fingerprint: str) -> None:
     """Write down which import it is that a folder gets a collection from."""
     catalog.write_json({"import": fingerprint}, _record(target, name))
 
 
-def _record(target: Source, name: str) -> Path:
+def _record(target: FolderSource, name: str) -> Path:
     return aside(target.root, name).with_name(f"{name}.json")
 
 
@@ -327,7 +327,7 @@ class Reader:
             yield row, layout, raw
 
 
-def reshard(reader: Reader, rows: Sequence[Row], target: Source, say: Say) -> None:
+def reshard(reader: Reader, rows: Sequence[Row], target: FolderSource, say: Say) -> None:
     """Write members into a folder as a source of its own, whole shards first; what is there already stays.
 
     Args:
@@ -373,7 +373,7 @@ def reshard(reader: Reader, rows: Sequence[Row], target: Source, say: Say) -> No
     shutil.rmtree(aside(target.root, name), ignore_errors=True)
 
 
-def _done(target: Source, name: str) -> dict[int, Row]:
+def _done(target: FolderSource, name: str) -> dict[int, Row]:
     """Return member -> row of what was written before, and is still there."""
     if not target.manifest_path(name).is_file():
         return {}
@@ -382,7 +382,9 @@ def _done(target: Source, name: str) -> dict[int, Row]:
     return {r["member"]: r for r in rows if r["path"] in there}
 
 
-def _shard(reader: Reader, rows: Sequence[Row], number: int, key: str, layout: Layout, target: Source) -> list[Row]:
+def _shard(
+    reader: Reader, rows: Sequence[Row], number: int, key: str, layout: Layout, target: FolderSource
+) -> list[Row]:
     """Write a shard; return its members' rows as they are now."""
     found: list[Row] = []
 
@@ -402,7 +404,7 @@ def _shard(reader: Reader, rows: Sequence[Row], number: int, key: str, layout: L
     ]  # fmt: skip
 
 
-def _write(rows: list[Row], description: Description, target: Source) -> None:
+def _write(rows: list[Row], description: Description, target: FolderSource) -> None:
     mark_duplicates(rows)
     table = manifest.table(rows)
     path = target.manifest_path(description.name)

@@ -23,7 +23,7 @@ from checkpoints_zoo.interop.ingest.shards import Row
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import Lot
 from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 # What an import is about, before it reads or writes any weights.
 
@@ -138,7 +138,7 @@ class Survey:
         headers = shards.unverified(self.origin)
         return planned(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
 
-    def known(self, source: Source) -> Survey:
+    def known(self, source: FolderSource) -> Survey:
         """Take over what a manifest of these same members says already; return that.
 
         Raises:
@@ -160,7 +160,7 @@ class Survey:
         description = facts.renewed(self.description, self.given, self.like, old)
         return replace(self, description=replace(description, layouts=old.layouts), rows=rows)
 
-    def write(self, target: Source) -> None:
+    def write(self, target: FolderSource) -> None:
         """Write description and manifest, or go on with those of the same members that are there."""
         now, name = self.known(target), self.description.name
         manifest.validate(now.rows, now.description, target.manifest_path(name))
@@ -227,7 +227,7 @@ def survey(
     surveyed = Survey(found, description, table, given, like, files, columns)
     if found.repo is not None or copied == found.root:
         return surveyed
-    return surveyed.known(Source(found.root, found.root.as_uri()))
+    return surveyed.known(FolderSource(found.root, found.root.as_uri()))
 
 
 def _difference(new: Survey, old: Description, rows: pa.Table) -> str:

@@ -24,7 +24,7 @@ from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
-from checkpoints_zoo.predictions.sets import LOGITS, Facts, PredictionSet, layout_of
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 

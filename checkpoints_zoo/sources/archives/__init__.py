@@ -20,9 +20,26 @@ from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
     source_of_archive,
 )
 from checkpoints_zoo.sources.archives.streams import stream
-from checkpoints_zoo.sources.archives.walking import index, verify_entry, walk
+from checkpoints_zoo.sources.archives.walking import index, is_as_predicted, walk
 
 __all__ = [
-    "Entry", "Head", "Index", "Lot", "Lying", "Other", "Tell", "index", "index_file", "layout_key", "layout_of_head",
-    "lot_of", "numbers_in", "rows_of", "rows_of_lots", "source_of_archive", "stream", "verify_entry", "walk",
+    "Entry",
+    "Head",
+    "Index",
+    "Lot",
+    "Lying",
+    "Other",
+    "Tell",
+    "index",
+    "index_file",
+    "is_as_predicted",
+    "layout_key",
+    "layout_of_head",
+    "lot_of",
+    "numbers_in",
+    "rows_of",
+    "rows_of_lots",
+    "source_of_archive",
+    "stream",
+    "walk",
 ]  # fmt: skip

@@ -32,12 +32,13 @@ class Opened:
     Args:
         inside: its path in the source.
         index: what it holds.
-        unpacked: the tar that a gzipped one became on this disk.
+        path: of the file on this disk that its members' offsets count in: the archive, or the tar that a gzipped one
+            became; None for one on the Hub, of which members are read by ranges.
     """
 
     inside: str
     index: Index
-    unpacked: Path | None = None
+    path: Path | None
 
 
 def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
@@ -112,7 +113,7 @@ def _open_remote(repo: hub.Repo, inside: str, find: Callable[..., Index], anew: 
 def _with_tar(repo: hub.Repo, inside: str, index: Index) -> Opened:
     """Unpack an archive if it is gzipped, which can't be read in part; return it opened."""
     if index.kind != "gzip":
-        return Opened(inside, index)
+        return Opened(inside, index, None)
     path = hub.cached(repo, inside) or hub.fetch(repo, inside)
     return _as_tar(path, inside, path.resolve().name, cache.writable(repo.id))
 
@@ -168,7 +169,7 @@ def _open_local(path: Path, inside: str) -> Opened:
     if key not in _indexes:
         _indexes[key] = archive.index_file(path)
     if _indexes[key].kind != "gzip":
-        return Opened(inside, _indexes[key])
+        return Opened(inside, _indexes[key], path)
     stamp = hashlib.sha256(repr(key).encode()).hexdigest()
     return _as_tar(path, inside, stamp, cache.writable("local/archives"))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index, names_in_order
-from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, damaged, header_at, is_header, padded
+from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, Take, damaged, header_at, is_header, padded
 
 # (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
 Read = Callable[[int, int], bytes]
@@ -26,7 +26,7 @@ def index(read: Read, size: int, name: str, threads: int = 8) -> Index:
     """Find out what an archive holds from few of its bytes; return its index.
 
     Where all sampled headers fit one size and the numeric or lexicographic order of names, the others are predicted:
-    `verify_entry` tells, once a member is read, whether it is the right one. Otherwise the archive is walked.
+    `is_as_predicted` tells, once a member is read, whether it is the right one. Otherwise the archive is walked.
 
     Args:
         read: (offset, length) -> bytes, a request each; called from several threads at once.
@@ -60,36 +60,35 @@ def walk(read: Read, size: int, name: str, threads: int = 8) -> Index:
     return _walked(_Tape(read, size, name, threads, {}))
 
 
-def verify_entry(window: bytes, entry: Entry, of: Index) -> None:
-    """Compare the headers in front of a member's tensors with the index; return nothing.
+def is_as_predicted(window: bytes, entry: Entry, of: Index) -> bool:
+    """Say whether the headers in front of a member's tensors are what the index says; if not, walk the archive.
 
     Args:
         window: bytes of the archive from `entry.start` to its tensors, or further.
         entry: the member.
         of: the index that it is from.
-
-    Raises:
-        DamagedError: another file lies there: the archive has to be walked.
     """
-
-    def take(offset: int, length: int) -> bytes:
-        begin = offset - entry.start
-        if begin + length > len(window):
-            raise damaged(of.name, offset, f"{length:,} bytes", f"{max(0, len(window) - begin):,}")
-        return window[begin : begin + length]
-
     contents = Contents(of.name)
-    head = of.heads[entry.head]
     try:
+        take = _taker(window, entry.start, of.name)
         file = header_at(take, entry.start, of.size, of.name)
         there = file and contents.add(file, take)
-        right = there and (there.name, there.data) == (entry.name, entry.data) and contents.heads == [head]
-        found = f"{file.name!r}, {file.size:,} bytes" if file else "the archive's end"
-    except DamagedError as error:
-        right, found = False, error.found
-    if not right:
-        expected = f"{entry.name!r}, {head.lead + head.payload:,} bytes"
-        raise damaged(of.name, entry.start, expected, found, "The archive isn't regular; walk it")
+    except DamagedError:
+        return False
+    head = of.heads[entry.head]
+    return bool(there and (there.name, there.data) == (entry.name, entry.data) and contents.heads == [head])
+
+
+def _taker(piece: bytes, start: int, archive: str) -> Take:
+    """Return what reads an archive of which one piece is known, the one that starts at a byte."""
+
+    def take(offset: int, length: int) -> bytes:
+        raw = piece[offset - start :][:length]
+        if len(raw) < length:
+            raise damaged(archive, offset, f"{length:,} bytes", f"{len(raw):,}")
+        return raw
+
+    return take
 
 
 @dataclass
@@ -253,13 +252,7 @@ def _predicted(tape: _Tape) -> Index | None:
 
 def _fits(contents: Contents, tape: _Tape, piece: bytes, start: int, before: int, head: int) -> bool:
     """Say whether a sampled piece is the beginning of a member like the first."""
-
-    def take(offset: int, length: int) -> bytes:
-        raw = piece[offset - start :][:length]
-        if len(raw) < length:
-            raise damaged(tape.name, offset, f"{length:,} bytes", f"{len(raw):,}")
-        return raw
-
+    take = _taker(piece, start, tape.name)
     try:
         file = header_at(take, start, tape.size, tape.name)
         entry = file and contents.add(file, take)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -15,10 +15,10 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Netwo
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.selection import keys_of
-from checkpoints_zoo.formats.shard_files import Location, Problem, prefix, stamp_of
-from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import HubSource, Source, bring, resolve
+from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
+from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import Source
 
 # What a set of stored predictions says of itself: the images, the classes, how the logits were computed.
 
@@ -79,6 +79,7 @@ class Facts:
     citation: str
     layouts: Mapping[str, Layout]
     labels: tuple[int, ...] | None = field(repr=False)
+    base: ClassVar[str] = ""  # the bytes lie beside the rows
 
     @property
     def name(self) -> str:
@@ -174,20 +175,12 @@ class PredictionSet:
             DamagedError, SourceNotFound: a file outside the source, or none.
             NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
         """
-        if isinstance(self.source, HubSource):
-            try:
-                return bring(self.source.repo, self.facts, rows)
-            except NetworkError as error:
-                if error.collection == self.facts.name:  # offline
-                    error.do = "Read them once online: they are kept"
-                raise
-        columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
-        members, paths, offsets, keys = columns
-        files = {inside: self.source.file(inside) for inside in set(paths)}
-        return [
-            Location(m, prefix(*known), files[inside], offset, self.facts.layouts[key])
-            for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
-        ]
+        try:
+            return self.source.locate(self.facts, rows)
+        except NetworkError as error:
+            if error.collection == self.facts.name:  # offline
+                error.do = "Read them once online: they are kept"
+            raise
 
 
 def place(source: str | Path | Source) -> Source:
@@ -201,7 +194,7 @@ def place(source: str | Path | Source) -> Source:
     if "://" not in str(source):
         root = Path(source).expanduser().absolute()
         if (root / PREDICTIONS).is_dir():
-            return Source(root, root.as_uri())
+            return FolderSource(root, root.as_uri())
     try:
         return resolve(source, "")
     except SourceNotFound as error:
@@ -219,10 +212,8 @@ def names(source: Source, collection: str) -> list[str]:
         AccessError, NetworkError: a source on the Hub that can't be read.
     """
     inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
-    if isinstance(source, HubSource):
-        found = [p.split("/") for p in hub.files(source.repo, inside, below=True)]
-        return sorted(parts[2] for parts in found if len(parts) == 4 and parts[3] == TABLE)
-    return sorted(path.parent.name for path in (source.root / inside).glob(f"*/{TABLE}"))
+    found = [path.split("/") for path in source.files(inside)]
+    return sorted(parts[2] for parts in found if len(parts) == 4 and parts[3] == TABLE)
 
 
 def read(source: Source, collection: str, name: str) -> PredictionSet:
@@ -252,9 +243,9 @@ def read(source: Source, collection: str, name: str) -> PredictionSet:
 
 def _file(source: Source, inside: str, collection: str, name: str) -> Path:
     try:
-        return hub.fetch(source.repo, inside) if isinstance(source, HubSource) else source.file(inside)
+        return source.file(inside)
     except SourceNotFound as error:
-        if isinstance(source, HubSource) and error.path != inside:  # the repo or the commit is missing
+        if error.path not in (inside, source.root / inside):  # the repo or the commit is missing
             raise
         known = ", ".join(names(source, collection)) or "none"
         beside = inside.endswith(DESCRIPTION)
