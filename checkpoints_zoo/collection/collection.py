@@ -16,7 +16,7 @@ from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.dataset import WeightDataset, label_table
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, selection, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, selection
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, Preprocess
@@ -610,7 +610,7 @@ class Collection:
             )
         what = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
-        with shard_files.writing_into(Path(path).parent):
+        with disk.writing_into(Path(path).parent):
             files.write(Path(path), self.rows, element, what)
         return Path(path)
 

@@ -55,7 +55,7 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
     import matplotlib as mpl
 
     try:
-        with replacing(path) as temporary, temporary.open("wb") as file, mpl.rc_context():
+        with replacing(path, "wb") as file, mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(STYLE)
             facts = {"Title": title, "Software": "checkpoints_zoo"}

@@ -8,7 +8,6 @@ is checked, nothing in them is run.
 from __future__ import annotations
 
 import json
-import os
 import re
 import reprlib
 from collections.abc import Mapping
@@ -186,10 +185,8 @@ def read_json(path: Path) -> Any:
 
 def write_json(values: Any, path: Path) -> None:
     """Write JSON values by rename: the same values give the same bytes."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replacing(path, sync=True) as file:
         file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def check_name(name: object) -> str:

@@ -1,35 +1,128 @@
-"""Files that are there whole or not at all: written under a temporary name, then renamed."""
+"""The rules for writing to a disk: files by rename, room before work, folders that can be written to, locks."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from checkpoints_zoo.errors import StorageError, ZooError
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a hidden name beside a path that no other process or thread uses: `.NAME.xxxxxxxx.tmp`."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside a path to write to: it takes the path's place at the end, and goes after an error.
+def replacing(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
+    """Open a temporary file beside a path: it takes the path's place at the end, and goes after an error.
 
     Args:
         path: of the file; its folder is made.
+        mode: "w" for text in UTF-8, "wb" for bytes.
+        sync: whether the content is to outlast a power cut.
 
     Raises:
         OSError: a place that can't be written to.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with replacing(Path(folder, "new", "a.txt")) as temporary:
-    ...         count = temporary.write_text("whole")
+    ...     with replacing(Path(folder, "new", "a.txt")) as file:
+    ...         count = file.write("whole")
     ...     Path(folder, "new", "a.txt").read_text()
     'whole'
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # processes and threads may do the same
+    temporary, text = temporary_name(path), "b" not in mode
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield temporary
+        with temporary.open(mode, encoding="utf-8" if text else None, newline="" if text else None) as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         with suppress(OSError):  # none after a rename
             temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lacking(root: Path, needed: int) -> str:
+    """Return how many bytes a folder's disk has free if these are fewer than needed, "" if there is room."""
+    free = shutil.disk_usage(root).free
+    return f"{free:,} bytes free" if free < needed else ""
+
+
+def check_room(root: Path, needed: int) -> None:
+    """Check that a folder's disk has room for so many bytes.
+
+    Raises:
+        StorageError: it has not.
+    """
+    if found := lacking(root, needed):
+        raise StorageError(
+            f"folder {root}", expected=f"room for {needed:,} bytes", found=found,
+            do="Free some, or give a folder on another disk", path=root,
+        )  # fmt: skip
+
+
+def check_folder(root: Path) -> None:
+    """Make a folder, and check that files can be written into it, before work whose results belong there.
+
+    Raises:
+        StorageError: they can't.
+    """
+    with writing_into(root), TemporaryFile(dir=root):
+        pass
+
+
+@contextmanager
+def writing_into(root: Path) -> Iterator[None]:
+    """Make a folder, and turn errors of its disk into a StorageError."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        yield
+    except ZooError:
+        raise
+    except OSError as error:
+        found = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
+        raise StorageError(f"folder {root}", expected=expected, found=found, do=do, path=root) from error
+
+
+@contextmanager
+def locked(lock: Path, busy: ZooError | None = None) -> Iterator[None]:
+    """Hold a lock while the block runs; it goes with its process, however that ends.
+
+    Args:
+        lock: its file; the folder is made.
+        busy: the error to raise if another process holds the lock for longer than a second; None to wait.
+
+    Raises:
+        ZooError: `busy`.
+    """
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(WeakFileLock(lock, timeout=None if busy is None else 1))
+        except TimeoutError as error:
+            if busy is None:
+                raise
+            raise busy from error
+        yield

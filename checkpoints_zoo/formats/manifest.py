@@ -5,7 +5,6 @@ Nothing here imports torch or pandas (`pyarrow.parquet.read_table` and `pyarrow.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -208,13 +207,11 @@ def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
         path: where to; its folder is made.
         schema: of the file.
     """
-    with replacing(path) as temporary, temporary.open("wb") as file:  # opened here: Arrow takes only names in UTF-8
+    with replacing(path, "wb", sync=True) as file:  # given a name, Arrow takes only UTF-8
         pq.write_table(
             rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
             compression="zstd", store_schema=True, write_page_checksum=True,
         )  # fmt: skip
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:

@@ -6,22 +6,19 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from checkpoints_zoo.errors import DamagedError, StorageError, UsageError, ZooError
+from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats.layout import (
     ELEMENT_BYTES,
     PAD,
@@ -326,53 +323,6 @@ def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
             raw = (halves if was.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
         out[t.offset : t.offset + t.nbytes] = raw.data
     return out
-
-
-def check_room(root: Path, needed: int) -> None:
-    """Check that a folder's disk has room for so many bytes.
-
-    Raises:
-        StorageError: it has not.
-    """
-    free = shutil.disk_usage(root).free
-    if free < needed:
-        raise StorageError(
-            f"folder {root}", expected=f"room for {needed:,} bytes", found=f"{free:,} bytes free",
-            do="Free some, or give a folder on another disk", path=root,
-        )  # fmt: skip
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def check_folder(root: Path) -> None:
-    """Make a folder, and check that files can be written into it, before work whose results belong there.
-
-    Raises:
-        StorageError: they can't.
-    """
-    with writing_into(root), TemporaryFile(dir=root):
-        pass
-
-
-@contextmanager
-def writing_into(root: Path) -> Iterator[None]:
-    """Make a folder, and turn errors of its disk into a StorageError."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        yield
-    except ZooError:
-        raise
-    except OSError as error:
-        found = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
-        raise StorageError(f"folder {root}", expected=expected, found=found, do=do, path=root) from error
 
 
 # Whether files have the members' tensors where the manifest says: by the shard's header, or the member's own.

@@ -8,7 +8,6 @@ itself isn't needed to write them.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.shard_files import check_room, writing_into
+from checkpoints_zoo.formats.disk import check_room, replacing, writing_into
 from checkpoints_zoo.interop import checkpoints
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
@@ -137,10 +135,8 @@ def _raw(checkpoint: dict[str, Any]) -> memoryview:
 
 
 def _write(path: Path, raw: memoryview) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, "wb", sync=True) as file:
         file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _check_same(path: Path, wanted: dict[str, Any]) -> None:

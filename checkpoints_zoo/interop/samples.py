@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given
@@ -289,7 +289,7 @@ class Drawn:
         if at < len(self.there) and self.there[at]["status"] == "failed":  # by its logits
             row |= {n: self.there[at][n] for n in ("status", "reason")}
         if self.spool is None:
-            shard_files.check_room(self.target.root, self.layout.nbytes)
+            disk.check_room(self.target.root, self.layout.nbytes)
             self.spool = (self.aside / f"{at:06d}.draws").open("w+b")
         self.spool.write(shard_files.repack(self.stored, raw, self.layout))
         self.rows.append(self._known(at) | row)
@@ -449,7 +449,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable("local/copies")
-    with shard_files.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.sweep(root, name)
         drawn = Drawn(target, name, method)
         try:

@@ -231,8 +231,8 @@ def fit(
     seconds = time.monotonic() - began
     done = Fit(name, wanted.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds, facts,
                _versions(wanted))  # fmt: skip
-    with replacing(_path(root, name)) as temporary:
-        temporary.write_text(json.dumps(asdict(done), indent=1))
+    with replacing(_path(root, name)) as file:
+        file.write(json.dumps(asdict(done), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
     return load(name, source=root, architecture=build)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -231,8 +231,8 @@ class Problem:
             return read(kept)
         states = train(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
         if kept is not None:
-            with replacing(kept) as temporary:
-                save_file(states, temporary)
+            with replacing(kept, "wb") as file:
+                file.write(save(states))
         return states
 
     def trained_state(self, runs: int) -> StackState:

@@ -28,7 +28,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, sa
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import check_device
@@ -350,7 +350,7 @@ def write(frame: pd.DataFrame, path: str | Path) -> Path:
     if path.suffix.lower() not in writers:
         expected = "a name that ends in .parquet or .csv"
         raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
-    with shard_files.writing_into(path.parent), replacing(path) as temporary, temporary.open("wb") as file:
+    with disk.writing_into(path.parent), replacing(path, "wb") as file:
         writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path
 
@@ -366,8 +366,8 @@ def write_text(text: str, path: str | Path) -> Path:
         StorageError: a place that can't be written to.
     """
     path = Path(path).expanduser()
-    with shard_files.writing_into(path.parent), replacing(path) as temporary:
-        temporary.write_text(f"{text}\n", encoding="utf-8")
+    with disk.writing_into(path.parent), replacing(path) as file:
+        file.write(f"{text}\n")
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, FormatError, LockedError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given, ImageData
@@ -290,7 +290,7 @@ def predict(
     root = _root(members, out)
     folder = root / prediction_sets.folder_of(members.name, kind)
     facts = _facts(members, inside, kind, dtype)
-    with shard_files.writing_into(folder), _locked(folder):
+    with disk.writing_into(folder), disk.locked(folder / ".lock", _busy(folder)):
         before = (
             prediction_sets.read(FolderSource(root, root.as_uri()), members.name, kind)
             if (folder / prediction_sets.TABLE).is_file()
@@ -322,6 +322,17 @@ def _root(members: Members, out: str | Path | None) -> Path:
             found=f"none, and the members lie in {members.source.shown}",
         )
     return members.source.root
+
+
+def _busy(folder: Path) -> LockedError:
+    """Return the error for a set that another process is writing."""
+    return LockedError(
+        f"folder {folder}",
+        expected="no other process writing predictions into it",
+        found=f"a lock on {folder / '.lock'}",
+        do="Wait until the other run ends, or give another folder or name",
+        path=folder,
+    )
 
 
 def _facts(members: Members, inside: ImageData, kind: str, dtype: torch.dtype) -> Facts:
@@ -412,27 +423,3 @@ def _runs(positions: list[int]) -> Iterator[range]:
         if at == len(positions) or positions[at] != positions[at - 1] + 1:
             yield range(positions[start], positions[at - 1] + 1)
             start = at
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a set while the block runs.
-
-    Raises:
-        LockedError: another process holds the lock; it goes with its process, however that ends.
-    """
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-    lock = folder / ".lock"
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(WeakFileLock(lock, timeout=1))
-        except TimeoutError as error:
-            raise LockedError(
-                f"folder {folder}",
-                expected="no other process writing predictions into it",
-                found=f"a lock on {lock}",
-                do="Wait until the other run ends, or give another folder or name",
-                path=folder,
-            ) from error
-        yield

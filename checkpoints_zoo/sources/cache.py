@@ -20,14 +20,13 @@ import shutil
 import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 from checkpoints_zoo.errors import StorageError
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import shard_header
 from checkpoints_zoo.sources import hub
@@ -97,9 +96,8 @@ def check_room(place: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise full(place, OSError(errno.ENOSPC, f"{free:,} bytes free"), needed)
+    if found := disk.lacking(place, needed):
+        raise full(place, OSError(errno.ENOSPC, found), needed)
 
 
 def head_of(layout: Layout) -> bytes:
@@ -159,26 +157,16 @@ def note(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
     Raises:
         StorageError: the disk is full.
     """
-    path = _note(place, commit, inside)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"path": inside, "etag": etag, "size": size}), encoding="utf-8")
-        temporary.replace(path)
+        with disk.replacing(_note(place, commit, inside)) as file:
+            file.write(json.dumps({"path": inside, "etag": etag, "size": size}))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise full(place, error) from error
 
 
-@contextmanager
-def locked(place: Path, etag: str) -> Iterator[None]:
-    """Hold a file's lock, so that processes that want the same members fetch them once."""
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-    name = hashlib.sha256(etag.encode()).hexdigest()[:32]
-    (place / "locks").mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(place / "locks" / f"{name}.lock"):
-        yield
+def locked(place: Path, key: str) -> AbstractContextManager[None]:
+    """Hold the lock of what a key names, such as a file's ETag, so that processes that want it fetch it once."""
+    return disk.locked(place / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
 class Draft:
@@ -193,7 +181,7 @@ class Draft:
 
     def __init__(self, path: Path, head: bytes, size: int, before: int = 0) -> None:
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        self.temporary = disk.temporary_name(path)
         self._start, self.size, self._left = len(head), size, size
         self.before = bytearray(before)
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
@@ -311,12 +311,12 @@ def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: N
     """
     name, root = found.description.name, dest.expanduser().absolute()
     locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
-    with shard_files.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         making = plan(found, dest)
         folder = root / "shards" / name
         for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
             left.unlink()
-        shard_files.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
+        disk.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
         for shard in making.shards:
             path = finished(folder, shard)
             if path is None:

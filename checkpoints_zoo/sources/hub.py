@@ -28,6 +28,7 @@ from urllib.parse import quote, urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.shard_files import what_is
 
 # What the client's errors mean: which of ours each becomes, and where a token may go.
@@ -308,10 +309,8 @@ def _remember(id: str, revision: str, commit: str) -> None:
         return
     try:
         if not path.is_file() or path.read_text() != commit:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{hashlib.sha256(commit.encode()).hexdigest()[:8]}.tmp")
-            temporary.write_text(commit)
-            temporary.replace(path)
+            with replacing(path) as file:
+                file.write(commit)
     except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
         return
 

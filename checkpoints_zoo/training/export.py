@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats import disk, shard_files
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.loop import check_network
 from checkpoints_zoo.training.measure import Finished, Row, description_of, layout_of, prepare
@@ -69,14 +69,14 @@ class Export:
                 collection=self.recipe.name,
                 path=self.source.root,
             )
-        with shard_files.writing_into(self.source.root):
+        with disk.writing_into(self.source.root):
             folder = claim(self.source.root, self.recipe)
             describe(folder, self.description)
         return folder
 
     def keep(self, finished: Sequence[Finished]) -> None:
         """Lay finished snapshots aside: whoever ends now loses nothing."""
-        with shard_files.writing_into(self.source.root):
+        with disk.writing_into(self.source.root):
             self.staging.keep(finished)
 
     def seal_whole(self, finished: Sequence[Finished]) -> None:
@@ -95,7 +95,7 @@ class Export:
         }
         snapshots = len(self.recipe.snapshots) + 1
         try:
-            with shard_files.writing_into(self.source.root):
+            with disk.writing_into(self.source.root):
                 for keys in seal(self.source, self.description, fresh, snapshots, whole=whole):
                     self.sealed |= {member for member, _ in keys}
                     self.staging.drop(keys)

@@ -16,7 +16,7 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.formats import manifest, shard_files
+from checkpoints_zoo.formats import disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
@@ -95,7 +95,7 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as name:
         root = Path(name)
         members = [(prefix_of(f.row), f.raw) for f in finished if f.raw is not None]
-        with shard_files.writing_into(root):
+        with disk.writing_into(root):
             path = shard_files.write_shard(root, 0, layout, members)
         first = shard_files.first_offset(layout, [prefix for prefix, _ in members])
         rows = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, UsageError
-from checkpoints_zoo.formats import manifest, shard_files
+from checkpoints_zoo.formats import disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.selection import format_ids
@@ -78,7 +78,7 @@ def merge(
             raise CollectionNotFound(
                 f"folders {', '.join(map(str, folders))}", expected="members that were trained", found="none"
             )
-        with shard_files.writing_into(out):
+        with disk.writing_into(out):
             stack.enter_context(locked(out))
         return {name: _merged(name, [f for f in folders if name in known[f]], out, say) for name in wanted}
 
@@ -94,7 +94,7 @@ def _merged(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], 
     there = rows_of(target, name)
     new = {key: one for key, one in chosen.items() if there.get(key) != {**one.row, **_place(there.get(key))}}
     snapshots = max(Counter(member for member, _ in chosen).values())
-    with shard_files.writing_into(out):
+    with disk.writing_into(out):
         for keys in seal(target, description, new, snapshots):
             say(f"{name}: {len(keys):,} snapshots in {out}")
         for part in parts:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
+from checkpoints_zoo.formats.disk import sync_folder, writing_into
 from checkpoints_zoo.formats.layout import is_statistic
-from checkpoints_zoo.formats.shard_files import sync_folder, writing_into
 from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training import state as states
 from checkpoints_zoo.training.gradients import Tensors

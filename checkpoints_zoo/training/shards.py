@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
@@ -103,7 +103,7 @@ class Staging:
             row = each.row | {"created": each.row["created"].isoformat()}
             catalog.write_json({"row": row, "bytes": digest}, self._json(key))
             self.rows[key], self._digests[key] = dict(each.row), digest
-        shard_files.sync_folder(self.folder)
+        disk.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Delete snapshots that are in a shard now, rows first."""
@@ -150,7 +150,7 @@ class Log:
             }  # fmt: skip
             lines.append(json.dumps(facts))
         if lines:
-            with shard_files.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            with disk.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * self._cut + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -236,7 +236,7 @@ def seal(
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write(table, source.manifest_path(name))
         for folder in (source.manifest_path(name).parent, source.root):  # who is told removes the other copy
-            shard_files.sync_folder(folder)
+            disk.sync_folder(folder)
         yield [k for k in group if k in fresh]
 
 
@@ -258,7 +258,7 @@ def _write(
             locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
     path = written(source.root / "shards" / name, shard, locations, name)
     for folder in (path.parent, path.parent.parent):  # before the manifest names it
-        shard_files.sync_folder(folder)
+        disk.sync_folder(folder)
     place(shard, path.relative_to(source.root).as_posix())
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
-import platform
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
-from checkpoints_zoo.formats import catalog, shard_files
+from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.shard_files import sync_folder
+from checkpoints_zoo.formats.disk import replacing, sync_folder
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
@@ -65,16 +63,8 @@ def write(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> Non
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
     }
-    # A name of its own: a worker that was given up as dead may still be writing.
-    partial = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path, "wb", sync=True) as file:  # a worker that was given up as dead may still be writing too
+        file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
     sync_folder(path.parent)
 
 
@@ -209,7 +199,7 @@ def locked(out: Path) -> Iterator[None]:
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    with shard_files.writing_into(lock.parent):
+    with disk.writing_into(lock.parent):
         lock.touch()
     held: set[Path] = _held.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held:

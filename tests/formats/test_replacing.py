@@ -11,11 +11,11 @@ from checkpoints_zoo.formats.disk import replacing
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.txt"
-    with replacing(path) as temporary:
-        temporary.write_text("one")
+    with replacing(path) as file:
+        file.write("one")
         assert not path.exists()
     assert path.read_text() == "one"
-    with pytest.raises(TypeError), replacing(path) as temporary, temporary.open("w") as file:
+    with pytest.raises(TypeError), replacing(path) as file:
         file.writelines(["half", None])  # type: ignore[list-item]
     assert path.read_text() == "one"
     assert list(path.parent.iterdir()) == [path]
@@ -26,6 +26,6 @@ def test_errors_are_those_of_the_place(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), replacing(tmp_path / "file" / "a.txt"):
         pass
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError), replacing(tmp_path / "folder") as temporary:
-        temporary.touch()
+    with pytest.raises(IsADirectoryError), replacing(tmp_path / "folder"):
+        pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]

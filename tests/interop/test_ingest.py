@@ -19,7 +19,6 @@ from safetensors.torch import save, save_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.interop.ingest import Net, Plan, ingest, shards
 from tests.support.commands import run, values
 from tests.support.originals import (
@@ -256,7 +255,7 @@ def test_two_dtypes(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = files(tmp_path / "in", states(2))
-    monkeypatch.setattr(shard_files.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 0, 9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 0, 9))
     with pytest.raises(zoo.ZooError, match=r"out: expected room for 1,\d{3} bytes; found 9 bytes free"):
         ingest([folder], "nets", reshard=tmp_path / "out")
     assert not (tmp_path / "out" / "shards").exists()

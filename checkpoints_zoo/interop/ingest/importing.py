@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import catalog, shard_files
+from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import known, origin, shards
 from checkpoints_zoo.interop.ingest import survey as planning
@@ -106,7 +106,7 @@ def ingest(
         reads = hash or evaluate is not None or reshard is not None
         return surveying.survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
     locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
-    with shard_files.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.sweep(root, name)
         stamp = "" if reshard is None else shards.fingerprint(found, net, build)
         if reshard is not None:

@@ -211,7 +211,7 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
     if not files:
         return
     path = files_path(root, name)
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as file:
         csv.writer(file, lineterminator="\n").writerows([("member", FILE), *((m, f) for f, m in files.items())])
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems
 from checkpoints_zoo.formats.shard_files import REPEATING, Location, prefix
@@ -356,7 +356,7 @@ def reshard(reader: Reader, rows: Sequence[Row], target: FolderSource, say: Say)
             key = keys[row["layout"]]
             groups.setdefault((key, row["member"] // shard_files.members_per_shard(layouts[key])), []).append(row)
     missing = {at: some for at, some in sorted(groups.items()) if not all(r["member"] in done for r in some)}
-    shard_files.check_room(target.root, sum(layouts[key].nbytes * len(some) for (key, _), some in missing.items()))
+    disk.check_room(target.root, sum(layouts[key].nbytes * len(some) for (key, _), some in missing.items()))
     catalog.write_json(description.to_json(), target.description_path(name))
     if not missing:
         return _write(list(done.values()), description, target)

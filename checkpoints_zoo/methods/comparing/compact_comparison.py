@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.plots import stated
-from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import aligned, whole
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods import fit
@@ -581,7 +581,7 @@ def fit_and_compare(
     for thing, (number, least) in numbers.items():
         _check_whole(thing, number, least)
     root = Path(out).expanduser().absolute()
-    shard_files.check_folder(root)
+    disk.check_folder(root)
     fits = Fits(recipe, root, runs, draws, seed, device=device)
     made, refused = drawn.fit(fits, (hmc, ENSEMBLE, vi), cores() if workers is None else workers, say)
     for name, reason in refused.items():

@@ -136,8 +136,8 @@ class Fits:
         problem = Problem.of(self.recipe, held_out=searching.HELD_OUT, folder=self.modes, device=self.device)
         best, tried = searching.search(type(method), problem, seed=self.seed)
         found = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
-        with replacing(self._search_path(method)) as temporary:
-            temporary.write_text(json.dumps(finite(found), indent=1, allow_nan=False), encoding="utf-8")
+        with replacing(self._search_path(method)) as file:
+            file.write(json.dumps(finite(found), indent=1, allow_nan=False))
         return best
 
     def _searched(self, method: Method) -> dict[str, Any] | None:

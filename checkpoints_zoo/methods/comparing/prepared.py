@@ -16,7 +16,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
-from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods.comparing import drawn
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
@@ -88,8 +88,8 @@ class Cells:
         """
         content = {"key": dict(key), "values": values, "sha256": _check(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with shard_files.writing_into(self.folder), replacing(self.path(key)) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        with disk.writing_into(self.folder), replacing(self.path(key)) as file:
+            file.write(text)
         kept: Values = json.loads(text)["values"]
         return kept
 
@@ -165,7 +165,7 @@ class Prepared:
             StorageError: a folder that can't be written to.
             UsageError: a method that was named and can't be fitted, or trained members that are the reference's.
         """
-        shard_files.check_folder(self.out)
+        disk.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.missing)
         if self.fits is not None and self.methods:
             draws, refused = drawn.fit(self.fits, self.methods, self.workers, self.say)

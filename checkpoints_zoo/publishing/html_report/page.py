@@ -438,8 +438,8 @@ class Page:
         """
         path = path_of(path)
         try:
-            with replacing(path) as temporary:
-                temporary.write_text(self.html, encoding="utf-8", newline="\n")
+            with replacing(path) as file:
+                file.write(self.html)
         except OSError as error:
             found = error.strerror or str(error)
             raise UsageError(

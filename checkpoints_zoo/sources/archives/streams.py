@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import uuid
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
@@ -44,24 +44,20 @@ def unpacked(path: Path, key: str, place: Path) -> Path:
 
 
 def _unpack(path: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     most = path.stat().st_size * MOST_GROWTH + 2**20
     try:
-        with gzip.open(path) as packed, temporary.open("wb") as file:
+        with gzip.open(path) as packed, replacing(target, "wb") as file:
             while raw := packed.read(2**20):
                 if file.tell() + len(raw) > most:
                     expected = f"at most {MOST_GROWTH} times its size unpacked"
                     raise DamagedError(f"archive {path}", expected=expected, found="more", path=path)
                 file.write(raw)
-        temporary.replace(target)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DamagedError(
             f"archive {path}", expected="a whole gzip file", found=str(error), do="Get it again", path=path
         ) from error
     except OSError as error:
         raise cache.full(target.parent, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 PIECE = 2**20
