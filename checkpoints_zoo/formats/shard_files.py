@@ -1,4 +1,8 @@
-"""Checks of members that need nothing but their bytes and rows: what `verify` and `publish` share."""
+"""Shards: safetensors files of many members, one contiguous range of bytes each.
+
+In this order: headers, read with distrust; members' bytes, read in pieces from where they lie; shards, written by
+rename; and the checks of members that need nothing but their bytes and rows, which `verify` and `publish` share.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, UsageError
+from checkpoints_zoo.formats.disk import temporary_name
 from checkpoints_zoo.formats.layout import (
     ELEMENT_BYTES,
     PAD,
@@ -30,14 +35,16 @@ from checkpoints_zoo.formats.layout import (
     is_counter,
 )
 
-# Shards: safetensors files of many members, one contiguous range of bytes each.
-
-
-# Headers of safetensors files, read with distrust and written for shards.
-
-
 HEADER_ALIGNMENT = 4096
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
+LARGEST_SHARD = 2_000_000_000
+MOST_TENSORS = 32_000
+BUFFER_BYTES = 2**20  # small enough for the cache: what was read is converted and checked from there
+# Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
+# may drop the same again.
+REPEATING = ("dropout", "hmc", "sghmc", "sgld")
+
+Bytes = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -186,154 +193,6 @@ def _tensor_text(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], in
     return f"tensor {name!r}, {dtype} {list(shape)} at {begin}"
 
 
-def prefix(member: int, epoch: int | None = None) -> str:
-    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
-
-    >>> prefix(123), prefix(123, 40)
-    ('000123/', '000123@40/')
-    """
-    return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
-
-
-def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
-    """Write the header of a shard whose members lie one after another; return its bytes, 4,096-aligned.
-
-    Args:
-        layout: of every member.
-        prefixes: what stands before the tensor names of each member ("000123/").
-    """
-    tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for prefix in prefixes:
-        for t in layout.tensors:
-            offsets = [start + t.offset, start + t.offset + t.nbytes]
-            tensors[prefix + t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": offsets}
-        if layout.pad:
-            offsets = [start + layout.payload, start + layout.nbytes]
-            tensors[prefix + PAD] = {"dtype": "U8", "shape": [layout.pad], "data_offsets": offsets}
-        start += layout.nbytes
-    text = json.dumps(tensors, separators=(",", ":")).encode()
-    length = len(text) + -(8 + len(text)) % HEADER_ALIGNMENT
-    return struct.pack("<Q", length) + text.ljust(length)
-
-
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-
-
-LARGEST_SHARD = 2_000_000_000
-MOST_TENSORS = 32_000
-Bytes = bytes | bytearray | memoryview
-
-
-def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
-    """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
-    tensors = len(layout.tensors) + bool(layout.pad)
-    nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
-    return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
-
-
-def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, Bytes]]) -> Path:
-    """Write a shard of members that are in memory; return its path.
-
-    Args:
-        folder, number, layout: as in `stream_shard`.
-        members: (prefix, bytes) in the order they are to lie in.
-
-    Raises:
-        UsageError: as in `stream_shard`.
-    """
-    return stream_shard(folder, number, layout, [key for key, _ in members], (raw for _, raw in members))
-
-
-def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
-    """Write a shard under a name that holds its number and content hash, by rename; return its path.
-
-    The same members give the same bytes and so the same name; other bytes never take a name that was used.
-
-    Args:
-        folder: where to; it is made.
-        number: of the shard.
-        layout: of every member.
-        prefixes: of the members, in the order they are to lie in.
-        members: their bytes, one in memory at a time.
-
-    Raises:
-        UsageError: a prefix twice, more or fewer members than prefixes, or bytes that are not as many as the layout's.
-    """
-    expected = f"each once, with {layout.nbytes:,} bytes"
-    if len(set(prefixes)) < len(prefixes):
-        raise UsageError(f"members of shard {number}", expected=expected, found="others")
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{number:05d}.{os.getpid()}.tmp"
-    header = shard_header(layout, prefixes)
-    digest, count = hashlib.sha256(header), 0
-    try:
-        with temporary.open("wb") as file:
-            file.write(header)
-            for member in members:
-                count += 1
-                if len(member) != layout.nbytes or count > len(prefixes):
-                    raise UsageError(f"members of shard {number}", expected=expected, found="others")
-                file.write(member)
-                digest.update(member)
-            if count < len(prefixes):
-                raise UsageError(f"members of shard {number}", expected=f"{len(prefixes)}", found=f"{count}")
-            file.flush()
-            os.fsync(file.fileno())
-        path = folder / f"{number:05d}-{digest.hexdigest()[:8]}.safetensors"
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
-def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
-    """Return where the first member begins in a shard of these members."""
-    return len(shard_header(layout, prefixes))
-
-
-def sharded(layout: Layout) -> Layout:
-    """Return the layout that members of any layout get in a shard: our order, statistics in float32, no counters.
-
-    Nothing of that changes a value, so the content hash stays.
-    """
-    kept = [t for t in layout.tensors if not is_counter(t.name)]
-    kinds = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in kept]
-    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(kept, kinds, strict=True)), layout.rebuilt)
-
-
-def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
-    """Bring a member's bytes from its layout into the one that `sharded` gives for it; return them.
-
-    Args:
-        layout: that they lie in.
-        member: the bytes, from its first tensor on.
-        target: `sharded(layout)`.
-    """
-    out = bytearray(target.nbytes)
-    stored = {t.name: t for t in layout.tensors}
-    for t in target.tensors:
-        was = stored[t.name]
-        raw = np.frombuffer(member, np.uint8, count=was.nbytes, offset=was.offset)
-        if was.dtype != t.dtype:
-            halves = raw.view("<u2").astype("<u4") << np.uint32(16)
-            raw = (halves if was.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
-        out[t.offset : t.offset + t.nbytes] = raw.data
-    return out
-
-
-# Whether files have the members' tensors where the manifest says: by the shard's header, or the member's own.
-
-
-# Members' bytes, read in pieces through one reused buffer.
-
-
-BUFFER_BYTES = 2**20  # small enough for the cache: what was read is converted and checked from there
-
-
 @dataclass(frozen=True, slots=True)
 class Location:
     """Where one snapshot's bytes lie.
@@ -433,73 +292,132 @@ def hash_members(locations: Sequence[Location]) -> list[str]:
     return hashes
 
 
-@lru_cache(maxsize=64)
-def _header(path: Path, stamp: tuple[int, ...]) -> Header:
-    return read_header(path)
+def prefix(member: int, epoch: int | None = None) -> str:
+    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
+
+    >>> prefix(123), prefix(123, 40)
+    ('000123/', '000123@40/')
+    """
+    return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
 
 
-def check_against_files(locations: Sequence[Location]) -> None:
-    """Check that the files have the members' tensors where the manifest says."""
-    headers: dict[Path, Header] = {}
-    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
-    alike: set[tuple[int, bytes]] = set()
-    for x in locations:
-        if x.layout.lead:
-            _check_own(x, alike)
-            continue
-        if x.path not in headers:
-            headers[x.path] = _header(x.path, stamp_of(x.path))
-        get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
-        if id(x.layout) not in expected:
-            expected[id(x.layout)] = [
-                (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in x.layout.tensors
-            ]
-        for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
-            if get(prefix + name) != (dtype, shape, base + begin, base + end):
-                raise _elsewhere(x, x.layout.tensors[at], get(prefix + name), base + begin)
-
-
-def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
-    """Check a member of an archive, which has a header of its own before its tensors.
+def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
+    """Write the header of a shard whose members lie one after another; return its bytes, 4,096-aligned.
 
     Args:
-        x: of the member.
-        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
+        layout: of every member.
+        prefixes: what stands before the tensor names of each member ("000123/").
     """
-    layout = x.layout
-    begin, size = x.offset - layout.lead, x.path.stat().st_size
-    if begin < 0 or x.offset + layout.nbytes > size:
-        raise DamagedError(
-            f"member {x.member} in file {x.path}",
-            expected=f"bytes {begin:,} to {x.offset + layout.nbytes:,}, as the manifest says",
-            found=f"a file of {size:,} bytes",
-            do="Get the file again",
-            member=x.member,
-            path=x.path,
-        )
-    raw = bytes(fill(x, begin, buffer(layout.lead)))
-    if (id(layout), raw) not in alike:
-        check_own_header(raw, layout, f"member {x.member} in file {x.path}")
-        alike.add((id(layout), raw))
+    tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for prefix in prefixes:
+        for t in layout.tensors:
+            offsets = [start + t.offset, start + t.offset + t.nbytes]
+            tensors[prefix + t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": offsets}
+        if layout.pad:
+            offsets = [start + layout.payload, start + layout.nbytes]
+            tensors[prefix + PAD] = {"dtype": "U8", "shape": [layout.pad], "data_offsets": offsets}
+        start += layout.nbytes
+    text = json.dumps(tensors, separators=(",", ":")).encode()
+    length = len(text) + -(8 + len(text)) % HEADER_ALIGNMENT
+    return struct.pack("<Q", length) + text.ljust(length)
 
 
-def _elsewhere(
-    x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
-) -> DamagedError:
-    return DamagedError(
-        f"member {x.member} in file {x.path}",
-        expected=f"tensor {x.prefix + t.name!r}, {t.dtype} {list(t.shape)} at {begin}, as the manifest says",
-        found="no such tensor" if found is None else f"{found[0]} {list(found[1])} at {found[2]}",
-        do="Manifest and file do not belong together; get the source again",
-        member=x.member,
-        tensor=t.name,
-        path=x.path,
-    )
+def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
+    """Return where the first member begins in a shard of these members."""
+    return len(shard_header(layout, prefixes))
 
 
-# Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
-# may drop the same again.
-REPEATING = ("dropout", "hmc", "sghmc", "sgld")
+def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
+    """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
+    tensors = len(layout.tensors) + bool(layout.pad)
+    nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
+    return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
+
+
+def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, Bytes]]) -> Path:
+    """Write a shard of members that are in memory; return its path.
+
+    Args:
+        folder, number, layout: as in `stream_shard`.
+        members: (prefix, bytes) in the order they are to lie in.
+
+    Raises:
+        UsageError: as in `stream_shard`.
+    """
+    return stream_shard(folder, number, layout, [key for key, _ in members], (raw for _, raw in members))
+
+
+def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
+    """Write a shard under a name that holds its number and content hash, by rename; return its path.
+
+    The same members give the same bytes and so the same name; other bytes never take a name that was used.
+
+    Args:
+        folder: where to; it is made.
+        number: of the shard.
+        layout: of every member.
+        prefixes: of the members, in the order they are to lie in.
+        members: their bytes, one in memory at a time.
+
+    Raises:
+        UsageError: a prefix twice, more or fewer members than prefixes, or bytes that are not as many as the layout's.
+    """
+    expected = f"each once, with {layout.nbytes:,} bytes"
+    if len(set(prefixes)) < len(prefixes):
+        raise UsageError(f"members of shard {number}", expected=expected, found="others")
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(folder / f"{number:05d}")  # the name of the shard follows from its content
+    header = shard_header(layout, prefixes)
+    digest, count = hashlib.sha256(header), 0
+    try:
+        with temporary.open("wb") as file:
+            file.write(header)
+            for member in members:
+                count += 1
+                if len(member) != layout.nbytes or count > len(prefixes):
+                    raise UsageError(f"members of shard {number}", expected=expected, found="others")
+                file.write(member)
+                digest.update(member)
+            if count < len(prefixes):
+                raise UsageError(f"members of shard {number}", expected=f"{len(prefixes)}", found=f"{count}")
+            file.flush()
+            os.fsync(file.fileno())
+        path = folder / f"{number:05d}-{digest.hexdigest()[:8]}.safetensors"
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def sharded(layout: Layout) -> Layout:
+    """Return the layout that members of any layout get in a shard: our order, statistics in float32, no counters.
+
+    Nothing of that changes a value, so the content hash stays.
+    """
+    kept = [t for t in layout.tensors if not is_counter(t.name)]
+    kinds = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in kept]
+    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(kept, kinds, strict=True)), layout.rebuilt)
+
+
+def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
+    """Bring a member's bytes from its layout into the one that `sharded` gives for it; return them.
+
+    Args:
+        layout: that they lie in.
+        member: the bytes, from its first tensor on.
+        target: `sharded(layout)`.
+    """
+    out = bytearray(target.nbytes)
+    stored = {t.name: t for t in layout.tensors}
+    for t in target.tensors:
+        was = stored[t.name]
+        raw = np.frombuffer(member, np.uint8, count=was.nbytes, offset=was.offset)
+        if was.dtype != t.dtype:
+            halves = raw.view("<u2").astype("<u4") << np.uint32(16)
+            raw = (halves if was.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
+        out[t.offset : t.offset + t.nbytes] = raw.data
+    return out
 
 
 @dataclass(frozen=True)
@@ -543,6 +461,76 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
     if finite and (names := finite_problems(location.layout, raw)):
         found.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
     return found, digest
+
+
+def check_against_files(locations: Sequence[Location]) -> None:
+    """Check that the files have the members' tensors where the manifest says."""
+    headers: dict[Path, Header] = {}
+    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
+    alike: set[tuple[int, bytes]] = set()
+    for x in locations:
+        if x.layout.lead:
+            _check_own(x, alike)
+            continue
+        if x.path not in headers:
+            headers[x.path] = _header(x.path, stamp_of(x.path))
+        get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
+        if id(x.layout) not in expected:
+            expected[id(x.layout)] = [
+                (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in x.layout.tensors
+            ]
+        for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
+            if get(prefix + name) != (dtype, shape, base + begin, base + end):
+                raise _elsewhere(x, x.layout.tensors[at], get(prefix + name), base + begin)
+
+
+@lru_cache(maxsize=64)
+def _header(path: Path, stamp: tuple[int, ...]) -> Header:
+    return read_header(path)
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
+    """Check a member of an archive, which has a header of its own before its tensors.
+
+    Args:
+        x: of the member.
+        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
+    """
+    layout = x.layout
+    begin, size = x.offset - layout.lead, x.path.stat().st_size
+    if begin < 0 or x.offset + layout.nbytes > size:
+        raise DamagedError(
+            f"member {x.member} in file {x.path}",
+            expected=f"bytes {begin:,} to {x.offset + layout.nbytes:,}, as the manifest says",
+            found=f"a file of {size:,} bytes",
+            do="Get the file again",
+            member=x.member,
+            path=x.path,
+        )
+    raw = bytes(fill(x, begin, buffer(layout.lead)))
+    if (id(layout), raw) not in alike:
+        check_own_header(raw, layout, f"member {x.member} in file {x.path}")
+        alike.add((id(layout), raw))
+
+
+def _elsewhere(
+    x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
+) -> DamagedError:
+    return DamagedError(
+        f"member {x.member} in file {x.path}",
+        expected=f"tensor {x.prefix + t.name!r}, {t.dtype} {list(t.shape)} at {begin}, as the manifest says",
+        found="no such tensor" if found is None else f"{found[0]} {list(found[1])} at {found[2]}",
+        do="Manifest and file do not belong together; get the source again",
+        member=x.member,
+        tensor=t.name,
+        path=x.path,
+    )
 
 
 def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:

@@ -25,129 +25,83 @@ from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.finding import Found
 from checkpoints_zoo.sources.folder_source import FolderSource
 
-# Shards that a copy writes: members read one by one, checked, and brought into our layout.
-
-
 Row = dict[str, Any]
-
-
-@dataclass
-class Piece:
-    """A snapshot in a shard that is to be written.
-
-    Args:
-        row: of the new manifest, which gets the place and the hash.
-        at: its position among the rows to be copied, None for one that lies in the folder already.
-        sha256: what its content must hash to, None where nobody knows.
-    """
-
-    row: Row
-    at: int | None
-    sha256: str | None
-
-    @property
-    def key(self) -> Key:
-        """The member, and the epoch where it is not the final one."""
-        return self.row["member"], None if self.row["final"] else self.row["epoch"]
-
-    @property
-    def prefix(self) -> str:
-        return prefix(*self.key)
-
-
-@dataclass
-class Shard:
-    """A shard that is to be written: its number, the key of its layout, and its snapshots in order."""
-
-    number: int
-    key: str
-    layout: Layout
-    pieces: list[Piece] = field(default_factory=list)
-
-    @property
-    def prefixes(self) -> list[str]:
-        return [piece.prefix for piece in self.pieces]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the file."""
-        return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
-
-
-def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str) -> Path:
-    """Write a shard, unless it is there; return its path."""
-    if like(folder, shard):  # of members that nobody has hashed before
-        for piece, x in zip(shard.pieces, locations, strict=True):
-            piece.sha256 = piece.sha256 or content_hash(x.layout, _read(x))
-        if path := finished(folder, shard):
-            return path
-    members = _members(shard, locations, name)
-    return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
-
-
-def finished(folder: Path, shard: Shard) -> Path | None:
-    """Look for a shard that an earlier copy has written whole; return its path, None where there is none."""
-    wanted = [piece.sha256 for piece in shard.pieces]
-    if None in wanted:
-        return None
-    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
-    for path in like(folder, shard):
-        places = enumerate(shard.pieces)
-        there = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in places]
-        if shard_files.hash_members(there) == wanted:
-            return path
-    return None
-
-
-def like(folder: Path, shard: Shard) -> list[Path]:
-    """List the files that have a shard's number, header and size; return their paths."""
-    header = shard_header(shard.layout, shard.prefixes)
-    size, found = len(header) + len(shard.pieces) * shard.layout.nbytes, []
-    for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
-        if path.stat().st_size == size:
-            with path.open("rb") as file:
-                if file.read(len(header)) == header:
-                    found.append(path)
-    return found
-
-
-def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
-    """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
-    for piece, location in zip(shard.pieces, locations, strict=True):
-        raw = _read(location)
-        digest = content_hash(location.layout, raw)
-        if piece.sha256 not in (None, digest):
-            raise DamagedError(
-                f"member {format_ids([piece.key])} of {name} in file {location.path}",
-                expected=f"sha256 {str(piece.sha256)[:16]}…, as its row says",
-                found=f"{digest[:16]}…",
-                do="Its shard was not written. Get the member again, or leave it out",
-                collection=name,
-                member=location.member,
-                path=location.path,
-            )
-        piece.sha256 = digest
-        yield raw if location.layout == shard.layout else shard_files.repack(location.layout, raw, shard.layout)
-
-
-def _read(location: Location) -> memoryview:
-    return next(iter(shard_files.read([location])))[1]
-
-
-def place(shard: Shard, inside: str) -> None:
-    """Write down in the rows of a shard's members where they lie now."""
-    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
-    for i, piece in enumerate(shard.pieces):
-        where = (inside, start + i * step, step, shard.key, shard.layout.dtype)
-        piece.row.update(zip(manifest.LOCATION, where, strict=True))
-        piece.row["sha256"] = piece.sha256
-
-
-# What a copy would write, worked out from rows and descriptions alone.
-
 
 # What members of one collection must have in common, wherever they come from.
 COMMON = ("architecture", "arguments", "dataset", "classes", "preprocessing", "licence", "citation")
+
+_SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
+
+
+def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: None) -> Found:
+    """Write members into a folder as a source of its own, or add them to the one there; return them as they lie there.
+
+    Args:
+        found: the members; rows without weights are taken over as they are.
+        dest: the folder; other collections in it stay.
+        say: told of each shard.
+
+    Raises:
+        UsageError, FormatError: see `plan`.
+        DamagedError: a member whose bytes are not what its row says.
+        StorageError: no room, or a folder that can't be written to.
+        NetworkError, AccessError, SourceNotFound: the members can't be had.
+    """
+    name, root = found.description.name, dest.expanduser().absolute()
+    locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
+    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+        making = plan(found, dest)
+        folder = root / "shards" / name
+        for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
+            left.unlink()
+        disk.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
+        for shard in making.shards:
+            path = finished(folder, shard)
+            if path is None:
+                locations, now = _located(shard, found, making.target)
+                if now is not found:
+                    break
+                path = written(folder, shard, locations, name)
+            place(shard, path.relative_to(root).as_posix())
+            say(f"{path}: {len(shard.pieces):,} members")
+        else:
+            return _closed(making, found)
+    return copy(now, dest, say)  # an archive was found irregular: its members lie elsewhere than was thought
+
+
+def _closed(making: Plan, found: Found) -> Found:
+    """Write description and manifest, remove shards that were replaced, by a killed copy too; return the members."""
+    target, name = making.target, making.description.name
+    table = manifest.table(making.rows)
+    manifest.validate(table, making.description, target.manifest_path(name))
+    catalog.write_json(making.description.to_json(), target.description_path(name))
+    manifest.write(table, target.manifest_path(name))
+    named = {row["path"] for row in making.rows}
+    for path in (target.root / "shards" / name).glob("*") if making.adds else ():
+        if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
+            path.unlink()
+    description, rows = target.read(name)
+    at = {key: i for i, key in enumerate(keys_of(rows))}
+    chosen = manifest.take(rows, [at[key] for key in keys_of(found.rows)])
+    return Found(target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist())))
+
+
+def _located(shard: Shard, found: Found, target: FolderSource) -> tuple[list[Location], Found]:
+    """Find the bytes of a shard's members, bringing them here; return where they lie, and the members as they are now.
+
+    Reading an archive can show that its members lie elsewhere than was thought. Then these are others than `found`.
+    """
+    new = [p.at for p in shard.pieces if p.at is not None]
+    there = iter(found.source.locate(found.description, manifest.take(found.rows, new)))
+    rows = found.source.renewed(found.description.name, found.rows)
+    if rows is not found.rows:
+        name = found.description.name
+        return [], replace(found, description=found.source.read(name)[0], commit=found.source.commit(name), rows=rows)
+    old = manifest.table([p.row for p in shard.pieces if p.at is None])
+    here = iter(target.locate(target.read(found.description.name)[0], old) if old.num_rows else [])
+    locations = [next(here if p.at is None else there) for p in shard.pieces]
+    shard_files.check_against_files(locations)
+    return locations, found
 
 
 @dataclass
@@ -292,75 +246,113 @@ def _shards(
     return [shard for _, shard in sorted(found.items()) if any(p.at is not None for p in shard.pieces)]
 
 
-_SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
-
-
-def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: None) -> Found:
-    """Write members into a folder as a source of its own, or add them to the one there; return them as they lie there.
+@dataclass
+class Piece:
+    """A snapshot in a shard that is to be written.
 
     Args:
-        found: the members; rows without weights are taken over as they are.
-        dest: the folder; other collections in it stay.
-        say: told of each shard.
-
-    Raises:
-        UsageError, FormatError: see `plan`.
-        DamagedError: a member whose bytes are not what its row says.
-        StorageError: no room, or a folder that can't be written to.
-        NetworkError, AccessError, SourceNotFound: the members can't be had.
+        row: of the new manifest, which gets the place and the hash.
+        at: its position among the rows to be copied, None for one that lies in the folder already.
+        sha256: what its content must hash to, None where nobody knows.
     """
-    name, root = found.description.name, dest.expanduser().absolute()
-    locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
-    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        making = plan(found, dest)
-        folder = root / "shards" / name
-        for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
-            left.unlink()
-        disk.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
-        for shard in making.shards:
-            path = finished(folder, shard)
-            if path is None:
-                locations, now = _located(shard, found, making.target)
-                if now is not found:
-                    break
-                path = written(folder, shard, locations, name)
-            place(shard, path.relative_to(root).as_posix())
-            say(f"{path}: {len(shard.pieces):,} members")
-        else:
-            return _closed(making, found)
-    return copy(now, dest, say)  # an archive was found irregular: its members lie elsewhere than was thought
+
+    row: Row
+    at: int | None
+    sha256: str | None
+
+    @property
+    def key(self) -> Key:
+        """The member, and the epoch where it is not the final one."""
+        return self.row["member"], None if self.row["final"] else self.row["epoch"]
+
+    @property
+    def prefix(self) -> str:
+        return prefix(*self.key)
 
 
-def _closed(making: Plan, found: Found) -> Found:
-    """Write description and manifest, remove shards that were replaced, by a killed copy too; return the members."""
-    target, name = making.target, making.description.name
-    table = manifest.table(making.rows)
-    manifest.validate(table, making.description, target.manifest_path(name))
-    catalog.write_json(making.description.to_json(), target.description_path(name))
-    manifest.write(table, target.manifest_path(name))
-    named = {row["path"] for row in making.rows}
-    for path in (target.root / "shards" / name).glob("*") if making.adds else ():
-        if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
-            path.unlink()
-    description, rows = target.read(name)
-    at = {key: i for i, key in enumerate(keys_of(rows))}
-    chosen = manifest.take(rows, [at[key] for key in keys_of(found.rows)])
-    return Found(target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist())))
+@dataclass
+class Shard:
+    """A shard that is to be written: its number, the key of its layout, and its snapshots in order."""
+
+    number: int
+    key: str
+    layout: Layout
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def prefixes(self) -> list[str]:
+        return [piece.prefix for piece in self.pieces]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
 
 
-def _located(shard: Shard, found: Found, target: FolderSource) -> tuple[list[Location], Found]:
-    """Find the bytes of a shard's members, bringing them here; return where they lie, and the members as they are now.
+def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str) -> Path:
+    """Write a shard, unless it is there; return its path."""
+    if like(folder, shard):  # of members that nobody has hashed before
+        for piece, x in zip(shard.pieces, locations, strict=True):
+            piece.sha256 = piece.sha256 or content_hash(x.layout, _read(x))
+        if path := finished(folder, shard):
+            return path
+    members = _members(shard, locations, name)
+    return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
-    Reading an archive can show that its members lie elsewhere than was thought. Then these are others than `found`.
-    """
-    new = [p.at for p in shard.pieces if p.at is not None]
-    there = iter(found.source.locate(found.description, manifest.take(found.rows, new)))
-    rows = found.source.renewed(found.description.name, found.rows)
-    if rows is not found.rows:
-        name = found.description.name
-        return [], replace(found, description=found.source.read(name)[0], commit=found.source.commit(name), rows=rows)
-    old = manifest.table([p.row for p in shard.pieces if p.at is None])
-    here = iter(target.locate(target.read(found.description.name)[0], old) if old.num_rows else [])
-    locations = [next(here if p.at is None else there) for p in shard.pieces]
-    shard_files.check_against_files(locations)
-    return locations, found
+
+def finished(folder: Path, shard: Shard) -> Path | None:
+    """Look for a shard that an earlier copy has written whole; return its path, None where there is none."""
+    wanted = [piece.sha256 for piece in shard.pieces]
+    if None in wanted:
+        return None
+    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    for path in like(folder, shard):
+        places = enumerate(shard.pieces)
+        there = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in places]
+        if shard_files.hash_members(there) == wanted:
+            return path
+    return None
+
+
+def like(folder: Path, shard: Shard) -> list[Path]:
+    """List the files that have a shard's number, header and size; return their paths."""
+    header = shard_header(shard.layout, shard.prefixes)
+    size, found = len(header) + len(shard.pieces) * shard.layout.nbytes, []
+    for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
+        if path.stat().st_size == size:
+            with path.open("rb") as file:
+                if file.read(len(header)) == header:
+                    found.append(path)
+    return found
+
+
+def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
+    """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
+    for piece, location in zip(shard.pieces, locations, strict=True):
+        raw = _read(location)
+        digest = content_hash(location.layout, raw)
+        if piece.sha256 not in (None, digest):
+            raise DamagedError(
+                f"member {format_ids([piece.key])} of {name} in file {location.path}",
+                expected=f"sha256 {str(piece.sha256)[:16]}…, as its row says",
+                found=f"{digest[:16]}…",
+                do="Its shard was not written. Get the member again, or leave it out",
+                collection=name,
+                member=location.member,
+                path=location.path,
+            )
+        piece.sha256 = digest
+        yield raw if location.layout == shard.layout else shard_files.repack(location.layout, raw, shard.layout)
+
+
+def _read(location: Location) -> memoryview:
+    return next(iter(shard_files.read([location])))[1]
+
+
+def place(shard: Shard, inside: str) -> None:
+    """Write down in the rows of a shard's members where they lie now."""
+    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    for i, piece in enumerate(shard.pieces):
+        where = (inside, start + i * step, step, shard.key, shard.layout.dtype)
+        piece.row.update(zip(manifest.LOCATION, where, strict=True))
+        piece.row["sha256"] = piece.sha256

@@ -1,4 +1,4 @@
-"""Names and files on the Hub: an address at a revision -> a commit -> a local file.
+"""Names and files on the Hub: an address at a revision -> a commit -> a local file; and what the client's errors mean.
 
 Everything after `resolve` names the commit, so a new commit under a running program changes nothing for it. The
 client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. It is
@@ -31,12 +31,347 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.shard_files import what_is
 
-# What the client's errors mean: which of ours each becomes, and where a token may go.
-
+LIBRARY = "checkpoints_zoo"
+SCHEME = "hf://"
+RETRIED = (408, 429, 500, 502, 503, 504)
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 AGAIN = "Try again: what has arrived is kept"
 PROXIES = "Check HF_ENDPOINT, and proxies on the way"
 LOGIN = "log in with `hf auth login` or set HF_TOKEN"
+
+T = TypeVar("T")
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_spare: list[Path] = []
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A data set repo of the Hub at one commit.
+
+    Args:
+        id: "org/name".
+        commit: 40 hex digits.
+    """
+
+    id: str
+    commit: str
+
+    @property
+    def label(self) -> str:
+        return f"{SCHEME}datasets/{self.id}"
+
+    def __str__(self) -> str:
+        return f"{self.label}@{self.commit}"
+
+
+def resolve(address: str) -> Repo:
+    """Find the commit that an address means now; return the repo at it. Offline, the commit it last meant here.
+
+    Args:
+        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main where none is given.
+
+    Raises:
+        SourceNotFound: an address of another form, no such repo, or no such revision in it.
+        AccessError: a repo that this login may not read.
+        NetworkError: no answer; or offline, and the revision was never resolved here.
+    """
+    from huggingface_hub import constants, is_offline_mode
+    from huggingface_hub.errors import RevisionResolutionError
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+        http_backoff,
+    )  # fmt: skip
+
+    id, revision = _parse(address)
+    if _COMMIT.fullmatch(revision):
+        return Repo(id, revision)
+    label = f"{SCHEME}datasets/{id}"
+    if is_offline_mode():
+        from huggingface_hub import resolve_revision
+
+        try:
+            known = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
+        except RevisionResolutionError as error:
+            raise NetworkError(
+                f"revision {revision!r} of {label}",
+                expected="a commit that it meant before, since HF_HUB_OFFLINE is set",
+                found="none in the cache",
+                do="Load it once online",
+            ) from error
+        return Repo(id, str(known.resolved))
+    with asking(label, f"revision {revision!r} of {label}"):
+        # Not the client's resolve_revision: with the Hub out of reach it goes on with an older commit.
+        response = http_backoff(
+            "GET",
+            f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
+            params={"expand": "sha"},
+            headers=build_hf_headers(**sent()),
+            retry_on_status_codes=RETRIED,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
+        hf_raise_for_status(response)
+        try:
+            commit = response.json()["sha"]
+        except (ValueError, KeyError, TypeError):
+            commit = None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise NetworkError(
+            f"revision {revision!r} of {label}",
+            expected=f"a commit from {host()}",
+            found=what_is(response.content) or "another answer",
+            do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
+        )
+    _remember(id, revision, commit)
+    return Repo(id, commit)
+
+
+def _parse(address: str) -> tuple[str, str]:
+    from huggingface_hub.errors import HfUriError, HFValidationError
+    from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
+
+    found = "another form"
+    try:
+        uri = parse_hf_uri(address)
+        validate_repo_id(uri.id)
+        if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
+            return uri.id, uri.revision or "main"
+        found = f"a {uri.type} repo" if uri.type != "dataset" else found
+    except (HfUriError, HFValidationError):
+        pass
+    raise SourceNotFound(
+        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=found
+    )
+
+
+def _remember(id: str, revision: str, commit: str) -> None:
+    """Note what a revision means where the client does, for its own and our offline mode."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="dataset"), "refs", revision)
+    if ".." in path.parts:
+        return
+    try:
+        if not path.is_file() or path.read_text() != commit:
+            with replacing(path) as file:
+                file.write(commit)
+    except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
+        return
+
+
+def apart(address: str, what: str) -> tuple[str, str]:
+    """Take an address apart; return that of the repo, and the path inside it, "" for none.
+
+    An address of another form is returned as it is: `hub.resolve` says what is wrong with it.
+
+    Args:
+        address: on the Hub.
+        what: lies there, for errors.
+
+    Raises:
+        SourceNotFound: a path that leads out of the repo.
+
+    >>> apart("hf://datasets/me/zoo@v1/shards/a.tar", "source")
+    ('hf://datasets/me/zoo@v1', 'shards/a.tar')
+    """
+    from huggingface_hub.errors import HfUriError
+    from huggingface_hub.utils import parse_hf_uri  # type: ignore[attr-defined]
+
+    try:
+        uri = parse_hf_uri(address)
+    except HfUriError:
+        return address, ""
+    path = (uri.path_in_repo or "").strip("/")
+    if path and (problem := manifest.path_problem(path)):
+        raise SourceNotFound(f"{what} {address}", expected="a path inside the repo", found=problem, path=path)
+    kind = f"{uri.type}s/" if uri.type != "model" else ""
+    return f"{SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
+
+
+@cache
+def sent() -> dict[str, Any]:
+    """Return what every request says of who asks."""
+    return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
+
+
+def snapshot(repo: Repo) -> Path:
+    """Return the folder that has a commit's files in the client's cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=repo.id, repo_type="dataset")
+    return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
+
+
+def cached(repo: Repo, inside: str) -> Path | None:
+    """Look for a whole file in the client's cache; return its path, None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for folder in (None, *spares()):
+        found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
+        if isinstance(found, str):
+            return Path(found)
+    return None
+
+
+def has(repo: Repo, inside: str) -> bool:
+    """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
+
+    Raises:
+        AccessError, NetworkError: as in `resolve`.
+    """
+    from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo.id, inside, revision=repo.commit, repo_type="dataset")
+    if found is not None or is_offline_mode():
+        return isinstance(found, str) and found is not _CACHED_NO_EXIST
+    try:
+        fetch(repo, inside)
+    except SourceNotFound as error:
+        if error.path != inside:  # the repo or the commit is missing, not the file
+            raise
+        return False
+    return True
+
+
+def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
+    """List the files in a folder of a repo, or all below it; return their paths, [] where there is no such folder.
+
+    Offline, those in the cache.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+    """
+    from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    if is_offline_mode():
+        root, pattern = snapshot(repo), "**/*" if below else "*"
+        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
+    with asking(repo.label, f"folder {folder} of {repo.label}"):
+        try:
+            listed = HfApi(**sent()).list_repo_tree
+            rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
+            return sorted(row.path for row in rows if isinstance(row, RepoFile))
+        except EntryNotFoundError:
+            return []
+
+
+def fetch(repo: Repo, inside: str) -> Path:
+    """Get a whole file through the client's cache, and check what came against its hash; return its path.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+        DamagedError: other bytes came than were announced; they are not kept.
+        FormatError: a manifest or description larger than any may be.
+    """
+    from huggingface_hub import constants, hf_hub_download
+
+    if found := cached(repo, inside):
+        return found
+    what = f"file {inside} of {repo.label}"
+
+    def download(folder: Path | None) -> Path:
+        bar = _bar(inside, what)
+        where = {"repo_type": "dataset", "revision": repo.commit, **sent()}
+        return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
+
+    with asking(repo.label, what):
+        try:
+            path = patiently(lambda: download(None), RETRIED)
+        except OSError as error:  # the client's own, of answers, have no number
+            if error.errno not in READ_ONLY:
+                raise
+            folder = spare(Path(constants.HF_HUB_CACHE), error)
+            path = patiently(lambda: download(folder), RETRIED)
+    # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
+    named = path.parent / path.readlink() if path.is_symlink() else path
+    blob = path.resolve()
+    announced, actual = named.name, _hash_as(named.name, blob)
+    if actual and actual != announced:
+        with blob.open("rb") as file:
+            kind = what_is(file.read(512))
+        for each in {path, named, blob}:
+            each.unlink(missing_ok=True)
+        raise DamagedError(
+            what,
+            expected=f"the hash {announced[:16]}…",
+            found=f"{actual[:16]}…{f': {kind}' if kind else ''}",
+            do="It was not kept; get it again",
+            path=inside,
+        )
+    return path
+
+
+def _bar(inside: str, what: str) -> type[Any]:
+    """Return a progress bar for the Hub's client that ends a download which is, or becomes, too large.
+
+    Args:
+        inside: the file's path in the repo; only manifests and descriptions are bounded.
+        what: to call it in errors.
+    """
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Bounded(tqdm):
+        """The client's own bar, that knows how much may come."""
+
+        came = 0
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._check(options.get("total") or 0)
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.came += int(n or 0)
+            self._check(self.came)
+            shown: bool | None = super().update(n)
+            return shown
+
+        def _check(self, size: int) -> None:
+            if inside.startswith(("manifests/", "predictions/")):
+                manifest.check_size(size, inside, what)
+
+    return Bounded
+
+
+def _hash_as(announced: str, path: Path) -> str:
+    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" where the name is none."""
+    if re.fullmatch("[0-9a-f]{64}", announced):
+        digest = hashlib.sha256()
+    elif re.fullmatch("[0-9a-f]{40}", announced):
+        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    else:
+        return ""
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
+    """Call the client again after answers that it gives up on at once; return what it returns.
+
+    Args:
+        call: of the client.
+        statuses: that pass.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    for wait in (1, 2, 4, 8):
+        try:
+            return call()
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
+            # One that comes wrapped was tried often enough by the client itself, 408 aside.
+            known = statuses if direct is error else (408,)
+            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in known:
+                raise
+        time.sleep(wait)
+    return call()
 
 
 @contextmanager
@@ -156,13 +491,6 @@ def is_own(link: str) -> bool:
     return (own.scheme, own.netloc) == (other.scheme, other.netloc)
 
 
-# A folder that stands in for a cache that can't be written to, for as long as this process lives.
-
-
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-_spare: list[Path] = []
-
-
 def spare(refused: Path, error: OSError) -> Path:
     """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
 
@@ -184,310 +512,3 @@ def spare(refused: Path, error: OSError) -> Path:
 def spares() -> list[Path]:
     """Return that folder if there is one."""
     return _spare[:]
-
-
-LIBRARY = "checkpoints_zoo"
-SCHEME = "hf://"
-RETRIED = (408, 429, 500, 502, 503, 504)
-T = TypeVar("T")
-_COMMIT = re.compile("[0-9a-f]{40}")
-
-
-@dataclass(frozen=True)
-class Repo:
-    """A data set repo of the Hub at one commit.
-
-    Args:
-        id: "org/name".
-        commit: 40 hex digits.
-    """
-
-    id: str
-    commit: str
-
-    @property
-    def label(self) -> str:
-        return f"{SCHEME}datasets/{self.id}"
-
-    def __str__(self) -> str:
-        return f"{self.label}@{self.commit}"
-
-
-@cache
-def sent() -> dict[str, Any]:
-    """Return what every request says of who asks."""
-    return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
-
-
-def resolve(address: str) -> Repo:
-    """Find the commit that an address means now; return the repo at it. Offline, the commit it last meant here.
-
-    Args:
-        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main where none is given.
-
-    Raises:
-        SourceNotFound: an address of another form, no such repo, or no such revision in it.
-        AccessError: a repo that this login may not read.
-        NetworkError: no answer; or offline, and the revision was never resolved here.
-    """
-    from huggingface_hub import constants, is_offline_mode
-    from huggingface_hub.errors import RevisionResolutionError
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        build_hf_headers,
-        hf_raise_for_status,
-        http_backoff,
-    )  # fmt: skip
-
-    id, revision = _parse(address)
-    if _COMMIT.fullmatch(revision):
-        return Repo(id, revision)
-    label = f"{SCHEME}datasets/{id}"
-    if is_offline_mode():
-        from huggingface_hub import resolve_revision
-
-        try:
-            known = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
-        except RevisionResolutionError as error:
-            raise NetworkError(
-                f"revision {revision!r} of {label}",
-                expected="a commit that it meant before, since HF_HUB_OFFLINE is set",
-                found="none in the cache",
-                do="Load it once online",
-            ) from error
-        return Repo(id, str(known.resolved))
-    with asking(label, f"revision {revision!r} of {label}"):
-        # Not the client's resolve_revision: with the Hub out of reach it goes on with an older commit.
-        response = http_backoff(
-            "GET",
-            f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
-            params={"expand": "sha"},
-            headers=build_hf_headers(**sent()),
-            retry_on_status_codes=RETRIED,
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
-        )
-        hf_raise_for_status(response)
-        try:
-            commit = response.json()["sha"]
-        except (ValueError, KeyError, TypeError):
-            commit = None
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise NetworkError(
-            f"revision {revision!r} of {label}",
-            expected=f"a commit from {host()}",
-            found=what_is(response.content) or "another answer",
-            do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
-        )
-    _remember(id, revision, commit)
-    return Repo(id, commit)
-
-
-def _parse(address: str) -> tuple[str, str]:
-    from huggingface_hub.errors import HfUriError, HFValidationError
-    from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
-
-    found = "another form"
-    try:
-        uri = parse_hf_uri(address)
-        validate_repo_id(uri.id)
-        if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
-            return uri.id, uri.revision or "main"
-        found = f"a {uri.type} repo" if uri.type != "dataset" else found
-    except (HfUriError, HFValidationError):
-        pass
-    raise SourceNotFound(
-        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=found
-    )
-
-
-def _remember(id: str, revision: str, commit: str) -> None:
-    """Note what a revision means where the client does, for its own and our offline mode."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="dataset"), "refs", revision)
-    if ".." in path.parts:
-        return
-    try:
-        if not path.is_file() or path.read_text() != commit:
-            with replacing(path) as file:
-                file.write(commit)
-    except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
-        return
-
-
-def snapshot(repo: Repo) -> Path:
-    """Return the folder that has a commit's files in the client's cache."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = repo_folder_name(repo_id=repo.id, repo_type="dataset")
-    return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
-
-
-def cached(repo: Repo, inside: str) -> Path | None:
-    """Look for a whole file in the client's cache; return its path, None where it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    for folder in (None, *spares()):
-        found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
-        if isinstance(found, str):
-            return Path(found)
-    return None
-
-
-def has(repo: Repo, inside: str) -> bool:
-    """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
-
-    Raises:
-        AccessError, NetworkError: as in `resolve`.
-    """
-    from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
-
-    found = try_to_load_from_cache(repo.id, inside, revision=repo.commit, repo_type="dataset")
-    if found is not None or is_offline_mode():
-        return isinstance(found, str) and found is not _CACHED_NO_EXIST
-    try:
-        fetch(repo, inside)
-    except SourceNotFound as error:
-        if error.path != inside:  # the repo or the commit is missing, not the file
-            raise
-        return False
-    return True
-
-
-def fetch(repo: Repo, inside: str) -> Path:
-    """Get a whole file through the client's cache, and check what came against its hash; return its path.
-
-    Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve`.
-        DamagedError: other bytes came than were announced; they are not kept.
-        FormatError: a manifest or description larger than any may be.
-    """
-    from huggingface_hub import constants, hf_hub_download
-
-    if found := cached(repo, inside):
-        return found
-    what = f"file {inside} of {repo.label}"
-
-    def download(folder: Path | None) -> Path:
-        bar = manifest.bar(inside, what)
-        where = {"repo_type": "dataset", "revision": repo.commit, **sent()}
-        return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
-
-    with asking(repo.label, what):
-        try:
-            path = patiently(lambda: download(None), RETRIED)
-        except OSError as error:  # the client's own, of answers, have no number
-            if error.errno not in READ_ONLY:
-                raise
-            folder = spare(Path(constants.HF_HUB_CACHE), error)
-            path = patiently(lambda: download(folder), RETRIED)
-    # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
-    named = path.parent / path.readlink() if path.is_symlink() else path
-    blob = path.resolve()
-    announced, actual = named.name, _hash_as(named.name, blob)
-    if actual and actual != announced:
-        with blob.open("rb") as file:
-            kind = what_is(file.read(512))
-        for each in {path, named, blob}:
-            each.unlink(missing_ok=True)
-        raise DamagedError(
-            what,
-            expected=f"the hash {announced[:16]}…",
-            found=f"{actual[:16]}…{f': {kind}' if kind else ''}",
-            do="It was not kept; get it again",
-            path=inside,
-        )
-    return path
-
-
-def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
-    """Call the client again after answers that it gives up on at once; return what it returns.
-
-    Args:
-        call: of the client.
-        statuses: that pass.
-    """
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    for wait in (1, 2, 4, 8):
-        try:
-            return call()
-        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
-            # One that comes wrapped was tried often enough by the client itself, 408 aside.
-            known = statuses if direct is error else (408,)
-            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in known:
-                raise
-        time.sleep(wait)
-    return call()
-
-
-def _hash_as(announced: str, path: Path) -> str:
-    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" where the name is none."""
-    if re.fullmatch("[0-9a-f]{64}", announced):
-        digest = hashlib.sha256()
-    elif re.fullmatch("[0-9a-f]{40}", announced):
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    else:
-        return ""
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
-    """List the files in a folder of a repo, or all below it; return their paths, [] where there is no such folder.
-
-    Offline, those in the cache.
-
-    Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve`.
-    """
-    from huggingface_hub import HfApi, is_offline_mode
-    from huggingface_hub.errors import EntryNotFoundError
-    from huggingface_hub.hf_api import RepoFile
-
-    if is_offline_mode():
-        root, pattern = snapshot(repo), "**/*" if below else "*"
-        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
-    with asking(repo.label, f"folder {folder} of {repo.label}"):
-        try:
-            listed = HfApi(**sent()).list_repo_tree
-            rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
-            return sorted(row.path for row in rows if isinstance(row, RepoFile))
-        except EntryNotFoundError:
-            return []
-
-
-# Addresses inside repos of the Hub: hf://datasets/ORG/NAME[@REVISION][/PATH].
-
-
-def apart(address: str, what: str) -> tuple[str, str]:
-    """Take an address apart; return that of the repo, and the path inside it, "" for none.
-
-    An address of another form is returned as it is: `hub.resolve` says what is wrong with it.
-
-    Args:
-        address: on the Hub.
-        what: lies there, for errors.
-
-    Raises:
-        SourceNotFound: a path that leads out of the repo.
-
-    >>> apart("hf://datasets/me/zoo@v1/shards/a.tar", "source")
-    ('hf://datasets/me/zoo@v1', 'shards/a.tar')
-    """
-    from huggingface_hub.errors import HfUriError
-    from huggingface_hub.utils import parse_hf_uri  # type: ignore[attr-defined]
-
-    try:
-        uri = parse_hf_uri(address)
-    except HfUriError:
-        return address, ""
-    path = (uri.path_in_repo or "").strip("/")
-    if path and (problem := manifest.path_problem(path)):
-        raise SourceNotFound(f"{what} {address}", expected="a path inside the repo", found=problem, path=path)
-    kind = f"{uri.type}s/" if uri.type != "model" else ""
-    return f"{SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
