@@ -7,7 +7,6 @@ only where it needs weights, so that `zoo-cli --help` and `zoo-cli list` start f
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -15,17 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any
 
 import click
 
 from checkpoints_zoo import errors
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import aligned, did_you_mean, finite_or_null
 from checkpoints_zoo.formats.text import in_bytes as in_bytes
 
 # The one sink of all commands: data to stdout as tables or JSON, talk to stderr.
@@ -49,7 +46,7 @@ class Output:
             blocks: the same for people; empty ones are left out.
         """
         if self.format == "json":
-            text = json.dumps(_plain(values), indent=1, allow_nan=False)
+            text = json.dumps(finite_or_null(values), indent=1, allow_nan=False, default=_plain)
         else:
             text = "\n\n".join(block for block in blocks if block)
         if text:
@@ -74,17 +71,9 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _plain(values: Any) -> Any:
-    """Return values that JSON can hold."""
-    if isinstance(values, Mapping):
-        return {str(key): _plain(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_plain(value) for value in values]
-    if isinstance(values, float) and not math.isfinite(values):
-        return None
-    if isinstance(values, datetime):
-        return values.isoformat()
-    return str(values) if isinstance(values, Path) else values
+def _plain(value: object) -> str:
+    """Return the text of a value that JSON can't hold: a time, or a path."""
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
@@ -321,8 +310,8 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+            near = did_you_mean(args[0], COMMANDS, shown=repr)
+            ctx.fail(f"No such command {args[0]!r}.{f' {near}' if near else ''}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ from checkpoints_zoo.cli.common import Selection, finding
 from checkpoints_zoo.cli.program import Output, facts, output, percent, table
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.manifest import is_null, total
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import did_you_mean, in_bytes
 from checkpoints_zoo.sources.finding import Found
 
 if TYPE_CHECKING:
@@ -88,12 +87,11 @@ def _known(names: list[str], rows: pa.Table) -> list[str]:
     """Check names of columns; return them."""
     for name in names:
         if name not in rows.column_names:
-            near = get_close_matches(name, rows.column_names, n=3, cutoff=0.5)
             raise UsageError(
                 f"column {name!r}",
                 expected="a column of the manifest",
                 found="none such",
-                do=f"Did you mean {' or '.join(near)}?" if near else f"They are {', '.join(rows.column_names)}",
+                do=did_you_mean(name, rows.column_names, most=3) or f"They are {', '.join(rows.column_names)}",
             )
     return names
 

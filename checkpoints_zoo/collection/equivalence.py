@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooError
 from checkpoints_zoo.formats.layout import differences, is_counter
+from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import first_names, input_dtype
 
@@ -104,8 +105,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _named(layers: tuple[str, ...]) -> str:
-    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-    return ", ".join(map(repr, layers[:3])) + more
+    return few([repr(layer) for layer in layers], 3)
 
 
 def check_equivalence(

@@ -13,7 +13,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import few, whole
 from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.images.image_data import unplaced
 
@@ -60,8 +60,7 @@ def labelled(inside: ImageData, description: Description) -> tuple[ImageData, Te
         do = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
     else:
         unlike = unplaced(inside.classes, description.classes)[0]
-        others = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
-        wrong = f"{', '.join(map(repr, unlike[:3]))}{others} among the {len(inside.classes)} classes of the images"
+        wrong = f"{few([repr(name) for name in unlike], 3)} among the {len(inside.classes)} classes of the images"
         do = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
     raise UsageError(
         f"images {inside.name!r} for {description.name}",

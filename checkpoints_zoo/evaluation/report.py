@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
 from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.formats.text import finite_or_null
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +174,7 @@ class Report:
             "limits": limits,
             "figures": self._rows(),
         }
-        return json.dumps(_finite(values), indent=1)
+        return json.dumps(finite_or_null(values), indent=1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw reliability, curves over ensemble size, member accuracies and information into a PNG; return its path.
@@ -213,12 +213,3 @@ def _rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator
                 "of": f"{of}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low, "high": x.high,
                 "unit": known.unit, "better": known.better,
             }  # fmt: skip
-
-
-def _finite(value: Any) -> Any:
-    """Return JSON values with null in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,6 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.text import did_you_mean
 
 FORMAT_VERSION = 1
 CATALOG = Path(__file__).parents[1] / "manifests"
@@ -247,11 +247,10 @@ def listing(name: str) -> Listing:
 def not_found(name: str, known: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
     """Return the error for a collection that is not there, naming the nearest ones."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
     return CollectionNotFound(
         f"collection {name!r}",
         expected=f"a name in {place} ({', '.join(names) or 'which has none'})",
         found="no such name",
-        do=f"Did you mean {' or '.join(near)}?" if near else "`zoo-cli list` shows the catalog",
+        do=did_you_mean(str(name), names, most=3) or "`zoo-cli list` shows the catalog",
         collection=str(name),
     )

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints_zoo.errors import FormatError, UsageError
+from checkpoints_zoo.formats.text import few
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -246,7 +247,7 @@ def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple
     misshapen = [n for n, s in wanted.items() if n in found and found[n] != s]
     shown = [f"{n} {list(found[n])} for {list(wanted[n])}" for n in misshapen]
     phrases = [
-        f"{kind} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        f"{kind} {few(names, 5)}"
         for kind, names in (("missing", missing), ("extra", extra), ("misshapen", shown))
         if names
     ]

@@ -1,4 +1,4 @@
-"""Text from files, written so that it stays text: in Markdown, in its code, in YAML.
+"""Text for people, and text from files that stays text: in Markdown, in its code, in YAML.
 
 Names, titles, reasons and licences come from files that anyone may have written. What is returned here can't begin
 a table's cell, a link, a tag or a key of its own, wherever on a line it stands but at its start.
@@ -6,10 +6,12 @@ a table's cell, a link, a tag or a key of its own, wherever on a line it stands 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 300
@@ -120,6 +122,57 @@ def _value(value: Any) -> str:
 def listed(values: Sequence[Any]) -> str:
     """Write the first few values, and an ellipsis for the rest; return the text."""
     return ", ".join([*(code(_value(v)) for v in values[:LISTED]), *(["…"] if len(values) > LISTED else [])])
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """Write the first few names, and how many more there are; return the text.
+
+    >>> few(["a", "b", "c"], 3), few(["a", "b", "c"], 1)
+    ('a, b, c', 'a and 2 more')
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like another one, however far it is.
+
+    >>> nearest("resnet", ["convnet", "resnet18"])
+    'resnet18'
+    """
+    return get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.5, shown: Callable[[str], str] = str
+) -> str:
+    """Ask whether known names like another one were meant; return "" where none is like it.
+
+    Args:
+        name: that is not known.
+        known: names.
+        most: how many are named.
+        cutoff: how much alike they must be, in [0, 1].
+        shown: how to write one of them.
+
+    >>> did_you_mean("convent", ["convnet", "resnet18"])
+    'Did you mean convnet?'
+    """
+    near = get_close_matches(name, known, n=most, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(shown, near))}?" if near else ""
+
+
+def finite_or_null(values: Any) -> Any:
+    """Return JSON values with null in place of numbers that are not finite, and lists in place of tuples.
+
+    >>> finite_or_null({"a": (1.5, float("nan"))})
+    {'a': [1.5, None]}
+    """
+    if isinstance(values, Mapping):
+        return {key: finite_or_null(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite_or_null(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:

@@ -8,7 +8,6 @@ selects nothing, as in SQL; NaN equals itself and is greater than every other nu
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import SelectionError
+from checkpoints_zoo.formats.text import did_you_mean
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -233,8 +233,8 @@ def _type(table: pa.Table, name: str) -> str:
 def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -> None:
     if name not in table.column_names:
         known = {column.lower(): column for column in table.column_names}
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        do = f"Did you mean {known[near[0]]}? " if near else ""
+        near = did_you_mean(name.lower(), known, cutoff=0.6, shown=known.__getitem__)
+        do = f"{near} " if near else ""
         do += f"Text takes single quotes: {name!r}. " if f'"{name}"' in condition else ""
         do += "`Collection.manifest.columns` has all names"
         raise _error(condition, "names of columns", repr(name[:80]), do)

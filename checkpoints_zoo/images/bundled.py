@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.images import hub
 from checkpoints_zoo.images.classes import CLASSES
 from checkpoints_zoo.images.hub_sets import HUB_SETS
@@ -95,12 +95,11 @@ def load(name: str, split: str = "test") -> ImageData:
     torch.Size([540, 1, 8, 8])
     """
     if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"data set {name!r}",
             expected=f"one of {', '.join(DATASETS)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest!r}",
+            do=f"Use the nearest name, {nearest(name, DATASETS)!r}",
         )
     splits = DATASETS[name]
     if split not in splits:

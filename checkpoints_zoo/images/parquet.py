@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 from PIL import Image, UnidentifiedImageError
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound, TooLargeError
@@ -27,7 +26,7 @@ from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.images.hub_sets import HubSet
 from checkpoints_zoo.images.pixels import Gathered, Wanted
 from checkpoints_zoo.images.sets import Columns, Found
-from checkpoints_zoo.networks.device import free_bytes
+from checkpoints_zoo.networks.device import lacking
 
 STEP = 512
 CHANGED = "The repo may have changed since this version was made: look for a newer one of checkpoints_zoo"
@@ -296,7 +295,6 @@ def _table_batches(
 
 
 def _check_room(needed: int, path: Path) -> None:
-    free = free_bytes(torch.device("cpu"))
-    if free is not None and needed > free:
+    if (free := lacking(needed)) is not None:
         found = f"{needed:,}, by its footer"
         raise TooLargeError(f"a row group of {path}", expected=f"at most {free:,} bytes", found=found, path=path)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints_zoo.errors import FormatError, TooLargeError, UsageError
-from checkpoints_zoo.networks.device import free_bytes
+from checkpoints_zoo.networks.device import lacking
 
 MOST = 2**26  # pixels of one image
 MODES = {1: "L", 3: "RGB"}
@@ -147,8 +147,7 @@ class Gathered:
 
     def _room(self, count: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         needed = count * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        free = free_bytes(torch.device("cpu"))
-        if free is not None and needed > free:
+        if (free := lacking(needed)) is not None:
             raise TooLargeError(
                 f"{count:,} images of {self.where}",
                 expected=f"at most {free:,} bytes, the memory that is free",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -19,6 +18,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.interop.checkpoints import Facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
@@ -92,12 +92,11 @@ def method_of(name: str, collection: str) -> Method:
     'swag'
     """
     if name not in METHODS:
-        nearest = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"method {name!r}",
             expected=f"one of {', '.join(METHODS)}",
             found="no such name",
-            do=f"Did you mean {nearest}?",
+            do=f"Did you mean {nearest(name, METHODS)}?",
         )
     return CHOSEN.get(collection, {}).get(name) or METHODS[name]()
 

@@ -38,8 +38,7 @@ def check_room(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.
         TooLargeError: they will not.
     """
     needed = sum(torch.Size(shape).numel() * kinds[name].itemsize for name, shape in shapes.items())
-    free = free_bytes(device)
-    if free is not None and needed > free:
+    if (free := lacking(needed, device)) is not None:
         members = next(iter(shapes.values()))[0]
         raise TooLargeError(
             f"{members} stacked members on {device}",
@@ -58,6 +57,15 @@ def free_bytes(device: torch.device) -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return None
+
+
+def lacking(needed: int, device: torch.device | None = None) -> int | None:
+    """Return the free memory of a device, the CPU by default, if fewer bytes are free than needed.
+
+    None says that there is room, or that it can't be told.
+    """
+    free = free_bytes(torch.device("cpu") if device is None else device)
+    return free if free is not None and needed > free else None
 
 
 def spare(nbytes: int, device: torch.device) -> bool:

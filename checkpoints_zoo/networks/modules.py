@@ -7,7 +7,6 @@ stored tensors, and copied around each member's own tensors (`filled`).
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 TORCH = {
@@ -69,12 +69,11 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
     Linear(in_features=32, out_features=10, bias=True)
     """
     if name not in ARCHITECTURES:
-        nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"architecture {name!r}",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest!r}",
+            do=f"Use the nearest name, {nearest(name, ARCHITECTURES)!r}",
         )
     known = inspect.signature(ARCHITECTURES[name]).parameters
     for argument, value in arguments.items():

@@ -30,6 +30,7 @@ from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.plots import stated
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.predictions import Predictions, check_same, logits
@@ -577,8 +578,7 @@ class Pairwise:
         """Return the figures, not the pairs, as JSON text; what could not be computed is null."""
         rows: list[dict[str, object]] = []
         for name, x in self.figures.items():
-            bounds = {"value": x.value, "low": x.low, "high": x.high}
-            known = {key: None if v is None or not math.isfinite(v) else v for key, v in bounds.items()}
+            known = finite_or_null({"value": x.value, "low": x.low, "high": x.high})
             rows.append({"figure": name, **known, "unit": FIGURES[name][0]})
         facts = {"collection": self.collection, "citation": self.citation, "data": self.data, "ood": self.ood}
         inputs = {"inputs": self.inside.inputs, "ood_inputs": 0 if self.outside is None else self.outside.inputs}

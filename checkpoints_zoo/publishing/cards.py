@@ -31,7 +31,7 @@ from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import prefix
-from checkpoints_zoo.formats.text import LISTED, code, counted, fenced, in_bytes, listed, plain, quoted, values_of
+from checkpoints_zoo.formats.text import LISTED, code, counted, fenced, few, in_bytes, listed, plain, quoted, values_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -305,10 +305,9 @@ def _hashes(s: Section) -> str:
 def _predictions(s: Section) -> str:
     if not s.predictions:
         return ""
-    sets = ", ".join(code(name) for name in s.predictions[:LISTED])
-    more = f" and {len(s.predictions) - LISTED:,} more" if len(s.predictions) > LISTED else ""
+    sets = few([code(name) for name in s.predictions], LISTED)
     return (
-        f"Logits of its members are stored too, under the names {sets}{more}: "
+        f"Logits of its members are stored too, under the names {sets}: "
         f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import few, whole
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing import remote as readme
 from checkpoints_zoo.publishing.folder import (
@@ -104,7 +104,7 @@ def carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Say
 def title_of(folder: Folder) -> str:
     """Return the title of the last commit; a pull request is found again by it."""
     names = [held.name for held in folder.held]
-    return f"Publish {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+    return f"Publish {few(names, 3)}"
 
 
 def _made(remote: Remote, private: bool) -> Branch:

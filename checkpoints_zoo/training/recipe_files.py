@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, module_of, running
 
 _EXPECTED = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
@@ -121,7 +121,7 @@ def _parsed(field: str, text: str) -> Any:
         known = [*kinds, "arguments.NAME"]
         # "learning_rate" is lr, and "wd" is weight_decay.
         near = [name for name in known if _initials(field) == name or _initials(name) == field]
-        near += difflib.get_close_matches(field, known, n=1, cutoff=0.0)
+        near.append(nearest(field, known))
         raise UsageError(
             f"field {field!r} of a recipe",
             expected=f"one of {', '.join(known)}",

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.recipe import Recipe as Recipe
@@ -258,12 +258,11 @@ def named(name: str) -> Recipe:
     """
     found = RECIPES.get(ALSO_CALLED.get(name, name))
     if found is None:
-        nearest = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"recipe {name!r}",
             expected=f"one of {', '.join(RECIPES)}, or a Python file",
             found="no such name",
-            do=f"Did you mean {nearest}?",
+            do=f"Did you mean {nearest(name, RECIPES)}?",
         )
     return found()
 

@@ -18,7 +18,8 @@ import torch
 from PIL import Image
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound, TooLargeError, UsageError, ZooError
-from checkpoints_zoo.images import ImageData, of, parquet
+from checkpoints_zoo.images import ImageData, of
+from checkpoints_zoo.networks import device
 
 NAMES = ("cat", "dog", "owl")
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0"
@@ -355,7 +356,7 @@ def test_files_with_other_classes_are_not_mixed(tmp_path: Path) -> None:
 
 def test_a_row_group_that_memory_can_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = put(tmp_path / "a.parquet", table(*made(3)))
-    monkeypatch.setattr(parquet, "free_bytes", lambda device: 100)
+    monkeypatch.setattr(device, "free_bytes", lambda device: 100)
     with pytest.raises(
         TooLargeError, match=r"a row group of .*a\.parquet: expected at most 100 bytes; found [0-9,]+, by"
     ):

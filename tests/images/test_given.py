@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import FormatError, TooLargeError, UsageError, ZooError
-from checkpoints_zoo.images import ImageData, Prepared, in_order, of, pixels, prepared
+from checkpoints_zoo.images import ImageData, Prepared, in_order, of, prepared
+from checkpoints_zoo.networks import device
 from checkpoints_zoo.predictions import logits
 
 DIGITS = tuple("0123456789")
@@ -344,7 +345,7 @@ def test_what_is_refused(given: Any, options: dict[str, Any], text: str) -> None
 
 
 def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(device, "free_bytes", lambda device: 1000)
     assert len(of(np.zeros((15, 1, 8, 8), np.uint8))) == 15
     with pytest.raises(TooLargeError) as error:
         of(np.zeros((16, 1, 8, 8), np.uint8))

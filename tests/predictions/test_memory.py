@@ -9,6 +9,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import TooLargeError
+from checkpoints_zoo.networks import device
 from checkpoints_zoo.predictions import running
 from tests.support.scenarios import build, load
 from tests.support.stored_sets import by_loop, few
@@ -17,7 +18,7 @@ from tests.support.stored_sets import by_loop, few
 def test_more_logits_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     built = build(tmp_path, members=range(3))
     members = load(built)
-    monkeypatch.setattr(running, "free_bytes", lambda device: 3 * 9 * 10 * 4 - 1)
+    monkeypatch.setattr(device, "free_bytes", lambda device: 3 * 9 * 10 * 4 - 1)
     with pytest.raises(TooLargeError) as caught:
         zoo.evaluate(members, few())
     assert str(caught.value) == (
@@ -26,7 +27,7 @@ def test_more_logits_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
         "read in blocks."
     )
     assert caught.value.collection == "tiny"
-    monkeypatch.setattr(running, "free_bytes", lambda device: 3 * 9 * 10 * 4)
+    monkeypatch.setattr(device, "free_bytes", lambda device: 3 * 9 * 10 * 4)
     found = running.logits(members, few())
     for at in range(3):
         torch.testing.assert_close(found[at], by_loop(built, at, few()), rtol=1e-5, atol=1e-6)

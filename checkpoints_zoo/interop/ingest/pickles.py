@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.interop.ingest.origin import Origin
 from checkpoints_zoo.sources.archives import Head, Lot, Lying, Tell
 
@@ -260,7 +261,7 @@ def _asked(path: Path, refused: str) -> str:
     except (ValueError, RuntimeError, OSError, pickle.UnpicklingError):  # not a zip archive
         rest = []
     names = first + rest
-    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}" or "more"
+    return few(names, 5) or "more"
 
 
 def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
@@ -298,12 +299,10 @@ def raw(path: Path, within: Within, layout: Layout) -> bytearray:
         UsageError, DamagedError: it can't be read, or has no such tensors any more.
         TooLargeError: they are more than the free memory; a few bytes may be shown as many.
     """
-    import torch
 
-    from checkpoints_zoo.networks.device import free_bytes
+    from checkpoints_zoo.networks.device import lacking
 
-    free = free_bytes(torch.device("cpu"))
-    if free is not None and layout.nbytes > free:
+    if (free := lacking(layout.nbytes)) is not None:
         expected = f"at most {free:,} bytes of tensors, the memory that is free"
         raise TooLargeError(f"file {path}", expected=expected, found=f"{layout.nbytes:,}", path=path)
     wanted = [

@@ -24,6 +24,7 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems
 from checkpoints_zoo.formats.shard_files import REPEATING, Location, prefix
+from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.interop.ingest import pickles
 from checkpoints_zoo.interop.ingest.networks import Build, Net, shapes_of
 from checkpoints_zoo.interop.ingest.origin import Origin, Say, numbers_of
@@ -132,8 +133,7 @@ def judge(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> 
         )
     row["sha256"] = digest
     if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        row |= {"status": "failed", "reason": f"values that are not finite in {', '.join(bad[:3])}{more}"}
+        row |= {"status": "failed", "reason": f"values that are not finite in {few(bad, 3)}"}
 
 
 def mark_duplicates(rows: Sequence[Row]) -> None:

@@ -17,6 +17,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats.catalog import read_json
 from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods import fit as chosen
 from checkpoints_zoo.methods import fit as fitting
 from checkpoints_zoo.methods import fit as searching
@@ -111,7 +112,7 @@ class Fits:
             return None
         tried = {"search": self._searched(method)} if self.search and not method.independent else {}
         facts = {"title": settled.title, "source": settled.source, "fit": asdict(known), **tried}
-        return Draws(settled.name, members, finite(facts))
+        return Draws(settled.name, members, finite_or_null(facts))
 
     def __call__(self, method: Method, device: str) -> Outcome:
         """Fit a method; return where its draws are, or why the network or this machine has none."""
@@ -137,7 +138,7 @@ class Fits:
         best, tried = searching.search(type(method), problem, seed=self.seed)
         found = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
         with replacing(self._search_path(method)) as file:
-            file.write(json.dumps(finite(found), indent=1, allow_nan=False))
+            file.write(json.dumps(finite_or_null(found), indent=1, allow_nan=False))
         return best
 
     def _searched(self, method: Method) -> dict[str, Any] | None:
@@ -282,12 +283,3 @@ def given(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[
             )
         found.append(Draws(name, members))
     return found
-
-
-def finite(value: Any) -> Any:
-    """Return JSON values with null in place of numbers that are not finite, and lists in place of tuples."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and value - value != 0 else value

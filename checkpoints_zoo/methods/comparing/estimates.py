@@ -18,6 +18,7 @@ from checkpoints_zoo.evaluation.evaluating import evaluate
 from checkpoints_zoo.evaluation.figures import FIGURES, Figure
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
+from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.populations.discrepancy import apart
@@ -54,13 +55,13 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; what is not finite is null."""
-        given = {"value": self.value, "low": self.low, "high": self.high}
-        found: dict[str, Any] = {n: x if x is not None and math.isfinite(x) else None for n, x in given.items()}
+        found: dict[str, Any] = {"value": self.value, "low": self.low, "high": self.high}
         if self.p is not None:
             found["p"] = self.p
         if self.runs:
-            found["runs"] = [x if math.isfinite(x) else None for x in self.runs]
-        return found
+            found["runs"] = self.runs
+        known: dict[str, Any] = finite_or_null(found)
+        return known
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:

@@ -18,6 +18,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import measuring
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods.comparing import drawn
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
 from checkpoints_zoo.methods.comparing.drawn import Draws, Fits
@@ -233,7 +234,7 @@ class Prepared:
             data=measuring.named(inside),
             ood="" if outside is None else measuring.named(outside),
             rows=tuple(_row(some, values, growth) for some in of_rows.values()),
-            methods=drawn.finite({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
+            methods=finite_or_null({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
         )
