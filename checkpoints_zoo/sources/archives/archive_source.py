@@ -60,7 +60,9 @@ class ArchiveSource(Source):
         return self.place.collections()
 
     def commit(self, name: str) -> str:
-        """Hash where the members lie; return 40 hex digits, in place of a manifest's hash."""
+        """Return the repo's commit; in a folder hash where the members lie, in place of a manifest's hash."""
+        if self.repo is not None:
+            return self.repo.commit
         places = [[*key, *place] for key, place in self._holdings().places.items()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 

@@ -1,4 +1,7 @@
-"""What an archive holds: its members with their places, and everything else with the reason it is none."""
+"""What an archive holds: its members with their places, and everything else with the reason it is none.
+
+Also the names of its members: the orders that they come in, and the ids that they stand for.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from checkpoints_zoo.sources.archives.tar import BLOCK, Take, TarHeader, leads_o
 
 VERSION = 1
 MOST_LEAD = 2**20  # bytes of a member's own header: some ten thousand tensors
+
+_LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -238,12 +243,6 @@ def numbers_in(name: str) -> list[int]:
 def tensors_of(head: Head) -> Mapping[str, tuple[str, Shape]]:
     """Return stored name -> (dtype, shape) of a head's tensors, as they lie."""
     return {name: (dtype, shape) for name, dtype, shape in head.tensors}
-
-
-# Names of an archive's members: the orders that they come in, and the ids that they stand for.
-
-
-_LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9]*)", re.DOTALL)
 
 
 def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list[str] | None:

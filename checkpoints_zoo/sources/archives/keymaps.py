@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 from checkpoints_zoo.errors import LayoutError
 from checkpoints_zoo.formats.layout import FLOATS, Shape, differences, is_counter
 
-# What wraps a module leaves in the names of its tensors: taken off only where the rest fits exactly.
-
-
 # What DataParallel, torch.compile, Lightning, Fabric, Opacus and people put before every name of a module they wrap.
 WRAPPERS = (
     "module.", "_orig_mod.", "model.", "net.", "network.", "_forward_module.", "_module.", "_fsdp_wrapped_module.",

@@ -1,4 +1,4 @@
-"""Gzipped archives, read once from front to back."""
+"""Gzipped archives, which can't be read in part: unpacked once into the member cache, or read from front to back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, plain
 
-# Gzipped archives, which can't be read in part: unpacked once into the member cache.
-
-
 MOST_GROWTH = 200  # what unpacks to more times its size holds no weights
+PIECE = 2**20
+LARGEST_MEMBER = 2**33
+MOST_AFTER = 2**26  # bytes after the end mark that are looked at, for gzip's own checksum at its end
 
 
 def unpacked(path: Path, key: str, place: Path) -> Path:
@@ -58,11 +58,6 @@ def _unpack(path: Path, target: Path) -> None:
         ) from error
     except OSError as error:
         raise cache.full(target.parent, error) from error
-
-
-PIECE = 2**20
-LARGEST_MEMBER = 2**33
-MOST_AFTER = 2**26  # bytes after the end mark that are looked at, for gzip's own checksum at its end
 
 
 def stream(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
