@@ -1,4 +1,7 @@
-"""Sets of a source, in a folder or on the Hub: their names, their rows, and where the rows' bytes lie."""
+"""Stored predictions in a source: the names of its sets, their facts and rows, and whether their bytes are right.
+
+A set lies in predictions/COLLECTION/SET: manifest.parquet has a row a member, manifest.json says what they are of.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,15 @@ from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.source import Source
 
-# What a set of stored predictions says of itself: the images, the classes, how the logits were computed.
-
-
 LOGITS = "logits"  # the tensor of a member, and the key of its layout
 DTYPES = ("F16", "F32")
-SCHEMA_VERSION = 1
 
+PREDICTIONS = "predictions"
+TABLE, DESCRIPTION = "manifest.parquet", "manifest.json"
+
+_DIGITS = frozenset("0123456789abcdef")
+
+SCHEMA_VERSION = 1
 _TYPES = {
     "member": pa.int32(), "epoch": pa.int32(), "final": pa.bool_(), "status": pa.string(),
     "weights_sha256": pa.string(), "sha256": pa.string(), "path": pa.string(), "offset": pa.int64(),
@@ -39,10 +44,152 @@ SCHEMA = pa.schema(
 """A row: whose logits they are, the content hash of the weights they were computed with, and of themselves; the
 location is as in the manifest of weights."""
 
+Key = tuple[int, int]
 
-def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
-    """Return the layout of one member's logits, (input, class)."""
-    return Layout.of([(LOGITS, dtype, (inputs, classes))])
+
+@dataclass(frozen=True)
+class PredictionSet:
+    """A set of stored predictions in a source.
+
+    Args:
+        source: that it lies in.
+        facts: its JSON.
+        rows: one a snapshot, in the order of member and epoch.
+    """
+
+    source: Source
+    facts: Facts
+    rows: pa.Table = field(repr=False)
+
+    def locate(self, rows: pa.Table) -> list[Location]:
+        """Find the bytes of rows; from the Hub, what is missing is fetched in one go. Return where they lie here.
+
+        Raises:
+            DamagedError, SourceNotFound: a file outside the source, or none.
+            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
+        """
+        try:
+            return self.source.locate(self.facts, rows)
+        except NetworkError as error:
+            if error.collection == self.facts.name:  # offline
+                error.do = "Read them once online: they are kept"
+            raise
+
+
+def read(source: Source, collection: str, name: str) -> PredictionSet:
+    """Read and check the facts and rows of a set; return it.
+
+    Raises:
+        SourceNotFound: the source has no such set; those that it has are named.
+        FormatError, DamagedError: facts or rows break the format, or a path leads out of the source.
+        AccessError, NetworkError: a source on the Hub that can't be read.
+    """
+    folder = folder_of(collection, name)
+    table, description = (_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
+    facts, rows = _checked(table, description, (stamp_of(table), stamp_of(description)))
+    if (facts.collection, facts.set) != (collection, name):
+        raise FormatError(
+            f"description {description}",
+            expected=f"the names {collection!r} and {name!r}, as its folder's",
+            found=f"{facts.collection!r:.80} and {facts.set!r:.80}",
+            path=description,
+        )
+    for inside in set(rows.column("path").to_pylist()):
+        if not inside.startswith(f"{folder}/"):
+            expected = f"a path below {folder}/"
+            raise FormatError(f"manifest {table}", expected=expected, found=repr(inside)[:200], path=table)
+    return PredictionSet(source, facts, rows)
+
+
+def _file(source: Source, inside: str, collection: str, name: str) -> Path:
+    try:
+        return source.file(inside)
+    except SourceNotFound as error:
+        if error.path not in (inside, str(source.root / inside)):  # the repo or the commit is missing
+            raise
+        known = ", ".join(names(source, collection)) or "none"
+        beside = inside.endswith(DESCRIPTION)
+        raise SourceNotFound(
+            f"predictions {name!r} of {collection}",
+            expected=f"{inside} beside its rows" if beside else f"a set of source {source.shown}, which has: {known}",
+            found="no such file" if beside else "no such set",
+            do="" if beside else f"`zoo-cli predict {collection} --data … --out …` makes one",
+            collection=collection,
+            path=inside,
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _checked(table: Path, description: Path, stamp: tuple[tuple[int, ...], ...]) -> tuple[Facts, pa.Table]:
+    """Read and check once for each state of the two files."""
+    facts = Facts.from_json(catalog.read_json(description), description)
+    rows = manifest.read(table, SCHEMA)
+    manifest.validate(rows, facts, table)
+    for column in SCHEMA.names:
+        if rows.column(column).null_count:
+            raise FormatError(
+                f"manifest {table}", expected=f"a value for {column} in each row", found="null", path=table
+            )
+    _check_hashes(rows.column("weights_sha256").to_pylist(), table)
+    return facts, rows
+
+
+def _check_hashes(hashes: Sequence[str], table: Path) -> None:
+    for digest in hashes:
+        if len(digest) != 64 or set(digest) - _DIGITS:
+            expected = "weights_sha256 of 64 lower-case hex digits"
+            raise FormatError(f"manifest {table}", expected=expected, found=repr(digest[:80]), path=table)
+
+
+def names(source: Source, collection: str) -> list[str]:
+    """List the sets of a collection that a source has; return their names.
+
+    Raises:
+        AccessError, NetworkError: a source on the Hub that can't be read.
+    """
+    inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
+    found = [path.split("/") for path in source.files(inside)]
+    return sorted(parts[2] for parts in found if len(parts) == 4 and parts[3] == TABLE)
+
+
+def find_source(source: str | Path | Source) -> Source:
+    """Find a source that may hold nothing but predictions; return it.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: see `finding.resolve`.
+    """
+    if isinstance(source, Source):
+        return source
+    if "://" not in str(source):
+        root = Path(source).expanduser().absolute()
+        if (root / PREDICTIONS).is_dir():
+            return FolderSource(root, root.as_uri())
+    try:
+        return resolve(source, "")
+    except SourceNotFound as error:
+        if "://" not in str(source):
+            error.expected = f"a folder with {PREDICTIONS}/COLLECTION/SET in it"
+            error.found = error.found.replace("manifests/", f"{PREDICTIONS}/")
+            error.do = "Give the folder that `zoo-cli predict` had as --out"
+        raise
+
+
+def folder_of(collection: str, name: str) -> str:
+    """Return the folder of a set in its source, both names checked."""
+    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set(name)}"
+
+
+def check_set(name: str) -> str:
+    """Check that a set's name can be a folder's; return it.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        return catalog.check_name(name)
+    except UsageError as error:
+        error.thing = f"name of a set of predictions {name!r}"
+        raise
 
 
 @dataclass(frozen=True)
@@ -131,160 +278,9 @@ class Facts:
         return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
 
 
-PREDICTIONS = "predictions"
-TABLE, DESCRIPTION = "manifest.parquet", "manifest.json"
-_DIGITS = frozenset("0123456789abcdef")
-
-
-def folder_of(collection: str, name: str) -> str:
-    """Return the folder of a set in its source, both names checked."""
-    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set(name)}"
-
-
-def check_set(name: str) -> str:
-    """Check that a set's name can be a folder's; return it.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    try:
-        return catalog.check_name(name)
-    except UsageError as error:
-        error.thing = f"name of a set of predictions {name!r}"
-        raise
-
-
-@dataclass(frozen=True)
-class PredictionSet:
-    """A set of stored predictions in a source.
-
-    Args:
-        source: that it lies in.
-        facts: its JSON.
-        rows: one a snapshot, in the order of member and epoch.
-    """
-
-    source: Source
-    facts: Facts
-    rows: pa.Table = field(repr=False)
-
-    def locate(self, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows; from the Hub, what is missing is fetched in one go. Return where they lie here.
-
-        Raises:
-            DamagedError, SourceNotFound: a file outside the source, or none.
-            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
-        """
-        try:
-            return self.source.locate(self.facts, rows)
-        except NetworkError as error:
-            if error.collection == self.facts.name:  # offline
-                error.do = "Read them once online: they are kept"
-            raise
-
-
-def place(source: str | Path | Source) -> Source:
-    """Find a source that may hold nothing but predictions; return it.
-
-    Raises:
-        SourceNotFound, AccessError, NetworkError: as in `finding.resolve`.
-    """
-    if isinstance(source, Source):
-        return source
-    if "://" not in str(source):
-        root = Path(source).expanduser().absolute()
-        if (root / PREDICTIONS).is_dir():
-            return FolderSource(root, root.as_uri())
-    try:
-        return resolve(source, "")
-    except SourceNotFound as error:
-        if "://" not in str(source):
-            error.expected = f"a folder with {PREDICTIONS}/COLLECTION/SET in it"
-            error.found = error.found.replace("manifests/", f"{PREDICTIONS}/")
-            error.do = "Give the folder that `zoo-cli predict` had as --out"
-        raise
-
-
-def names(source: Source, collection: str) -> list[str]:
-    """List the sets of a collection that a source has; return their names.
-
-    Raises:
-        AccessError, NetworkError: a source on the Hub that can't be read.
-    """
-    inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
-    found = [path.split("/") for path in source.files(inside)]
-    return sorted(parts[2] for parts in found if len(parts) == 4 and parts[3] == TABLE)
-
-
-def read(source: Source, collection: str, name: str) -> PredictionSet:
-    """Read and check the facts and rows of a set; return it.
-
-    Raises:
-        SourceNotFound: the source has no such set; those that it has are named.
-        FormatError, DamagedError: facts or rows break the format, or a path leads out of the source.
-        AccessError, NetworkError: a source on the Hub that can't be read.
-    """
-    folder = folder_of(collection, name)
-    table, description = (_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
-    facts, rows = _checked(table, description, (stamp_of(table), stamp_of(description)))
-    if (facts.collection, facts.set) != (collection, name):
-        raise FormatError(
-            f"description {description}",
-            expected=f"the names {collection!r} and {name!r}, as its folder's",
-            found=f"{facts.collection!r:.80} and {facts.set!r:.80}",
-            path=description,
-        )
-    for inside in set(rows.column("path").to_pylist()):
-        if not inside.startswith(f"{folder}/"):
-            expected = f"a path below {folder}/"
-            raise FormatError(f"manifest {table}", expected=expected, found=repr(inside)[:200], path=table)
-    return PredictionSet(source, facts, rows)
-
-
-def _file(source: Source, inside: str, collection: str, name: str) -> Path:
-    try:
-        return source.file(inside)
-    except SourceNotFound as error:
-        if error.path not in (inside, source.root / inside):  # the repo or the commit is missing
-            raise
-        known = ", ".join(names(source, collection)) or "none"
-        beside = inside.endswith(DESCRIPTION)
-        raise SourceNotFound(
-            f"predictions {name!r} of {collection}",
-            expected=f"{inside} beside its rows" if beside else f"a set of source {source.shown}, which has: {known}",
-            found="no such file" if beside else "no such set",
-            do="" if beside else f"`zoo-cli predict {collection} --data … --out …` makes one",
-            collection=collection,
-            path=inside,
-        ) from error
-
-
-@lru_cache(maxsize=16)
-def _checked(table: Path, description: Path, stamp: tuple[tuple[int, ...], ...]) -> tuple[Facts, pa.Table]:
-    """Read and check once for each state of the two files."""
-    facts = Facts.from_json(catalog.read_json(description), description)
-    rows = manifest.read(table, SCHEMA)
-    manifest.validate(rows, facts, table)
-    for column in SCHEMA.names:
-        if rows.column(column).null_count:
-            raise FormatError(
-                f"manifest {table}", expected=f"a value for {column} in each row", found="null", path=table
-            )
-    _check_hashes(rows.column("weights_sha256").to_pylist(), table)
-    return facts, rows
-
-
-def _check_hashes(hashes: Sequence[str], table: Path) -> None:
-    for digest in hashes:
-        if len(digest) != 64 or set(digest) - _DIGITS:
-            expected = "weights_sha256 of 64 lower-case hex digits"
-            raise FormatError(f"manifest {table}", expected=expected, found=repr(digest[:80]), path=table)
-
-
-# Whether stored predictions are what their rows say: places, hashes, values, and the weights they were made from.
-
-
-Key = tuple[int, int]
+def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
+    """Return the layout of one member's logits, (input, class)."""
+    return Layout.of([(LOGITS, dtype, (inputs, classes))])
 
 
 def weights_of(rows: pa.Table) -> dict[Key, str | None]:
@@ -337,6 +333,3 @@ def _of_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> 
     if known is None or known == made_from:
         return ""
     return f"expected predictions of weights with sha256 {known[:16]}…; found them made from {made_from[:16]}…."
-
-
-# Stored predictions of a collection's members: what a set says of itself, its rows, and where their bytes lie.

@@ -26,117 +26,91 @@ from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet
 from checkpoints_zoo.predictions.running import Members
 
-# Whether stored predictions are of given members and on given images; what does not match is refused.
-
-
-def check_members(facts: Facts, members: Members) -> None:
-    """Check that a set is of the members' classes, in the order of their logits, and of their inputs.
-
-    Raises:
-        UsageError: it is of others.
-    """
-    if facts.classes != members.classes:
-        raise UsageError(
-            f"predictions {facts.name}",
-            expected=f"classes {', '.join(members.classes[:12])}, in this order",
-            found=f"classes {', '.join(facts.classes[:12])}",
-            do="Predict again: they are of another state of the collection",
-            collection=facts.collection,
-        )
-    if dict(facts.preprocessing) != dict(members.description.preprocessing):
-        raise UsageError(
-            f"predictions {facts.name}",
-            expected=f"inputs preprocessed as {dict(members.description.preprocessing)}",
-            found=f"{dict(facts.preprocessing)}",
-            do="Predict again: they are of another state of the collection",
-            collection=facts.collection,
-        )
-
-
-def check_data(facts: Facts, data: ImageData) -> None:
-    """Check that a set was made on given images, down to pixels, labels and classes.
-
-    Classes in another order than the set's are put into its order where their names tell how, as `predict` did.
-
-    Raises:
-        UsageError: on others.
-    """
-    data = in_order(data, facts.classes)
-    wanted = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
-    found = (f"{facts.inputs:,} inputs", f"fingerprint {facts.fingerprint}")
-    if wanted != found:
-        raise UsageError(
-            f"predictions {facts.name}",
-            expected=f"{', '.join(wanted)}, as images {data.name}/{data.split} have",
-            found=f"{', '.join(found)}, of {facts.data}/{facts.split}",
-            do="They are on other images, or on these in another order; predict on these",
-            collection=facts.collection,
-        )
-
-
-def rows_of(stored: PredictionSet, members: Members) -> pa.Table:
-    """Find the rows of members, made with the weights they have; return them in the members' order.
-
-    Raises:
-        MemberNotFound: there are none of some members.
-        UsageError: some were made with other weights.
-    """
-    columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
-    at = {key: i for i, key in enumerate(zip(*columns, strict=True))}
-    lacking = [id for id, epoch in members._keys if (id, epoch) not in at]
-    name = stored.facts.name
-    if lacking:
-        raise MemberNotFound(
-            f"predictions {name}",
-            expected=f"a row for each of the {len(members)} selected members",
-            found=f"none for members {selection.format_ids([(id, None) for id in lacking[:100]])}",
-            do="`zoo-cli predict` adds what is missing; or select members that it has",
-            collection=stored.facts.collection,
-            member=lacking[0],
-        )
-    rows = manifest.take(stored.rows, [at[key] for key in members._keys])
-    made_from = rows.column("weights_sha256").to_pylist()
-    for (id, _), known, made in zip(members._keys, members.rows.column("sha256").to_pylist(), made_from, strict=True):
-        if known != made:
-            raise other_weights(name, id, known, made)
-    return rows
-
-
-def other_weights(name: str, member: int, known: str | None, made: str) -> UsageError:
-    """Return the error for predictions that were made with other weights than a member's."""
-    fill = "`zoo-cli import --hash` fills the hashes of a collection that has none"
-    return UsageError(
-        f"predictions {name} of member {member}",
-        expected=f"made with weights of sha256 {known[:16]}…" if known else "the hash of its weights in its manifest",
-        found=f"made with {made[:16]}…" if known else "null, so that nothing says whether they are its own",
-        do="Predict again, under another name or after deleting the set" if known else fill,
-        collection=name.partition("/")[0],
-        member=member,
-    )
-
-
 BLOCK_BYTES = 2**26  # of a block in float32
 
 
-class Blocks:
-    """Stored logits as blocks of inputs, each (member, input, class); they can be walked again and again.
+def predictions_of(
+    members: Members,
+    name: str,
+    *,
+    source: str | Path | None = None,
+    data: Given | None = None,
+) -> Predictions:
+    """Find stored predictions of members, reading no logits yet; return them.
 
     Args:
-        predictions: whose.
-        inputs: a block.
-        dtype: of the blocks.
+        members: a collection.
+        name: of the set ("digits-test").
+        source: a folder or an address on the Hub that has it; None for where the members' manifest lies.
+        data: the images that they should be on, as in `predict`, checked by their fingerprint.
+
+    Raises:
+        SourceNotFound: no such set there.
+        MemberNotFound: it lacks some of the members.
+        UsageError: it was made with other weights, classes or preprocessing, or on other images.
+        FormatError, DamagedError: a set that breaks the format.
+        NetworkError, AccessError: a source on the Hub that can't be read.
+
+    >>> import tempfile
+    >>> import checkpoints_zoo as zoo
+    >>> from checkpoints_zoo.predictions import predict
+    >>> members, folder = zoo.load("convnet-digits", n=3), tempfile.mkdtemp()
+    >>> _ = predict(members, "digits", folder)
+    >>> predictions_of(members, "digits-test", source=folder).logits([2]).shape
+    torch.Size([1, 540, 10])
     """
+    stored = prediction_sets.read(
+        members.source if source is None else prediction_sets.find_source(source), members.name, name
+    )
+    check_members(stored.facts, members)
+    if data is not None:
+        check_data(stored.facts, images.of(data))
+    return Predictions(stored, rows_of(stored, members), (members.source.label, members._commit))
 
-    def __init__(self, predictions: Predictions, inputs: int, dtype: torch.dtype) -> None:
-        self.predictions, self.inputs, self.dtype = predictions, inputs, dtype
 
-    def __len__(self) -> int:
-        return -(-self.predictions.shape[1] // self.inputs)
+def cited(label: str, commit: str, collection: str, rows: pa.Table) -> str:
+    """Cite the members whose predictions rows are, by the weights that these were made with; return the citation."""
+    names = ["member", "epoch", "final", "weights_sha256", "path", "offset", "nbytes"]
+    weights = rows.select(names).rename_columns([n.removeprefix("weights_") for n in names])
+    return selection.cite(label, commit, collection, weights)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        end = self.predictions.shape[1]
-        for at in range(0, end, self.inputs):
-            yield self.predictions.block(at, min(end, at + self.inputs), self.dtype)
+
+def check_same(others: Predictions, members: Predictions | Members) -> Predictions:
+    """Check that predictions are of given members, with the same weights and in the same order; return them.
+
+    Weights are told apart by their content hashes; where a manifest has none, by the names of the collections.
+
+    Raises:
+        UsageError: they are of others.
+    """
+    found, wanted = others.keys, _keys(members)
+    named = members.facts.collection if isinstance(members, Predictions) else members.name
+    wrong = ""
+    if [key[0] for key in found] != [key[0] for key in wanted]:
+        wrong = f"members {selection.format_ids([(id, None) for id, *_ in found[:100]])}"
+    elif [key[1] for key in found] != [key[1] for key in wanted]:
+        wrong = f"snapshots {selection.format_ids([key[:2] for key in found[:100]])}"
+    else:
+        for (id, _, one), (_, _, other) in zip(found, wanted, strict=True):
+            if one != other if one and other else others.facts.collection != named:
+                wrong = f"other weights of member {id}"
+                break
+    if wrong:
+        raise UsageError(
+            f"predictions {others.name} for {members.name}",
+            expected="those of the same members with the same weights, in the same order",
+            found=wrong,
+            do="Take both with `members.predictions(…)` from one selection of members",
+        )
+    return others
+
+
+def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
+    """Return member, epoch and content hash of the weights of each, "" where the manifest has none."""
+    if isinstance(members, Predictions):
+        return members.keys
+    hashes = members.rows.column("sha256").to_pylist()
+    return [(*key, known or "") for key, known in zip(members._keys, hashes, strict=True)]
 
 
 class Predictions:
@@ -373,91 +347,108 @@ class Predictions:
         check_data(self.facts, data)
 
 
-def cited(label: str, commit: str, collection: str, rows: pa.Table) -> str:
-    """Cite the members whose predictions rows are, by the weights that these were made with; return the citation."""
-    names = ["member", "epoch", "final", "weights_sha256", "path", "offset", "nbytes"]
-    weights = rows.select(names).rename_columns([n.removeprefix("weights_") for n in names])
-    return selection.cite(label, commit, collection, weights)
-
-
-# Whether predictions go together: those of one selection of members, made with the same weights.
-
-
-def check_same(others: Predictions, members: Predictions | Members) -> Predictions:
-    """Check that predictions are of given members, with the same weights and in the same order; return them.
-
-    Weights are told apart by their content hashes; where a manifest has none, by the names of the collections.
-
-    Raises:
-        UsageError: they are of others.
-    """
-    found, wanted = others.keys, _keys(members)
-    named = members.facts.collection if isinstance(members, Predictions) else members.name
-    wrong = ""
-    if [key[0] for key in found] != [key[0] for key in wanted]:
-        wrong = f"members {selection.format_ids([(id, None) for id, *_ in found[:100]])}"
-    elif [key[1] for key in found] != [key[1] for key in wanted]:
-        wrong = f"snapshots {selection.format_ids([key[:2] for key in found[:100]])}"
-    else:
-        for (id, _, one), (_, _, other) in zip(found, wanted, strict=True):
-            if one != other if one and other else others.facts.collection != named:
-                wrong = f"other weights of member {id}"
-                break
-    if wrong:
-        raise UsageError(
-            f"predictions {others.name} for {members.name}",
-            expected="those of the same members with the same weights, in the same order",
-            found=wrong,
-            do="Take both with `members.predictions(…)` from one selection of members",
-        )
-    return others
-
-
-def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
-    """Return member, epoch and content hash of the weights of each, "" where the manifest has none."""
-    if isinstance(members, Predictions):
-        return members.keys
-    hashes = members.rows.column("sha256").to_pylist()
-    return [(*key, known or "") for key, known in zip(members._keys, hashes, strict=True)]
-
-
-# `predictions_of`: from members and the name of a set to its Predictions.
-
-
-def predictions_of(
-    members: Members,
-    name: str,
-    *,
-    source: str | Path | None = None,
-    data: Given | None = None,
-) -> Predictions:
-    """Find stored predictions of members, reading no logits yet; return them.
+class Blocks:
+    """Stored logits as blocks of inputs, each (member, input, class); they can be walked again and again.
 
     Args:
-        members: a collection.
-        name: of the set ("digits-test").
-        source: a folder or an address on the Hub that has it; None for where the members' manifest lies.
-        data: the images that they should be on, as in `predict`, checked by their fingerprint.
+        predictions: whose.
+        inputs: a block.
+        dtype: of the blocks.
+    """
+
+    def __init__(self, predictions: Predictions, inputs: int, dtype: torch.dtype) -> None:
+        self.predictions, self.inputs, self.dtype = predictions, inputs, dtype
+
+    def __len__(self) -> int:
+        return -(-self.predictions.shape[1] // self.inputs)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        end = self.predictions.shape[1]
+        for at in range(0, end, self.inputs):
+            yield self.predictions.block(at, min(end, at + self.inputs), self.dtype)
+
+
+def check_members(facts: Facts, members: Members) -> None:
+    """Check that a set is of the members' classes, in the order of their logits, and of their inputs.
 
     Raises:
-        SourceNotFound: no such set there.
-        MemberNotFound: it lacks some of the members.
-        UsageError: it was made with other weights, classes or preprocessing, or on other images.
-        FormatError, DamagedError: a set that breaks the format.
-        NetworkError, AccessError: a source on the Hub that can't be read.
-
-    >>> import tempfile
-    >>> import checkpoints_zoo as zoo
-    >>> from checkpoints_zoo.predictions import predict
-    >>> members, folder = zoo.load("convnet-digits", n=3), tempfile.mkdtemp()
-    >>> _ = predict(members, "digits", folder)
-    >>> predictions_of(members, "digits-test", source=folder).logits([2]).shape
-    torch.Size([1, 540, 10])
+        UsageError: it is of others.
     """
-    stored = prediction_sets.read(
-        members.source if source is None else prediction_sets.place(source), members.name, name
+    if facts.classes != members.classes:
+        raise UsageError(
+            f"predictions {facts.name}",
+            expected=f"classes {', '.join(members.classes[:12])}, in this order",
+            found=f"classes {', '.join(facts.classes[:12])}",
+            do="Predict again: they are of another state of the collection",
+            collection=facts.collection,
+        )
+    if dict(facts.preprocessing) != dict(members.description.preprocessing):
+        raise UsageError(
+            f"predictions {facts.name}",
+            expected=f"inputs preprocessed as {dict(members.description.preprocessing)}",
+            found=f"{dict(facts.preprocessing)}",
+            do="Predict again: they are of another state of the collection",
+            collection=facts.collection,
+        )
+
+
+def check_data(facts: Facts, data: ImageData) -> None:
+    """Check that a set was made on given images, down to pixels, labels and classes.
+
+    Classes in another order than the set's are put into its order where their names tell how, as `predict` did.
+
+    Raises:
+        UsageError: on others.
+    """
+    data = in_order(data, facts.classes)
+    wanted = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
+    found = (f"{facts.inputs:,} inputs", f"fingerprint {facts.fingerprint}")
+    if wanted != found:
+        raise UsageError(
+            f"predictions {facts.name}",
+            expected=f"{', '.join(wanted)}, as images {data.name}/{data.split} have",
+            found=f"{', '.join(found)}, of {facts.data}/{facts.split}",
+            do="They are on other images, or on these in another order; predict on these",
+            collection=facts.collection,
+        )
+
+
+def rows_of(stored: PredictionSet, members: Members) -> pa.Table:
+    """Find the rows of members, made with the weights they have; return them in the members' order.
+
+    Raises:
+        MemberNotFound: there are none of some members.
+        UsageError: some were made with other weights.
+    """
+    columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
+    at = {key: i for i, key in enumerate(zip(*columns, strict=True))}
+    lacking = [id for id, epoch in members._keys if (id, epoch) not in at]
+    name = stored.facts.name
+    if lacking:
+        raise MemberNotFound(
+            f"predictions {name}",
+            expected=f"a row for each of the {len(members)} selected members",
+            found=f"none for members {selection.format_ids([(id, None) for id in lacking[:100]])}",
+            do="`zoo-cli predict` adds what is missing; or select members that it has",
+            collection=stored.facts.collection,
+            member=lacking[0],
+        )
+    rows = manifest.take(stored.rows, [at[key] for key in members._keys])
+    made_from = rows.column("weights_sha256").to_pylist()
+    for (id, _), known, made in zip(members._keys, members.rows.column("sha256").to_pylist(), made_from, strict=True):
+        if known != made:
+            raise other_weights(name, id, known, made)
+    return rows
+
+
+def other_weights(name: str, member: int, known: str | None, made: str) -> UsageError:
+    """Return the error for predictions that were made with other weights than a member's."""
+    fill = "`zoo-cli import --hash` fills the hashes of a collection that has none"
+    return UsageError(
+        f"predictions {name} of member {member}",
+        expected=f"made with weights of sha256 {known[:16]}…" if known else "the hash of its weights in its manifest",
+        found=f"made with {made[:16]}…" if known else "null, so that nothing says whether they are its own",
+        do="Predict again, under another name or after deleting the set" if known else fill,
+        collection=name.partition("/")[0],
+        member=member,
     )
-    check_members(stored.facts, members)
-    if data is not None:
-        check_data(stored.facts, images.of(data))
-    return Predictions(stored, rows_of(stored, members), (members.source.label, members._commit))
