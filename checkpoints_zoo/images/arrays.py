@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.pixels import Gathered, Wanted
-from checkpoints_zoo.images.sets import Columns, Found
+from checkpoints_zoo.images.reading import Columns, Found, Gathered, Wanted
 
 PIXELS = np.dtype(np.uint8)
 INPUTS = np.dtype(np.float32)

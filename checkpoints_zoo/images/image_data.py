@@ -1,4 +1,4 @@
-"""One split of a data set in memory."""
+"""One split of a data set in memory, and its labels in the order of a collection's logits."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images.preprocess import Preprocess
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SPELLED: Mapping[str, str] = MappingProxyType(
+    {
+        "cra": "crab",  # uoft-cs/cifar100 on the Hub
+        **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},  # torchvision.datasets.MNIST
+    }
+)
+"""What others call a class that we call otherwise, beside capitals, spaces, hyphens and underscores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,19 +108,6 @@ class Prepared(ImageData):
         """Return some of the inputs as they are, once their shape is known to fit."""
         self._check(some, preprocess, "inputs")
         return some
-
-
-# Labels in the order of a collection's logits, where the names of the classes tell how.
-
-
-_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SPELLED: Mapping[str, str] = MappingProxyType(
-    {
-        "cra": "crab",  # uoft-cs/cifar100 on the Hub
-        **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},  # torchvision.datasets.MNIST
-    }
-)
-"""What others call a class that we call otherwise, beside capitals, spaces, hyphens and underscores."""
 
 
 def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:

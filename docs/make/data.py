@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from checkpoints_zoo.images import CLASSES
-from checkpoints_zoo.images.bundled import DIGITS_TEST
-from checkpoints_zoo.images.hub_sets import HUB_SETS, HubSet
+from checkpoints_zoo.images.data_sets import DIGITS_TEST, HUB_SETS, HubSet
 from checkpoints_zoo.images.image_data import SPELLED
 
 LINE = 116

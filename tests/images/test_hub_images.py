@@ -15,9 +15,8 @@ from PIL import Image
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
-from checkpoints_zoo.images import CLASSES, ImageData
-from checkpoints_zoo.images import hub as reading
-from checkpoints_zoo.images.hub_sets import HUB_SETS
+from checkpoints_zoo.images import CLASSES, ImageData, data_sets
+from checkpoints_zoo.images.data_sets import HUB_SETS
 from tests.hub import WRITER, Hub
 from tests.hub.faults import HTML
 from tests.support.image_sets import (  # noqa: F401 (a fixture)
@@ -107,7 +106,7 @@ def test_columns_are_described_by_the_card_where_the_files_say_nothing(hub: Hub)
     made = published_images(hub, "svhn", bare=True)["test"]
     assert same(images.load("svhn"), made)
     hub.commit(SETS["svhn"].repo, {"dataset_infos.json": None, **cards(SETS["svhn"])})
-    reading.read.cache_clear()
+    data_sets.read_from_hub.cache_clear()
     assert same(images.load("svhn"), made)
 
 
@@ -118,11 +117,11 @@ def test_a_set_is_fetched_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Non
     hub.log.clear()
     assert images.load("cifar10") is first
     assert len(hub.log) == 0
-    reading.read.cache_clear()  # as in another process
+    data_sets.read_from_hub.cache_clear()  # as in another process
     assert same(images.load("cifar10"), made["test"])
     assert hub.log.requests("resolve") == 0
     hub.log.clear()
-    reading.read.cache_clear()
+    data_sets.read_from_hub.cache_clear()
     offline(monkeypatch)
     again = images.load("cifar10")
     assert same(again, made["test"])
@@ -133,7 +132,7 @@ def test_a_set_is_fetched_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_offline_the_card_is_not_missed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     made = published_images(hub, "tiny-imagenet")
     images.load("tiny-imagenet")
-    reading.read.cache_clear()
+    data_sets.read_from_hub.cache_clear()
     offline(monkeypatch)
     hub.log.clear()
     assert same(images.load("tiny-imagenet"), made["test"])

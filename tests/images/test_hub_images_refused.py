@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from checkpoints_zoo import images
-from checkpoints_zoo.images import CLASSES
-from checkpoints_zoo.images import hub as reading
-from checkpoints_zoo.images.hub_sets import HUB_SETS
+from checkpoints_zoo.images import CLASSES, data_sets
+from checkpoints_zoo.images.data_sets import HUB_SETS
 from tests.hub import Hub
 from tests.support.image_sets import CHANGED, SETS, cards, forgotten, path_of, png, published_images, put, refusal  # noqa: F401
 
@@ -165,7 +164,7 @@ def test_other_labels(hub: Hub, labels: list[int | None], text: str) -> None:
 
 def test_more_inputs_than_the_set_has(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(HUB_SETS["svhn"], inputs={"test": 19, "train": 20})
-    monkeypatch.setattr(reading, "HUB_SETS", {"svhn": few})
+    monkeypatch.setattr(data_sets, "HUB_SETS", {"svhn": few})
     published_images(hub, "svhn", inputs=20)
     assert "expected from 1 to 19 inputs; found 20." in refusal("svhn")
     assert len(images.load("svhn", "train")) == 20

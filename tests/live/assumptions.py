@@ -14,7 +14,7 @@ from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.images.hub_sets import HUB_SETS
+from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Index, indexing
 from checkpoints_zoo.sources.ranges import Remote

@@ -16,8 +16,7 @@ from PIL import Image
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.images import CLASSES, ImageData
-from checkpoints_zoo.images import hub as reading
+from checkpoints_zoo.images import CLASSES, ImageData, data_sets
 from tests.hub import Hub
 
 CHANGED = " The repo may have changed since this version was made: look for a newer one of checkpoints_zoo."
@@ -163,7 +162,7 @@ def published_images(hub: Hub, name: str, inputs: int = 20, seed: int = 0, **cha
         )
     files[f"{there.stems['test'].rpartition('/')[0]}/extra-00000-of-00001.parquet"] = b"PAR1 of another split"
     commit = hub.commit(there.repo, files)
-    reading.read.cache_clear()
+    data_sets.read_from_hub.cache_clear()
     return {split: replace(made, revision=commit) for split, made in generated.items()}
 
 
@@ -220,9 +219,9 @@ def cards(there: ImageSet) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Let no test see what another has read."""
-    reading.read.cache_clear()
+    data_sets.read_from_hub.cache_clear()
     yield
-    reading.read.cache_clear()
+    data_sets.read_from_hub.cache_clear()
 
 
 def path_of(name: str, number: int = 0, of: int = 1) -> str:

@@ -13,7 +13,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import CLASSES
-from checkpoints_zoo.images.hub_sets import HUB_SETS
+from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.measure import layout_of
