@@ -30,7 +30,7 @@ from checkpoints_zoo.networks.modules import Build, first_names
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.archives import Head
 from checkpoints_zoo.sources.archives.keymaps import fit
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 
 # Draws of a posterior, whatever form they come in: one state dict after another, all of the net's tensors in it.
 

@@ -33,7 +33,7 @@ from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
 # Settings of the methods, chosen for collections by a search on training images that were held out.

@@ -20,8 +20,7 @@ from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
 from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.folder_source import FolderSource
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import FolderSource, Source
 
 LOGITS = "logits"  # the tensor of a member, and the key of its layout
 DTYPES = ("F16", "F32")

@@ -26,7 +26,7 @@ from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts, P
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.stored import Predictions, cited, other_weights, predictions_of
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
+from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, Here, Job, engine
 
 GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored

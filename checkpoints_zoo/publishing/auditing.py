@@ -26,10 +26,9 @@ from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
 from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub import asking
 from checkpoints_zoo.sources.ranges import Remote
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import FolderSource, Source
 
 # The files of a repo or a folder: sizes, what names their content, and their first bytes.
 

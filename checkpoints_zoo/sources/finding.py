@@ -18,9 +18,7 @@ from checkpoints_zoo.formats import catalog, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.archive_source import ArchiveSource
-from checkpoints_zoo.sources.folder_source import EMBEDDED, EMBEDDED_ROOT, FolderSource
-from checkpoints_zoo.sources.hub_source import HubSource
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import EMBEDDED, EMBEDDED_ROOT, FolderSource, HubSource, Source
 
 
 def resolve(source: str | Path | None, name: str) -> Source:

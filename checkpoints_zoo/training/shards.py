@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read
 from checkpoints_zoo.sources.copying import Piece, Shard, place, written
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.measure import Finished, Key, Row, key_of
 
 # Finished snapshots laid aside one by one until their shard can be written.

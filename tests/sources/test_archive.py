@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter
 from checkpoints_zoo.formats.shard_files import hash_members
 from checkpoints_zoo.sources.archives import index, rows_of, source_of_archive, stream, walk
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 from tests.support.archives import Counted, local_tar, tar_header
 
 State = dict[str, Tensor]

@@ -18,7 +18,7 @@ from checkpoints_zoo.interop.ingest.networks import Build, Net
 from checkpoints_zoo.interop.ingest.origin import Chosen, Origin, Say
 from checkpoints_zoo.interop.ingest.survey import Plan
 from checkpoints_zoo.sources import archives, cache
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
     from checkpoints_zoo.images import Given, ImageData

@@ -24,7 +24,7 @@ from checkpoints_zoo.formats.text import did_you_mean, few
 from checkpoints_zoo.interop.ingest.networks import Build
 from checkpoints_zoo.interop.ingest.shards import FIGURES
 from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.

@@ -33,8 +33,8 @@ from checkpoints_zoo.sources import archives, cache, fetching, hub
 from checkpoints_zoo.sources.archives import Entry, Head, Index, Lot, Lying, Tell, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
-from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.ranges import Remote
+from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
     from torch import nn

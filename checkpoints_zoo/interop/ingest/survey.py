@@ -23,7 +23,7 @@ from checkpoints_zoo.interop.ingest.shards import Row
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import Lot
 from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
-from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource
 
 # What an import is about, before it reads or writes any weights.
 

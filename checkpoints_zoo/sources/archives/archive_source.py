@@ -24,9 +24,7 @@ from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.sources import archives, fetching
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import Opened
-from checkpoints_zoo.sources.folder_source import FolderSource
-from checkpoints_zoo.sources.hub_source import HubSource
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import FolderSource, HubSource, Source
 
 _known: dict[tuple[str, tuple[tuple[str, int], ...]], Holdings] = {}
 
