@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.reading import Columns, Found, Gathered, Wanted
+from checkpoints_zoo.images.reading import Columns, Gathered, PixelFormat, RawImages
 
 PIXELS = np.dtype(np.uint8)
 INPUTS = np.dtype(np.float32)
 DEPTH = 8  # of Subsets of Subsets
 
 
-def read(given: object, columns: Columns, wanted: Wanted, kind: np.dtype[Any], channels_last: bool) -> Found:
+def read(given: object, columns: Columns, wanted: PixelFormat, kind: np.dtype[Any], channels_last: bool) -> RawImages:
     """Read what some object gives; return its images and labels.
 
     Args:
@@ -52,7 +52,7 @@ def read(given: object, columns: Columns, wanted: Wanted, kind: np.dtype[Any], c
         else:
             gathered.arrays(_array(image, kind, channels_last, what), what)
         labels.add(label, gathered.count - before, what)
-    return Found(gathered.done(), labels.done(), _classes(given, key))
+    return RawImages(gathered.done(), labels.done(), _classes(given, key))
 
 
 def _total(given: object) -> int:

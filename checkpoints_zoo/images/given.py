@@ -18,7 +18,7 @@ from checkpoints_zoo.images import arrays
 from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared
 from checkpoints_zoo.images.places import PLACES, place_of, read_place
-from checkpoints_zoo.images.reading import Columns, Found, Gathered, Wanted
+from checkpoints_zoo.images.reading import Columns, Gathered, PixelFormat, RawImages
 
 Given = str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any]
 """What `of` takes, and with it every function that takes images."""
@@ -71,7 +71,7 @@ def of(
     >>> data.name, data.classes, len(data)
     ('two', ('cat', 'dog'), 2)
     """
-    wanted, columns = Wanted(size, channels), Columns(image, label)
+    wanted, columns = PixelFormat(size, channels), Columns(image, label)
     place = place_of(given) if isinstance(given, str | os.PathLike) else None
     if channels_last and isinstance(given, str | os.PathLike | ImageData):
         raise UsageError("argument channels_last", expected="tensors or arrays to go with it", found=_shown(given))
@@ -121,7 +121,7 @@ def prepared(
     if isinstance(given, str | os.PathLike | ImageData):
         do = "`zoo.images.of` takes those, and members preprocess their pixels"
         raise UsageError("prepared inputs", expected="tensors, a Dataset or a DataLoader", found=_shown(given), do=do)
-    read = arrays.read(given, Columns(image, label), Wanted(), arrays.INPUTS, channels_last)
+    read = arrays.read(given, Columns(image, label), PixelFormat(), arrays.INPUTS, channels_last)
     return Prepared(**_facts(read, name_of(name, "inputs"), split, classes, renamed))
 
 
@@ -155,7 +155,7 @@ def _by_name(text: str, split: str | None) -> ImageData:
 
 def _changed(
     known: ImageData,
-    wanted: Wanted,
+    wanted: PixelFormat,
     classes: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
     name: str | None,
@@ -173,7 +173,7 @@ def _changed(
             new = {"images": pixels, "name": f"{known.name}-{'x'.join(map(str, pixels.shape[1:]))}"}
     if classes is not None or renamed is not None:
         labels = None if known.labels is None else known.labels.tolist()
-        named = _facts(Found(known.images, labels, known.classes), known.name, None, classes, renamed)
+        named = _facts(RawImages(known.images, labels, known.classes), known.name, None, classes, renamed)
         new |= {"labels": named["labels"], "classes": named["classes"]}
     new |= {} if name is None else {"name": name_of(name, "")}
     new |= {} if split is None else {"split": split_of(split)}
@@ -185,7 +185,7 @@ def _shown(given: object) -> str:
 
 
 def _facts(
-    found: Found,
+    found: RawImages,
     name: str,
     split: str | None,
     classes: Sequence[str] | None,

@@ -23,7 +23,7 @@ from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, To
 from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.images.data_sets import DATASETS
-from checkpoints_zoo.images.reading import SPLITS, Columns, Found, Gathered, Wanted, add, batches, choose_split
+from checkpoints_zoo.images.reading import SPLITS, Columns, Gathered, PixelFormat, RawImages, add, batches, choose_split
 from checkpoints_zoo.networks.device import lacking
 from checkpoints_zoo.sources import hub
 
@@ -62,7 +62,7 @@ def _exists(text: str) -> bool:
         return False
 
 
-def read_place(place: str | Path, split: str | None, columns: Columns, wanted: Wanted) -> tuple[Found, str]:
+def read_place(place: str | Path, split: str | None, columns: Columns, wanted: PixelFormat) -> tuple[RawImages, str]:
     """Read what lies at a place; return it, and what its name is there.
 
     Args:
@@ -102,7 +102,7 @@ def read_place(place: str | Path, split: str | None, columns: Columns, wanted: W
     ), whole.name
 
 
-def _read_folder(folder: Path, split: str | None, wanted: Wanted) -> Found:
+def _read_folder(folder: Path, split: str | None, wanted: PixelFormat) -> RawImages:
     """Read the images below a folder, one file at a time; return them.
 
     Args:
@@ -122,7 +122,7 @@ def _read_folder(folder: Path, split: str | None, wanted: Wanted) -> Found:
     return _read_pictures(folder, "", wanted)
 
 
-def _read_pictures(folder: Path, split: str, wanted: Wanted) -> Found:
+def _read_pictures(folder: Path, split: str, wanted: PixelFormat) -> RawImages:
     where = f"folder {folder}"
     classes = sorted(each.name for each in _listing(folder) if each.is_dir())
     flat = list(_pictures([folder], deep=False))
@@ -146,7 +146,7 @@ def _read_pictures(folder: Path, split: str, wanted: Wanted) -> Found:
         for file in files:
             add(file, gathered, f"image {file}")
     labels = None if flat else [at for at, files in enumerate(of_class) for _ in files]
-    return Found(gathered.done(), labels, () if flat else tuple(classes), split)
+    return RawImages(gathered.done(), labels, () if flat else tuple(classes), split)
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -190,7 +190,7 @@ def _files(roots: list[Path], deep: bool) -> Iterator[Path]:
             yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _read_address(address: str, split: str | None, columns: Columns, wanted: Wanted) -> Found:
+def _read_address(address: str, split: str | None, columns: Columns, wanted: PixelFormat) -> RawImages:
     """Read a data set on the Hub, its Parquet files of one split; return it.
 
     Args:
@@ -220,7 +220,7 @@ def _read_address(address: str, split: str | None, columns: Columns, wanted: Wan
             raise SourceNotFound(where, expected="Parquet files", found=listed, path=path)
         some, name = _chosen(files, split, where)
     found = _read_tables([hub.fetch(repo, file) for file in some], columns, wanted, where)
-    return Found(found.images, found.labels, found.classes, name, repo.commit)
+    return RawImages(found.images, found.labels, found.classes, name, repo.commit)
 
 
 def _chosen(files: Sequence[str], split: str | None, where: str) -> tuple[list[str], str]:
@@ -258,7 +258,7 @@ def _chosen(files: Sequence[str], split: str | None, where: str) -> tuple[list[s
     return some, name
 
 
-def _read_tables(paths: Sequence[Path], columns: Columns, wanted: Wanted, where: str) -> Found:
+def _read_tables(paths: Sequence[Path], columns: Columns, wanted: PixelFormat, where: str) -> RawImages:
     """Read the rows of Parquet files in order; return images and labels.
 
     Memory: the pixels, and a row group of the encoded images.
@@ -298,10 +298,10 @@ def _read_tables(paths: Sequence[Path], columns: Columns, wanted: Wanted, where:
             labels += [] if numbers is None else numbers.to_pylist()
     pixels = gathered.done()
     if label is None or all(x is None for x in labels):
-        return Found(pixels)
+        return RawImages(pixels)
     if None in labels:
         raise FormatError(where, expected="a label in every row, or in none", found=f"none in row {labels.index(None)}")
-    return Found(pixels, labels, classes[0])
+    return RawImages(pixels, labels, classes[0])
 
 
 def _schema(path: Path) -> pa.Schema:

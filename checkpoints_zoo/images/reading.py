@@ -42,7 +42,7 @@ Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PixelFormat:
     """What images are made into while they are read.
 
     Args:
@@ -141,7 +141,7 @@ def choose_split(there: Iterable[str], wanted: str | None, where: str) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class RawImages:
     """Images as they were read.
 
     Args:
@@ -169,7 +169,7 @@ class Gathered:
         where: what to call them all in errors.
     """
 
-    def __init__(self, wanted: Wanted, total: int, where: str) -> None:
+    def __init__(self, wanted: PixelFormat, total: int, where: str) -> None:
         self.wanted, self.total, self.where = wanted, max(1, total), where
         self.count = 0
         self.array: Array | None = None

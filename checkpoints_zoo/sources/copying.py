@@ -69,7 +69,7 @@ def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: N
     return copy(now, dest, say)  # an archive was found irregular: its members lie elsewhere than was thought
 
 
-def _closed(making: Plan, found: Found) -> Found:
+def _closed(making: CopyPlan, found: Found) -> Found:
     """Write description and manifest, remove shards that were replaced, by a killed copy too; return the members."""
     target, name = making.target, making.description.name
     table = manifest.table(making.rows)
@@ -105,7 +105,7 @@ def _located(shard: Shard, found: Found, target: FolderSource) -> tuple[list[Loc
 
 
 @dataclass
-class Plan:
+class CopyPlan:
     """What a copy is about.
 
     Args:
@@ -130,7 +130,7 @@ class Plan:
         return sum(shard.nbytes for shard in self.shards)
 
 
-def plan(found: Found, dest: Path) -> Plan:
+def plan(found: Found, dest: Path) -> CopyPlan:
     """Work out what a copy of members would write, reading no weights; return it.
 
     Args:
@@ -161,7 +161,7 @@ def plan(found: Found, dest: Path) -> Plan:
     shards = _shards(description, [rows[key] for key in sorted(rows)], fresh, snapshots)
     brought = found.source.repo is not None or bool(found.description.base)
     cached = sum(found.description.layouts[p.row["layout"]].nbytes for p in fresh.values()) if brought else 0
-    return Plan(target, description, list(rows.values()), held is not None, shards, cached)
+    return CopyPlan(target, description, list(rows.values()), held is not None, shards, cached)
 
 
 def _key(row: Mapping[str, Any]) -> tuple[int, int]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lying:
-    """A member where it lies.
+    """The byte range of one member inside a file of a source.
 
     Args:
         name: of its own file, which may have its number.
