@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,7 +145,7 @@ def test_a_manifest_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(manifest.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     for write in (lambda: written(ROWS[:1], path), lambda: catalog.write_json({}, tmp_path / "m.json")):
         with pytest.raises(OSError, match="No space left"):
             write()
