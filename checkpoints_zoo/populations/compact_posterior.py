@@ -17,7 +17,7 @@ from torch import Tensor
 from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring, metrics
+from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.images import Given
@@ -355,7 +355,7 @@ def compact(
         collection=members.name,
         citation=members.citation,
         to="the mean" if target == "mean" else f"member {target}",
-        data=measuring.named(judge.test.data),
+        data=arguments.image_key(judge.test.data),
         inputs=len(judge.test.data),
         members=len(members),
         samples=drawn,

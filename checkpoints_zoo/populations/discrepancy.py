@@ -19,7 +19,7 @@ from torch import nn
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
@@ -500,7 +500,7 @@ def _compared(
 ) -> MMD:
     first, second = counts
     _check_counts(counts)
-    measuring.check_draws(seed)
+    arguments.check_draws(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     place = _place(device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.images import Given, ImageData, Preprocess
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -64,7 +64,7 @@ class Evaluator:
     @property
     def statistics(self) -> str:
         """Name and fingerprint of the images that running statistics are estimated on, "" without any."""
-        return "" if self.training is None else measuring.named(self.training.data)
+        return "" if self.training is None else arguments.image_key(self.training.data)
 
     @property
     def statistics_images(self) -> int:
@@ -119,14 +119,14 @@ def evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    on, skeleton = check_device(device), members._skeleton()
-    given = measuring.own(members.description) if data is None else images.of(data)
-    test, labels = measuring.labelled(given, members.description)
+    on, skeleton = check_device(device), members.skeleton()
+    given = arguments.images_of(members.description) if data is None else images.of(data)
+    test, labels = arguments.labelled(given, members.description)
     if not len(test):
         raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
     training = None
     if has_statistics(skeleton):
-        given = measuring.own(members.description, "train") if statistics is None else _training(statistics)
+        given = arguments.images_of(members.description, "train") if statistics is None else _training(statistics)
         if len(given) < 2:
             found = f"{len(given)} of {given.name!r}"
             raise UsageError("images to estimate running statistics on", expected="two or more", found=found)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
@@ -245,7 +245,7 @@ def _measured(
         losses=torch.stack(losses),
         accuracies=torch.stack(accuracies),
         stored=torch.stack(stored),
-        data=measuring.named(judge.test.data),
+        data=arguments.image_key(judge.test.data),
         inputs=len(judge.test.data),
         statistics=judge.statistics,
         statistics_images=judge.statistics_images,

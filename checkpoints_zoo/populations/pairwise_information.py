@@ -23,11 +23,11 @@ from torch import Tensor
 from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring, metrics
+from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.images import Given
@@ -635,8 +635,8 @@ def pairwise(
     >>> len(found), found["mi_ood"].value > 5 * found["mi_id"].value
     (28, True)
     """
-    measuring.check_measurable(members)
-    measuring.check_draws(seed)
+    arguments.check_measurable(members)
+    arguments.check_draws(seed)
     name = members.facts.collection if isinstance(members, Predictions) else members.name
     if len(members) < 2:
         raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")
@@ -650,12 +650,12 @@ def pairwise(
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
         given = images.in_order(images.of(shown), members.classes)
         found = compare(logits(members, given, device, dtype, batch), device=device, memory=memory)
-        return found, measuring.named(given)
+        return found, arguments.image_key(given)
 
     if data is not None:
         inside, named = compared(data)
     else:
-        own = members if isinstance(members, Predictions) else measuring.own(members.description)
+        own = members if isinstance(members, Predictions) else arguments.images_of(members.description)
         inside, named = compared(own)
     outside, named_ood = (None, "") if ood is None else compared(ood)
     result = measure(inside, outside, ids=members.ids, seed=seed)

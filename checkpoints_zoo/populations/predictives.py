@@ -20,10 +20,10 @@ from torch import Tensor
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
-from checkpoints_zoo.evaluation.subsets import Held, Logits
+from checkpoints_zoo.evaluation.subsets import InMemory, Logits
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.predictions import Predictions
 
@@ -117,8 +117,8 @@ def compare_predictives(
     (True, True)
     """
     for side in (first, second):
-        measuring.check_measurable(side)
-    measuring.check_draws(seed, subsets)
+        arguments.check_measurable(side)
+    arguments.check_draws(seed, subsets)
     if first.classes != second.classes:
         expected, found = (", ".join(side.classes[:12]) for side in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
@@ -155,7 +155,7 @@ def measure(
     >>> measure(logits, -logits)["agreement"].value
     0.0
     """
-    sides = [Held(side) if isinstance(side, Tensor) else side for side in (first, second)]
+    sides = [InMemory(side) if isinstance(side, Tensor) else side for side in (first, second)]
     shapes = [tuple(side.shape) for side in sides]
     if shapes[0][1:] != shapes[1][1:] or len(shapes[0]) != 3 or 0 in shapes[0] or 0 in shapes[1]:
         expected = "logits (member, input, class) on the same inputs and classes"
@@ -190,8 +190,8 @@ def _said(
         if shown is not None:
             members.check_data(shown)
         return _Said(members, members.data)
-    given = measuring.own(members.description) if shown is None else shown
-    return _Said(Held(predictions.logits(members, given, *run)), measuring.named(given))
+    given = arguments.images_of(members.description) if shown is None else shown
+    return _Said(InMemory(predictions.logits(members, given, *run)), arguments.image_key(given))
 
 
 def _identities(members: Collection | Predictions) -> set[object]:

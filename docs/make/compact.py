@@ -16,7 +16,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.populations.compact_posterior import compact
 from checkpoints_zoo.populations.evaluator import evaluator
 from checkpoints_zoo.populations.gaussian import fit

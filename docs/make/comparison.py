@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.methods.comparing import compact_comparison, comparison
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row

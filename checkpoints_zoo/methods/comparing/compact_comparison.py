@@ -16,9 +16,9 @@ from torch import Tensor
 from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.text import aligned, whole
 from checkpoints_zoo.images import Given
@@ -533,7 +533,7 @@ def compare_compact(
     return CompactComparison(
         sources={n: Source(cited(sides[n]), len(mode.runs), len(mode.members)) for n, mode in found.items()},
         to="the first" if to is None else "the mean",
-        data=measuring.named(judge.test.data),
+        data=arguments.image_key(judge.test.data),
         inputs=len(judge.test.data),
         samples=drawn_samples,
         splits=splits,

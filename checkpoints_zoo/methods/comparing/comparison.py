@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
-from checkpoints_zoo.evaluation.plots import NAMES
+from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.methods.comparing.estimates import ALL, SHORT, Estimate, Worth
 from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
@@ -255,7 +255,7 @@ def draw(found: Drawable) -> Figure:
             place = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
             axes = figure.add_subplot(lines, columns, place, label=f"{name} {distance}", sharey=shared)
             _panel(axes, found, rows, name, distance, looks)
-            axes.set_ylabel(NAMES[name] if shared is None else "", fontsize=9)
+            axes.set_ylabel(KNOWN[name].label if shared is None else "", fontsize=9)
             shared = shared or axes
     _key(figure, rows, looks, lines)
     return figure

@@ -13,7 +13,7 @@ from torch import Tensor
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
 from checkpoints_zoo.evaluation.figures import FIGURES, Figure
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
@@ -248,8 +248,8 @@ class Uncertainty:
             draws: of a method.
             plan: subsets of them for the jackknife; None for no interval.
         """
-        with one_thread(draws._member_nbytes < SMALL_MEMBER):
-            labels = measuring.labels_of(self.inside, draws.description)
+        with one_thread(draws.member_nbytes < SMALL_MEMBER):
+            labels = arguments.labels_of(self.inside, draws.description)
             outside = None if self.outside is None else self._logits(draws, self.outside)
             population = Population(self._logits(draws, self.inside), labels, outside)
             if plan is None:
@@ -290,8 +290,8 @@ def images_of(members: Collection, data: Given | None, ood: Given | None) -> tup
         UsageError: images without labels of the members' classes.
         SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be had.
     """
-    given = measuring.own(members.description) if data is None else images.of(data)
-    inside, _ = measuring.labelled(given, members.description)
+    given = arguments.images_of(members.description) if data is None else images.of(data)
+    inside, _ = arguments.labelled(given, members.description)
     named = OOD.get(inside.name) if ood is None else ood
     if named is None or (isinstance(named, str) and named == NO_OOD):
         return inside, None

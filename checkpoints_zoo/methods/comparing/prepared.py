@@ -15,7 +15,7 @@ from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods.comparing import drawn
@@ -230,8 +230,8 @@ class Prepared:
             collection=self.name,
             reference=cited(self.reference),
             members=len(self.reference),
-            data=measuring.named(inside),
-            ood="" if outside is None else measuring.named(outside),
+            data=arguments.image_key(inside),
+            ood="" if outside is None else arguments.image_key(outside),
             rows=tuple(_row(some, values, growth) for some in of_rows.values()),
             methods=drawn.finite({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
             left_out=left_out,

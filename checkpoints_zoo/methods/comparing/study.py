@@ -7,7 +7,7 @@ from pathlib import Path
 
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods import fit
@@ -56,7 +56,7 @@ def prepare(
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
         if (known := whole(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
-    measuring.check_draws(seed)
+    arguments.check_draws(seed)
     check_device(device)
     fitted_to = load(collection) if isinstance(collection, str) else collection
     target = fitted_to if reference is None else load(reference) if isinstance(reference, str) else reference
