@@ -75,9 +75,7 @@ def compact_command(
 
     found = compact(members, data, to=to, **options)
     if plot:
-        from checkpoints_zoo.populations.compact_posterior import compact_figure
-
-        out.say(f"picture: {compact_figure(found, plot)}")
+        out.say(f"picture: {found.plot(plot)}")
     out.data(found.values(), _paper(found), _halves(found), _meaning(found))
 
 

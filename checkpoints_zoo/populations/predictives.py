@@ -1,4 +1,4 @@
-"""How near two predictives are: agreement and total variation of two ensembles on the same inputs, with intervals.
+"""Agreement and total variation of two ensembles' predictions on the same inputs, with intervals over members.
 
 After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): an ensemble's mean prediction
 against that of another method's draws.
@@ -112,21 +112,21 @@ def compare_predictives(
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=16)
-    >>> found = zoo.compare_predictives(members[:8], members[8:])
-    >>> found["agreement"].value > 0.95, found["total_variation"].value < 0.05
+    >>> result = zoo.compare_predictives(members[:8], members[8:])
+    >>> result["agreement"].value > 0.95, result["total_variation"].value < 0.05
     (True, True)
     """
-    for side in (first, second):
-        arguments.check_measurable(side)
+    for members in (first, second):
+        arguments.check_measurable(members)
     arguments.check_draws(seed, subsets)
     if first.classes != second.classes:
-        expected, found = (", ".join(side.classes[:12]) for side in (first, second))
+        expected, found = (", ".join(members.classes[:12]) for members in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
     shown = None if data is None else images.in_order(images.of(data), first.classes)
     run = (device, dtype, batch)
-    one, other = _said(first, shown, run), _said(second, shown, run)
+    one, other = _predicted(first, shown, run), _predicted(second, shown, run)
     if one.data != other.data:
-        expected, found = (f"predictions on images {side.data}" for side in (one, other))
+        expected, found = (f"predictions on images {predicted.data}" for predicted in (one, other))
         raise UsageError("images of two predictives", expected=expected, found=found)
     shared = not _identities(first).isdisjoint(_identities(second))
     figures = measure(one.logits, other.logits, shared=shared, subsets=subsets, seed=seed)
@@ -155,8 +155,8 @@ def measure(
     >>> measure(logits, -logits)["agreement"].value
     0.0
     """
-    sides = [InMemory(side) if isinstance(side, Tensor) else side for side in (first, second)]
-    shapes = [tuple(side.shape) for side in sides]
+    both = [InMemory(logits) if isinstance(logits, Tensor) else logits for logits in (first, second)]
+    shapes = [tuple(logits.shape) for logits in both]
     if shapes[0][1:] != shapes[1][1:] or len(shapes[0]) != 3 or 0 in shapes[0] or 0 in shapes[1]:
         expected = "logits (member, input, class) on the same inputs and classes"
         raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
@@ -166,7 +166,7 @@ def measure(
     size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in weights)))
     sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in weights]
     for at in range(0, inputs, size):
-        means = [_means(side, w, at, min(inputs, at + size)) for side, w in zip(sides, weights, strict=True)]
+        means = [_means(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)]
         # The first row of either is of all its members.
         for total, some, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
             total[:, 0] += (some.argmax(-1) == whole.argmax(-1)).sum(1)
@@ -176,22 +176,22 @@ def measure(
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Predicted:
     """What members say of some images: logits, and the name and fingerprint of the images."""
 
     logits: Logits
     data: str
 
 
-def _said(
+def _predicted(
     members: Collection | Predictions, shown: ImageData | None, run: tuple[str | torch.device, torch.dtype, int]
-) -> _Said:
+) -> _Predicted:
     if isinstance(members, Predictions):
         if shown is not None:
             members.check_data(shown)
-        return _Said(members, members.data)
-    given = arguments.images_of(members.description) if shown is None else shown
-    return _Said(InMemory(predictions.logits(members, given, *run)), arguments.image_key(given))
+        return _Predicted(members, members.data)
+    data = arguments.images_of(members.description) if shown is None else shown
+    return _Predicted(InMemory(predictions.logits(members, data, *run)), arguments.image_key(data))
 
 
 def _identities(members: Collection | Predictions) -> set[object]:
@@ -204,16 +204,16 @@ def _identities(members: Collection | Predictions) -> set[object]:
 
 def _weights(plan: Plan) -> Tensor:
     """Return (subset, member), 1 for those that are in it."""
-    found = torch.zeros(len(plan.chosen), plan.members)
-    for row, chosen in zip(found, plan.chosen, strict=True):
+    weights = torch.zeros(len(plan.chosen), plan.members)
+    for row, chosen in zip(weights, plan.chosen, strict=True):
         row[chosen] = 1
-    return found
+    return weights
 
 
-def _means(side: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
+def _means(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
-    kind = torch.promote_types(side.dtype, torch.float32)
-    probs = side.block(begin, end, kind).softmax(-1)
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    probs = logits.block(begin, end, kind).softmax(-1)
     # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]

@@ -18,7 +18,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import stated, write_frame, write_text
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.text import aligned, whole
 from checkpoints_zoo.images import Given
@@ -31,9 +31,8 @@ from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
-from checkpoints_zoo.populations import pairwise_information
-from checkpoints_zoo.populations.compact_posterior import MOST, evaluated, fitted_to
-from checkpoints_zoo.populations.evaluator import Evaluator, evaluator
+from checkpoints_zoo.populations.compact_posterior import MOST_SAMPLES, evaluate_gaussian, fit_gaussians
+from checkpoints_zoo.populations.evaluator import Evaluator, make_evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import cores
@@ -254,8 +253,8 @@ class CompactComparison:
         path = Path(path).expanduser()
         texts = {".json": self.to_json, ".tex": self.to_latex}
         if path.suffix.lower() not in texts:
-            return pairwise_information.write(self.to_frame(), path)
-        return pairwise_information.write_text(texts[path.suffix.lower()](), path)
+            return write_frame(self.to_frame(), path)
+        return write_text(texts[path.suffix.lower()](), path)
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Interval]:
@@ -363,7 +362,7 @@ def of_draws(mode: Mode, to: int | str, judge: Evaluator, splits: int, samples: 
     probs = _probs(mode, judge)
     columns = {"sample": _sample(probs, judge, chosen)}
     for name, view in (("q_d", mode.members), ("q_r", mode.members.align(to=to))):
-        columns[name] = _of_gaussians(fitted_to(view, judge, chosen), judge, samples, seed)
+        columns[name] = _of_gaussians(fit_gaussians(view, judge, chosen), judge, samples, seed)
     rest = [probs[_without(len(probs), some)].mean(0) for some in chosen[1:]]
     shape = (0, *probs.shape[1:])
     return Side(plan, torch.eye(len(chosen), dtype=torch.float64), columns,
@@ -388,7 +387,7 @@ def of_gaussians(mode: Mode, judge: Evaluator, splits: int, seed: int) -> Side:
         row[some] = 1 / len(some)
     probs = _probs(mode, judge)
     sample = _sample(probs, judge, runs)
-    means = [judge.accuracies(judge.log_probs(q.center)) for q in fitted_to(mode.members, judge, runs)]
+    means = [judge.accuracies(judge.log_probs(q.center)) for q in fit_gaussians(mode.members, judge, runs)]
     columns = {"q": Column(sample.probs, sample.sample_accuracy, torch.cat(means))}
     return Side(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
 
@@ -443,7 +442,7 @@ def _sample(probs: Tensor, judge: Evaluator, chosen: Sequence[Tensor]) -> Column
 
 def _of_gaussians(fitted: Sequence[Gaussian], judge: Evaluator, samples: int, seed: int) -> Column:
     noise = torch.Generator().manual_seed(seed)
-    found = [evaluated(judge, q, samples, noise) for q in fitted]
+    found = [evaluate_gaussian(judge, q, samples, noise) for q in fitted]
     return Column(
         torch.stack([x.probs for x in found]),
         torch.stack([x.accuracies.mean() for x in found]),
@@ -516,13 +515,13 @@ def compare_compact(
     sides = {"hmc": hmc, "ensemble": ensemble} | ({} if vi is None else {"vi": vi})
     for name, members in sides.items():
         _check(name, members, hmc)
-    drawn_samples = min(len(hmc), MOST) if samples is None else samples
+    drawn_samples = min(len(hmc), MOST_SAMPLES) if samples is None else samples
     for thing, number in (("samples", drawn_samples), ("splits", splits)):
         _check_whole(thing, number, _LEAST[thing])
     if to not in (None, "mean"):
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
     found = {name: _mode(name, members) for name, members in sides.items()}
-    judge = evaluator(hmc, data, statistics, device, batch)
+    judge = make_evaluator(hmc, data, statistics, device, batch)
     measured: dict[str, Side] = {}
     with one_thread(hmc._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         for name in ("hmc", "ensemble"):

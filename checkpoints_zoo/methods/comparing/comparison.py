@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN
+from checkpoints_zoo.evaluation.tables import write_frame, write_text
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.methods.comparing.estimates import ALL, SHORT, Estimate, Worth
 from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
-from checkpoints_zoo.populations import pairwise_information
 from checkpoints_zoo.populations.kernels import WHOLE
 
 if TYPE_CHECKING:
@@ -519,7 +519,7 @@ class Comparison:
         Raises:
             StorageError: a place that can't be written to.
         """
-        return pairwise_information.write_text(self.to_json(), path)
+        return write_text(self.to_json(), path)
 
     def write_latex(self, path: str | Path) -> Path:
         """Write the table for LaTeX; return its path.
@@ -527,7 +527,7 @@ class Comparison:
         Raises:
             StorageError: a place that can't be written to.
         """
-        return pairwise_information.write_text(self.to_latex(), path)
+        return write_text(self.to_latex(), path)
 
     def write_frame(self, path: str | Path) -> Path:
         """Write the frame as .csv or .parquet; return its path.
@@ -536,7 +536,7 @@ class Comparison:
             UsageError: another ending.
             StorageError: a place that can't be written to.
         """
-        return pairwise_information.write(self.to_frame(), path)
+        return write_frame(self.to_frame(), path)
 
     def plot(self, path: str | Path) -> Path:
         """Draw each figure against MMD² and NS into a PNG, one marker a method; return its path.
