@@ -96,7 +96,7 @@ def _against(
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    from checkpoints_zoo.methods.comparing.compact_comparison import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
 
     found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())
@@ -195,7 +195,7 @@ def compact_table_command(
     draws that were aligned to one of them. HMC and VI are of the posterior at temperature 1. Of draws at hand,
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
-    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
+    from checkpoints_zoo.methods.comparing.compact_study import HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import chosen
 
     known = chosen(recipe)

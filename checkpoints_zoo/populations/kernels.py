@@ -81,7 +81,7 @@ def distances(
             column = columns.stop
         row = rows.stop
     weights = {name: sum(shapes[n].numel() for n in names) for name, names in [*groups.items(), (WHOLE, every)]}
-    halves = {name: found.triu(1) for name, found in apart.items()}
+    halves = {name: both.triu(1) for name, both in apart.items()}
     return {name: Distances(weights[name], *(half + half.transpose(1, 2))) for name, half in halves.items()}
 
 

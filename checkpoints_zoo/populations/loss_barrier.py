@@ -129,8 +129,8 @@ def barrier(
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=2)
-    >>> found = barrier(members[0], members[1])
-    >>> found.losses.shape, bool(found.barriers > 0.5)
+    >>> lines = barrier(members[0], members[1])
+    >>> lines.losses.shape, bool(lines.barriers > 0.5)
     (torch.Size([1, 25]), True)
     """
     judge = make_evaluator(first.selected, data, statistics, device, batch)
@@ -143,7 +143,7 @@ def barrier(
             found="others",
         )
     ends = {name: t[0] for name, t in one.items()}
-    return _measured(judge, [(first.id, second.id)], iter([(ends, {n: t[0] for n, t in other.items()})]), points)
+    return _measure(judge, [(first.id, second.id)], iter([(ends, {n: t[0] for n, t in other.items()})]), points)
 
 
 def barriers(
@@ -170,8 +170,8 @@ def barriers(
         MemberNotFound: no such member.
 
     >>> import checkpoints_zoo as zoo
-    >>> found = barriers(zoo.load("convnet-digits", n=4))
-    >>> found.pairs, bool(found.mean.low > 0.5)
+    >>> lines = barriers(zoo.load("convnet-digits", n=4))
+    >>> lines.pairs, bool(lines.mean.low > 0.5)
     (((0, 1), (0, 2), (0, 3)), True)
     """
     if len(members) < 2:
@@ -190,7 +190,7 @@ def barriers(
                 if next(everyone) != key:
                     yield reference, {name: t[i] for name, t in stacked.items()}
 
-    return _measured(judge, [(start.id, member) for member, _ in keys], lines(), points)
+    return _measure(judge, [(start.id, member) for member, _ in keys], lines(), points)
 
 
 def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
@@ -222,7 +222,7 @@ def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Ten
     return line
 
 
-def _measured(
+def _measure(
     judge: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
 ) -> Barriers:
     if type(points) is not int or points < 2:
