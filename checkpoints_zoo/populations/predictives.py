@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -168,16 +168,18 @@ def measure(
     for at in range(0, inputs, size):
         means = [_means(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)]
         # The first row of either is of all its members.
-        for total, some, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
-            total[:, 0] += (some.argmax(-1) == whole.argmax(-1)).sum(1)
-            total[:, 1] += (some - whole).abs_().sum(-1).double().sum(1) / 2
+        for total, of_subsets, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
+            total[:, 0] += (of_subsets.argmax(-1) == whole.argmax(-1)).sum(1)
+            total[:, 1] += (of_subsets - whole).abs_().sum(-1).double().sum(1) / 2
     one, other = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
-    return {name: _joined(a, b, shared) for name, a, b in zip(FIGURES, one, other, strict=True)}
+    if shared:
+        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, one, strict=True)}
+    return {name: join_intervals(parts) for name, *parts in zip(FIGURES, one, other, strict=True)}
 
 
 @dataclass(frozen=True)
 class _Predicted:
-    """What members say of some images: logits, and the name and fingerprint of the images."""
+    """Logits of members on some images, and the name and fingerprint of the images."""
 
     logits: Logits
     data: str
@@ -219,9 +221,17 @@ def _means(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
 
 
-def _joined(one: Interval, other: Interval, shared: bool) -> Interval:
-    """Join the intervals of a figure over the members of each set, cut at its range; return it."""
-    if shared or one.high is None or other.high is None:
-        return Interval(one.value, None, None)
-    half = math.hypot(one.high - one.value, other.high - other.value)
-    return Interval(one.value, max(0.0, one.value - half), min(1.0, one.value + half))
+def join_intervals(parts: Sequence[Interval]) -> Interval:
+    """Join intervals of one figure over independent sets of members or runs; return one, cut at 0 and 1.
+
+    Half widths add in squares. The value is the first interval's; None where one of the sets is too small.
+
+    Args:
+        parts: the interval of each set, the others being whole.
+    """
+    value, half = parts[0].value, 0.0
+    for part in parts:
+        if part.high is None:
+            return Interval(value, None, None)
+        half = math.hypot(half, part.high - value)
+    return Interval(value, max(0.0, value - half), min(1.0, value + half))

@@ -5,7 +5,6 @@ Each method is measured for all its runs and for random halves of them, which gi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -34,6 +33,7 @@ from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.populations.compact_posterior import MOST_SAMPLES, evaluate_gaussian, fit_gaussians
 from checkpoints_zoo.populations.evaluator import Evaluator, make_evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian
+from checkpoints_zoo.populations.predictives import join_intervals
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import cores
 
@@ -99,7 +99,7 @@ def compare_compact(
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
     modes = {name: _mode(name, members) for name, members in draws.items()}
     judge = make_evaluator(hmc, data, statistics, device, batch)
-    measured: dict[str, MethodFigures] = {}
+    measured: dict[str, MethodPredictives] = {}
     with one_thread(hmc.member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         for name in ("hmc", "ensemble"):
             target: int | str = modes[name].members.ids[0] if to is None else to
@@ -241,7 +241,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class MethodFigures:
+class MethodPredictives:
     """Predictives of a method's draws, and of the Gaussians fitted to them, for all runs and halves of them.
 
     Args:
@@ -262,10 +262,12 @@ class MethodFigures:
 
     def interval(self, values: Tensor) -> Interval:
         """Put an interval over the runs around a figure of each predictive (predictive,); return it."""
-        return within(self.plan.intervals(self.halves(values)[:, None])[0])
+        return _within(self.plan.intervals(self.halves(values)[:, None])[0])
 
 
-def measure_draws(mode: Mode, to: int | str, judge: Evaluator, splits: int, samples: int, seed: int) -> MethodFigures:
+def measure_draws(
+    mode: Mode, to: int | str, judge: Evaluator, splits: int, samples: int, seed: int
+) -> MethodPredictives:
     """Measure draws, and Gaussians fitted to them before (q_d) and after (q_r) alignment; return the figures of both.
 
     Each half of the runs has Gaussians of its own; both get the same noise, each half its own.
@@ -279,18 +281,17 @@ def measure_draws(mode: Mode, to: int | str, judge: Evaluator, splits: int, samp
         seed: of halves and noise.
     """
     plan = jackknife_plan(len(mode.runs), seed, splits)
-    chosen = [_positions(mode, some) for some in plan.chosen]
+    chosen = [_positions(mode, runs) for runs in plan.chosen]
     probs = _probs(mode, judge)
     columns = {"sample": _sample(probs, judge, chosen)}
     for name, view in (("q_d", mode.members), ("q_r", mode.members.align(to=to))):
         columns[name] = _of_gaussians(fit_gaussians(view, judge, chosen), judge, samples, seed)
-    rest = [probs[_without(len(probs), some)].mean(0) for some in chosen[1:]]
-    shape = (0, *probs.shape[1:])
-    return MethodFigures(plan, torch.eye(len(chosen), dtype=torch.float64), columns,
-                torch.stack(rest) if rest else probs.new_zeros(shape))  # fmt: skip
+    rest = [probs[_without(len(probs), half)].mean(0) for half in chosen[1:]]
+    others = torch.stack(rest) if rest else probs.new_zeros((0, *probs.shape[1:]))
+    return MethodPredictives(plan, torch.eye(len(chosen), dtype=torch.float64), columns, others)
 
 
-def measure_gaussians(mode: Mode, judge: Evaluator, splits: int, seed: int) -> MethodFigures:
+def measure_gaussians(mode: Mode, judge: Evaluator, splits: int, seed: int) -> MethodPredictives:
     """Measure draws of runs that are a Gaussian's each, such as VI's: one predictive a run; return their figures.
 
     The network of the means has the mean weights of a run's draws.
@@ -310,10 +311,10 @@ def measure_gaussians(mode: Mode, judge: Evaluator, splits: int, seed: int) -> M
     sample = _sample(probs, judge, runs)
     means = [judge.accuracies(judge.log_probs(q.center)) for q in fit_gaussians(mode.members, judge, runs)]
     columns = {"q": Column(sample.probs, sample.sample_accuracy, torch.cat(means))}
-    return MethodFigures(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
+    return MethodPredictives(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
 
 
-def table_column(method: MethodFigures, column: str, against: MethodFigures) -> dict[str, Interval]:
+def table_column(method: MethodPredictives, column: str, against: MethodPredictives) -> dict[str, Interval]:
     """Return a column of the table: figure -> value and interval, over the runs of the method and of the other.
 
     Args:
@@ -331,11 +332,11 @@ def table_column(method: MethodFigures, column: str, against: MethodFigures) -> 
         theirs = [method.halves(torch.stack([n[row] for n in map(of.near, target)]).T)[0] for row in NEAR]
         for name, values in zip(NEAR, theirs, strict=True):
             other = against.plan.intervals(values[:, None])[0]
-            by_row[name] = joined([method.plan.intervals(method.halves(distances[name])[:, None])[0], other])
+            by_row[name] = join_intervals([method.plan.intervals(method.halves(distances[name])[:, None])[0], other])
     return by_row | {name: method.interval(values) for name, values in of.accuracies.items()}
 
 
-def half_against_half(method: MethodFigures, column: str) -> dict[str, Interval]:
+def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
     """Compare one half of the runs, or its Gaussians, with the draws of the other; return figure -> mean over halves.
 
     Low and high are where 95 % of the halves fall. Empty with fewer than three runs.
@@ -350,20 +351,7 @@ def half_against_half(method: MethodFigures, column: str) -> dict[str, Interval]
     return by_row
 
 
-def joined(parts: Sequence[Interval]) -> Interval:
-    """Join intervals of one figure, each over the runs of another method: half widths add in squares; return it.
-
-    None where one of the methods has too few runs.
-    """
-    value, half = parts[0].value, 0.0
-    for part in parts:
-        if part.high is None:
-            return Interval(value, None, None)
-        half = math.hypot(half, part.high - value)
-    return within(Interval(value, value - half, value + half))
-
-
-def within(x: Interval) -> Interval:
+def _within(x: Interval) -> Interval:
     """Return an interval cut at 0 and 1."""
     if x.low is None or x.high is None:
         return x

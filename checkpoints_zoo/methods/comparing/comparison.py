@@ -422,7 +422,7 @@ def _panel(
     looks: Mapping[str, tuple[str, str]],
 ) -> None:
     """Draw one figure against one distance, a marker a row, hollow for one mode; dashed: the reference's ensemble."""
-    scale = 100 if name == "accuracy" else 1
+    scale = KNOWN[name].scale
     for row in rows:
         if name not in row.figures or distance not in row.figures:
             continue
