@@ -17,8 +17,8 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import fitting
-from checkpoints_zoo.methods.comparing import draws
 from checkpoints_zoo.methods.comparing.comparison import Comparison
+from checkpoints_zoo.methods.comparing.draws import Fits, methods_of
 from checkpoints_zoo.methods.comparing.study import prepare
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.method import Run
@@ -150,7 +150,7 @@ def test_a_search_is_kept_and_its_best_is_fitted(
 
 
 def test_members_are_trained_without_a_search(tmp_path: Path) -> None:
-    fits = draws.Fits(convnet_digits(), tmp_path, 2, 3, 0, search=True)
+    fits = Fits(convnet_digits(), tmp_path, 2, 3, 0, search=True)
     assert fits.with_settings(DeepEnsemble()) == DeepEnsemble()
     assert fits.with_settings(Snapshot()) is None
 
@@ -211,6 +211,6 @@ def test_what_can_not_be_compared(
 
 
 def test_all_methods_are_those_that_this_machine_can_fit(quick: Recipe) -> None:
-    found, missing = draws.methods_of(None, "convnet-digits")
+    found, missing = methods_of(None, "convnet-digits")
     assert [m.name for m in found] == ["quick", "refusing"]
     assert list(missing) == ["lacking"]
