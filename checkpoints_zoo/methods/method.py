@@ -174,18 +174,11 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture
 
+    architecture = problem.recipe.architecture
+
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
-        try:
+        with mapping(architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"):
             by_run = each(params, batch)
-        except RuntimeError as error:
-            if not any(text in str(error) for text in ("vmap", "Batching rule")):
-                raise
-            raise UsageError(
-                f"architecture {problem.recipe.architecture!r}",
-                expected="a module that torch.vmap maps over the runs: no random numbers, no branches on values",
-                found=said(error),
-                do="Take swag, hmc or laplace, which run one network after another",
-            ) from error
         return by_run.sum(), by_run
 
     return of_all

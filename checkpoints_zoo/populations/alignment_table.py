@@ -138,7 +138,7 @@ def alignment_of(aligned: Collection) -> Alignment:
         UsageError: members whose view does not end in an alignment.
         SelectionError, DamagedError, LayoutError, NetworkError: as in `alignment`.
     """
-    step = aligned.view.steps[-1] if aligned.view else None
+    step = aligned._view.steps[-1] if aligned._view.steps else None
     if not isinstance(step, Aligned | AlignedToMean):
         raise UsageError(
             f"alignment of {aligned.name}",
@@ -146,8 +146,8 @@ def alignment_of(aligned: Collection) -> Alignment:
             found=str(step or "weights as they are stored"),
             do="Give members.align(...)",
         )
-    members, table = aligned.before(), aligned.symmetry_table
-    size = members.held_by(_BATCH)
+    members, table = aligned._before(), aligned.symmetry_table
+    size = members._held_by(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):

@@ -325,7 +325,7 @@ def apart(
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
     """
     first, second = _sets(first, second)
-    names = _weights(first.skeleton())
+    names = _weights(first._skeleton())
     blocks = _blocks(first, second, names, device, memory)
     return _finite(distances(blocks, len(first) + len(second), grouped(groups, names), _place(device)))
 
@@ -364,7 +364,7 @@ def _blocks(
     first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
 ) -> Blocks:
     """Return what reads the members of both sets from a position on."""
-    size = max(1, memory // (4 * max(c.member_nbytes for c in (first, second))))
+    size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
     def blocks(start: int) -> Iterator[Stacked]:
         for members in (first, second):

@@ -98,7 +98,7 @@ class Evaluator:
 
 
 def make_evaluator(
-    members: Selected,
+    members: Collection,
     data: Given | None,
     statistics: Given | None,
     device: str | torch.device,
@@ -119,7 +119,7 @@ def make_evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    on, skeleton = check_device(device), members.skeleton()
+    on, skeleton = check_device(device), members._skeleton()
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
     test, labels = arguments.labelled(chosen, members.description)
     if not len(test):

@@ -134,7 +134,7 @@ def barrier(
     (torch.Size([1, 25]), True)
     """
     judge = make_evaluator(first.selected, data, statistics, device, batch)
-    one, other = (m.selected.read(judge.device, torch.float32) for m in (first, second))
+    one, other = (m.selected._read(judge.device, torch.float32) for m in (first, second))
     shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (one, other)]
     if shapes[0] != shapes[1]:
         raise UsageError(

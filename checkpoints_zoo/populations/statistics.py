@@ -65,8 +65,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
     for norm in _norms(training):
         norm.training, norm.momentum = True, None  # None: a cumulative average
     networks = modules.settled({**stacked, **fresh})
-    # If several names share one tensor, the last one wins, as in a strict load.
-    last = set({id(tensor): name for name, tensor in states.items()}.values())
+    tied = modules.tied(training)
     device, kind = next(iter(networks.values())).device, modules.input_dtype(networks)
     loose = {
         name: tensor.to(device, kind if tensor.is_floating_point() else tensor.dtype)

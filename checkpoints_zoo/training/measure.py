@@ -116,7 +116,7 @@ def _figures(
     found: dict[Key, dict[str, Any]] = {}
     for row, digest, (_, on_train), (_, on_test) in zip(
         members.rows.to_pylist(),
-        shard_files.hash_members(members.locations()),
+        shard_files.hash_members(members._locations()),
         measuring.member_figures(members, train, device),
         measuring.member_figures(members, test, device),
         strict=True,

@@ -100,7 +100,7 @@ def compare_compact(
     modes = {name: _mode(name, members) for name, members in draws.items()}
     judge = make_evaluator(hmc, data, statistics, device, batch)
     measured: dict[str, MethodPredictives] = {}
-    with one_thread(hmc.member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
+    with one_thread(hmc._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         for name in ("hmc", "ensemble"):
             target: int | str = modes[name].members.ids[0] if to is None else to
             measured[name] = measure_draws(modes[name], target, judge, splits, drawn_samples, seed)
@@ -181,7 +181,7 @@ def _check_whole(thing: str, number: object, least: int) -> None:
 def _check(name: str, members: Collection, hmc: Collection) -> None:
     if not isinstance(members, Collection):
         raise UsageError(f"draws of {name}", expected="a Collection", found=type(members).__name__)
-    shapes, expected = ({n: tuple(t.shape) for n, t in c.skeleton().state_dict().items()} for c in (members, hmc))
+    shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if shapes != expected or members.classes != hmc.classes:
         differ = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
         raise UsageError(

@@ -150,7 +150,7 @@ class Uncertainty:
             draws: of a method.
             plan: subsets of them for the jackknife; None for no interval.
         """
-        with one_thread(draws.member_nbytes < SMALL_MEMBER):
+        with one_thread(draws._member_nbytes < SMALL_MEMBER):
             labels = arguments.labels_of(self.inside, draws.description)
             outside = None if self.outside is None else self._logits(draws, self.outside)
             population = Population(self._logits(draws, self.inside), labels, outside)

@@ -132,7 +132,7 @@ def _check_same(thing: str, members: Collection, reference: Collection) -> None:
     Raises:
         UsageError: they have others.
     """
-    shapes, wanted = ({n: tuple(t.shape) for n, t in c.skeleton().named_parameters()} for c in (members, reference))
+    shapes, wanted = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
     if shapes != wanted:
         differ = [n for n in {**wanted, **shapes} if shapes.get(n) != wanted.get(n)]
         raise UsageError(

@@ -98,7 +98,7 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     labels = None
     if labelled:
         inside, labels = arguments.labelled(inside, members.description)
-    with one_thread(members.member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER):
         return Held(members, inside, predictions.logits(members, inside, device), labels)
 
 
