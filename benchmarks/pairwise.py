@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.populations.pairwise_information import compare
+from checkpoints_zoo.populations.divergence import compare
 
 MEMBERS, INPUTS, CLASSES = 1000, 2000, 100
 PART = 102  # inputs: six pieces

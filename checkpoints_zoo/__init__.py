@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.interop.checkpoints import from_checkpoints
     from checkpoints_zoo.interop.samples import from_samples
     from checkpoints_zoo.methods.comparing import Comparison, compare
-    from checkpoints_zoo.methods.comparing.compact_comparison import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
     from checkpoints_zoo.networks.ensemble import Ensemble
     from checkpoints_zoo.populations.alignment_table import alignment
     from checkpoints_zoo.populations.compact_posterior import compact
@@ -60,7 +60,7 @@ _PLACES = {
     "from_samples": "interop.samples",
     "Comparison": "methods.comparing",
     "compare": "methods.comparing",
-    "compare_compact": "methods.comparing.compact_comparison",
+    "compare_compact": "methods.comparing.compact_study",
     "Ensemble": "networks.ensemble",
     "alignment": "populations.alignment_table",
     "compact": "populations.compact_posterior",

@@ -13,7 +13,7 @@ import click
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.measure import PLACES, png
 from checkpoints_zoo.cli.program import Output, output, table
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def compact_command(
 
     found = compact(members, data, to=to, **options)
     if plot:
-        from checkpoints_zoo.populations.compact_posterior import compact_figure
-
-        out.say(f"picture: {compact_figure(found, plot)}")
+        out.say(f"picture: {found.plot(plot)}")
     out.data(found.values(), _paper(found), _halves(found), _meaning(found))
 
 
@@ -98,7 +96,7 @@ def _against(
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    from checkpoints_zoo.methods.comparing.compact_comparison import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
 
     found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())
@@ -197,7 +195,7 @@ def compact_table_command(
     draws that were aligned to one of them. HMC and VI are of the posterior at temperature 1. Of draws at hand,
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
-    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
+    from checkpoints_zoo.methods.comparing.compact_study import HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import chosen
 
     known = chosen(recipe)

@@ -12,7 +12,8 @@ import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.program import Output, output, table
-from checkpoints_zoo.evaluation.plots import NAMES, stated
+from checkpoints_zoo.evaluation.figures import KNOWN
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import in_bytes
 
 # The options of a measurement, and its report as a table: the same for every command that measures.
@@ -163,7 +164,7 @@ def values_of(report: Report) -> dict[str, Any]:
     return values
 
 
-def table_of(report: Report, sizes: Iterable[int], figures: Iterable[str] = NAMES) -> str:
+def table_of(report: Report, sizes: Iterable[int], figures: Iterable[str] = KNOWN) -> str:
     """Lay out a report, one figure a row and one size of ensemble a column, and what the intervals mean."""
     chosen, names, shown = list(sizes), list(figures), []
     for scaled, curve in (
@@ -173,8 +174,8 @@ def table_of(report: Report, sizes: Iterable[int], figures: Iterable[str] = NAME
         for name in names:
             if curve is None or name not in curve[report.members]:
                 continue
-            label = f"{NAMES[name]}{', scaled' if scaled and name != 'temperature' else ''}"
-            scale = 100 if name == "accuracy" else 1
+            label = f"{KNOWN[name].label}{', scaled' if scaled and name != 'temperature' else ''}"
+            scale = KNOWN[name].scale
             shown.append({"ensemble of": label} | {f"{size:,}": stated(curve[size][name], scale) for size in chosen})
     blocks = [table(shown, right=list(shown[0])[1:]), "\n".join(_needed(report)), _meaning(report)]
     return "\n\n".join(block for block in blocks if block)
@@ -184,8 +185,8 @@ def _needed(report: Report) -> Iterator[str]:
     """Say how many members are needed for what was asked; yield the lines."""
     for kind, found in report.answers():
         growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
-        scale = 100 if found.figure == "accuracy" else 1
-        name, _, unit = NAMES[found.figure].removesuffix(")").rpartition(" (")
+        scale = KNOWN[found.figure].scale
+        name, _, unit = KNOWN[found.figure].label.removesuffix(")").rpartition(" (")
         within = f"{found.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
         limit = stated(growths[found.figure].limit, scale)
         yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {found}"

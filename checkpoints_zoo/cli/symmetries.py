@@ -73,9 +73,7 @@ def align_command(
     if save:
         out.say(f"permutations: {aligned.write_symmetries(save)}")
     if plot:
-        from checkpoints_zoo.populations.alignment_table import alignment_figure
-
-        out.say(f"picture: {alignment_figure(found, plot, lines)}")
+        out.say(f"picture: {found.plot(plot, lines)}")
     out.data(values, *_blocks(found, lines))
 
 
@@ -229,7 +227,7 @@ def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
 def _masses(
     members: Collection, out: Output, options: dict[str, Any], along: bool, plot: str | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.populations.mass import along_training, ends, minimal_mass, take
+    from checkpoints_zoo.populations.mass import along_training, last_snapshots, masses_of, minimal_mass
 
     epochs = [int(epoch) for epoch in members.rows.column("epoch").to_pylist()]
     if along and len(set(epochs)) < 2:
@@ -237,7 +235,7 @@ def _masses(
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, minimising their mass …")
     every = minimal_mass(members, **options)
-    last = take(every, ends(every, epochs)) if along else every
+    last = masses_of(every, last_snapshots(every, epochs)) if along else every
     values: dict[str, Any] = {"mass": _values(every, epochs) | {k: v for k, v in options.items() if k != "device"}}
     blocks = [str(last)]
     if along:

@@ -68,6 +68,24 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
     return path
 
 
+def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str) -> Figure:
+    """Make a figure for panels side by side, with a title above and a note below; return it.
+
+    Args:
+        panels: how many.
+        panel: width and height of one, inches.
+        title, note: of the figure.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(panel[0] * panels, panel[1]), dpi=DPI, layout=spaced)
+    figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
+    figure.supxlabel(note, fontsize=8, color=GREY)
+    return figure
+
+
 def histogram_edges(values: Sequence[float]) -> list[float]:
     """Choose the edges of a histogram's bars; return them, each bar with as many possible values as its neighbours.
 

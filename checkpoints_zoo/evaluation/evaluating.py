@@ -1,4 +1,4 @@
-"""One call from members, or their stored predictions, to a report: figures with intervals, a curve over sizes.
+"""`zoo.evaluate`: members, or their stored predictions, in; a report with intervals and curves over sizes out.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -16,13 +16,13 @@ from torch import Tensor
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import growth, measuring, metrics
-from checkpoints_zoo.evaluation import held_out as aside
+from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, MEANS_OVER_MEMBERS, OOD_FIGURES
-from checkpoints_zoo.evaluation.growth import CONSTANT, Growth
+from checkpoints_zoo.evaluation.growth import CONSTANT, Growth, check_distance, estimate_growth
+from checkpoints_zoo.evaluation.held_out import check_measured, check_share, check_trained, draw_held_out
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.report import Calibrated, Report
-from checkpoints_zoo.evaluation.subsets import Held, Logits, Part, Population
+from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
@@ -30,8 +30,8 @@ from checkpoints_zoo.predictions import Predictions
 
 __all__ = ["Report", "evaluate"]
 SMALL_LOGITS = 2**22  # values that one thread is quicker with
-SUBSETS = 100  # random ensembles of a size where nothing else is said
-SHARE = 0.2  # of the inputs that are held out for the temperature where nothing else is said
+SUBSETS = 100  # random ensembles of each size, by default
+SHARE = 0.2  # of the inputs held out for the temperature, by default
 
 
 def evaluate(
@@ -83,9 +83,9 @@ def evaluate(
     >>> report["auroc"].value > 0.95
     True
     """
-    sizes, wanted = checked(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    sizes, held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
     run = (device, dtype, batch)
-    inside, held = _parts(members, _inside(members, data, run), wanted, run)
+    inside, held = _split(members, _inside(members, data, run), held_out, run)
     outside = None if ood is None else _outside(members, ood, run)
     everyone = len(members)
     plans = {
@@ -100,19 +100,20 @@ def evaluate(
             inside.logits,
             inside.labels,
             None if outside is None else outside.logits,
-            None if held is None else (held.said.logits, held.said.labels),
+            None if held is None else (held.logits, held.labels),
         )
         values = population.measure([*singles, *(chosen for plan in plans.values() for chosen in plan.chosen)])
         first, calibrated = len(population.names), None
         if held is not None:
+            share = held_out if isinstance(held_out, float) else None
             after = _measured(population.scaled_names, values[:, first:], plans, seed)
-            calibrated = Calibrated(held.said.named, held.said.logits.shape[1], held.share, **after)
+            calibrated = Calibrated(held.data, held.logits.shape[1], share, **after)
         drawing = population.drawing(None if calibrated is None else calibrated.temperature.value)
     report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
-        data=inside.named,
-        ood="" if outside is None else outside.named,
+        data=inside.data,
+        ood="" if outside is None else outside.data,
         inputs=inside.logits.shape[1],
         ood_inputs=0 if outside is None else outside.logits.shape[1],
         members=everyone,
@@ -121,11 +122,11 @@ def evaluate(
         calibrated=calibrated,
         **_measured(population.names, values[:, :first], plans, seed),
     )
-    tuple(report.answers())  # what can't be answered is said now
+    tuple(report.answers())  # a distance that has no answer is refused now
     return report
 
 
-def checked(
+def check_arguments(
     members: Collection | Predictions,
     ood: object,
     sizes: Iterable[int] | None,
@@ -135,20 +136,20 @@ def checked(
     subsets: int,
     seed: int,
 ) -> tuple[list[int], float | ImageData | Predictions | None]:
-    """Check what `evaluate` is asked before anything is run; return the sizes, and what is held out, None for none.
+    """Check the arguments of `evaluate`; return the sizes, and the share or images held out, None for none.
 
     Args, Raises: as of `evaluate`.
     """
-    measuring.check_measurable(members)
-    measuring.check_draws(seed, subsets)
-    found = _sizes(sizes, len(members))
+    arguments.check_measurable(members)
+    arguments.check_draws(seed, subsets)
+    known = _sizes(sizes, len(members))
     for figure, distance in (within or {}).items():
-        growth.check(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
-    return found, _wanted(members, temperature, held_out)
+        check_distance(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
+    return known, _held_out(members, temperature, held_out)
 
 
 def _measured(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
-    """Sum up the figures of single members and of random ensembles; return what a report has of them.
+    """Sum up the figures of single members and of random ensembles; return the fields of a report.
 
     Args:
         names: of the figures.
@@ -169,39 +170,31 @@ def _measured(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], s
         if name in MEANS_OVER_MEMBERS:
             member[name] = KNOWN[name].within(metrics.bootstrap_mean(singles[:, i], seed=seed))
         if name not in CONSTANT and members > 1 and bool(values[:, i].isfinite().all()):
-            found = growth.growth(name, singles[:, i], {size: (plans[size], parts[size][:, i]) for size in plans})
-            growths[name] = replace(found, limit=KNOWN[name].within(found.limit))
+            growth = estimate_growth(name, singles[:, i], {size: (plans[size], parts[size][:, i]) for size in plans})
+            growths[name] = replace(growth, limit=KNOWN[name].within(growth.limit))
     return {"ensemble": curve[members], "member": member, "curve": curve, "growth": growths}
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What members say of some inputs: logits, labels, and the name and fingerprint of the inputs."""
+class _Predicted:
+    """Logits of members on some inputs, labels, and the name and fingerprint of the inputs."""
 
     logits: Tensor | Logits
     labels: Tensor
-    named: str
-
-
-@dataclass(frozen=True)
-class _Aside:
-    """What members say of the inputs held out, and their share of the measured ones, None for other images."""
-
-    said: _Said
-    share: float | None
+    data: str
 
 
 _Run = tuple[str | torch.device, torch.dtype, int]
 
 
-def _inside(members: Collection | Predictions, data: Given | Predictions | None, run: _Run) -> _Said:
-    """Return what members say of the labelled images."""
+def _inside(members: Collection | Predictions, data: Given | Predictions | None, run: _Run) -> _Predicted:
+    """Return the members' logits on the labelled images."""
     if isinstance(data, Predictions):
         members, data = predictions.check_same(data, members), None
     if not isinstance(members, Predictions):
-        given = measuring.own(members.description) if data is None else images.of(data)
-        inside, labels = measuring.labelled(given, members.description)
-        return _Said(_computed(members, inside, run), labels, measuring.named(inside))
+        chosen = arguments.images_of(members.description) if data is None else images.of(data)
+        inside, labels = arguments.labelled(chosen, members.description)
+        return _Predicted(_computed(members, inside, run), labels, arguments.image_key(inside))
     if data is not None:
         members.check_data(images.of(data))
     if members.labels is None:
@@ -211,13 +204,13 @@ def _inside(members: Collection | Predictions, data: Given | Predictions | None,
             found="no labels",
             do="Give them as `ood`, and those on the test set first",
         )
-    return _Said(members, members.labels, members.data)
+    return _Predicted(members, members.labels, members.data)
 
 
-def _wanted(
+def _held_out(
     members: Collection | Predictions, temperature: object, held_out: float | Given | Predictions | None
 ) -> float | ImageData | Predictions | None:
-    """Check what the temperature is to be fitted to; return a share or images, None for no scaling."""
+    """Check what the temperature is fitted to; return a share or images, None for no scaling."""
     if not isinstance(temperature, bool):
         found = f"{temperature!r}"[:80]
         raise UsageError("temperature", expected="True or False: it is fitted", found=found)
@@ -226,48 +219,51 @@ def _wanted(
             raise UsageError("held_out", expected="temperature=True with it", found="temperature=False")
         return None
     if held_out is None or isinstance(held_out, float | int):
-        return SHARE if held_out is None else aside.check_share(held_out)
-    given = predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
+        return SHARE if held_out is None else check_share(held_out)
+    other = predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
     if isinstance(members, Predictions):
         trained, trained_on = f"{members.facts.data}/train", set[str]()
     else:
         trained = f"{members.description.dataset}/train"
         trained_on = set(members.rows.column("data_fingerprint").to_pylist())
-    aside.check_trained(given.data if isinstance(given, Predictions) else measuring.named(given), trained, trained_on)
-    if isinstance(members, Predictions) and not isinstance(given, Predictions):
-        raise _no_members(given, members)
-    return given
+    check_trained(other.data if isinstance(other, Predictions) else arguments.image_key(other), trained, trained_on)
+    if isinstance(members, Predictions) and not isinstance(other, Predictions):
+        raise _no_members(other, members)
+    return other
 
 
-def _parts(
-    members: Collection | Predictions, inside: _Said, wanted: float | ImageData | Predictions | None, run: _Run
-) -> tuple[_Said, _Aside | None]:
-    """Set inputs aside for the temperature; return what members say of those that are measured, and of those."""
-    if wanted is None:
+def _split(
+    members: Collection | Predictions,
+    inside: _Predicted,
+    held_out: float | ImageData | Predictions | None,
+    run: _Run,
+) -> tuple[_Predicted, _Predicted | None]:
+    """Return the logits on the inputs that are measured, and on those held out for the temperature, None for none."""
+    if held_out is None:
         return inside, None
-    if isinstance(wanted, float | int):
-        logits = Held(inside.logits) if isinstance(inside.logits, Tensor) else inside.logits
-        left, drawn = aside.drawn(inside.named.partition(" ")[2], logits.shape[1], wanted)
-        measured, held = (_Said(Part(logits, at), inside.labels[at], inside.named) for at in (left, drawn))
-        return measured, _Aside(held, wanted)
-    held = _inside(wanted, None, run) if isinstance(wanted, Predictions) else _inside(members, wanted, run)
-    aside.check_measured(held.named, inside.named)
-    return inside, _Aside(held, None)
+    if isinstance(held_out, float | int):
+        logits = InMemory(inside.logits) if isinstance(inside.logits, Tensor) else inside.logits
+        kept, drawn = draw_held_out(inside.data.partition(" ")[2], logits.shape[1], held_out)
+        measured, held = (_Predicted(InputSubset(logits, at), inside.labels[at], inside.data) for at in (kept, drawn))
+        return measured, held
+    held = _inside(held_out, None, run) if isinstance(held_out, Predictions) else _inside(members, held_out, run)
+    check_measured(held.data, inside.data)
+    return inside, held
 
 
-def _outside(members: Collection | Predictions, ood: Given | Predictions, run: _Run) -> _Said:
-    """Return what members say of the images out of distribution."""
+def _outside(members: Collection | Predictions, ood: Given | Predictions, run: _Run) -> _Predicted:
+    """Return the members' logits on the images out of distribution."""
     if isinstance(ood, Predictions):
-        return _Said(predictions.check_same(ood, members), torch.empty(0), ood.data)
+        return _Predicted(predictions.check_same(ood, members), torch.empty(0), ood.data)
     outside = images.of(ood)
     if isinstance(members, Predictions):
         raise _no_members(outside, members)
-    return _Said(_computed(members, outside, run), torch.empty(0), measuring.named(outside))
+    return _Predicted(_computed(members, outside, run), torch.empty(0), arguments.image_key(outside))
 
 
-def _no_members(given: ImageData, members: Predictions) -> UsageError:
+def _no_members(data: ImageData, members: Predictions) -> UsageError:
     return UsageError(
-        f"images {given.name!r} for predictions {members.name}",
+        f"images {data.name!r} for predictions {members.name}",
         expected="stored predictions on them, since there are no members to run",
         found="images",
         do="Store some with `predict`, or give the collection in place of its predictions",
@@ -282,11 +278,11 @@ def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
 def _sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
     if sizes is not None and not isinstance(sizes, Iterable):
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
-    found = {members}
+    chosen = {members}
     for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
         known = whole(size)
         if known is None or not 1 <= known <= members:
             expected = f"a whole number from 1 to {members}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])
-        found.add(known)
-    return sorted(found)
+        chosen.add(known)
+    return sorted(chosen)

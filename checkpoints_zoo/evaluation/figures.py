@@ -1,23 +1,55 @@
-"""The figures of a report: units, meanings, ranges."""
+"""The figures of a report, a row each: how a figure is computed, its title, unit, direction, meaning and definition.
+
+A figure "of" probabilities or scores is computed by the function of `evaluation.metrics` that bears its name: a new
+metric needs its function there and a row here. Without torch, so that the command line starts quickly.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.metrics.scaling import HIGHEST, LOWEST
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.evaluation.metrics import Interval
+
+PROBABILITIES = "probabilities"  # metric(probabilities (input, class), labels (input,))
+LOG_PROBABILITIES = "log probabilities"  # metric(log probabilities (input, class), labels (input,))
+SCORES = "scores"  # metric(scores (input,), whether each is out of distribution (input,))
+MEMBERS = "members"  # of how the members differ: no single member has it, and scaling leaves it as it is
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure of a report is: its unit, which way is better, what it means, and its largest value."""
+    """One figure of a report.
+
+    Args:
+        unit: "nats", or the range, such as "0..1".
+        better: "higher", "lower", or "" where neither is.
+        meaning: in a line.
+        of: what it is computed from, one of the constants above; "" for what is not computed by a metric.
+        title: its name in pictures and pages.
+        definition: in full, for pages.
+        short: the title on an axis and in a table, where it is another.
+        scale: what pictures and tables multiply it by: 100 for percent.
+    """
 
     unit: str
     better: str
     meaning: str
+    of: str = ""
+    title: str = ""
+    definition: str = ""
+    short: str = ""
+    scale: int = 1
+
+    @property
+    def label(self) -> str:
+        """The title and the unit, for an axis or a row."""
+        return f"{self.short or self.title} ({'%' if self.scale == 100 else self.unit})"
 
     @property
     def least(self) -> float:
@@ -49,30 +81,134 @@ def figure_of(figures: Mapping[str, Interval], name: str) -> Interval:
 
 
 FIGURES: dict[str, Figure] = {
-    "accuracy": Figure("0..1", "higher", "share of inputs classified correctly"),
-    "nll": Figure("nats", "lower", "mean negative log-likelihood of the label"),
-    "brier": Figure("0..2", "lower", "mean squared error of the probabilities, summed over classes"),
-    "ece": Figure("0..1", "lower", "calibration error of the top label, 15 equal-width bins"),
-    "adaptive_ece": Figure("0..1", "lower", "calibration error of the top label, 15 equal-mass bins"),
-    "ace": Figure("0..1", "lower", "calibration error of each class, 15 equal-mass bins, mean over classes"),
-    "aurc": Figure("0..1", "lower", "area under the risk-coverage curve"),
-    "mi_id": Figure("nats", "", "mutual information of label and member, mean over the test inputs"),
-    "disagreement": Figure("0..1", "", "share of inputs on which two members' classes differ, mean over pairs"),
-    "mi_ood": Figure("nats", "higher", "mutual information, mean over the out-of-distribution inputs"),
-    "auroc": Figure("0..1", "higher", "area under the ROC curve, out-of-distribution inputs positive"),
-    "aupr": Figure("0..1", "higher", "area under the precision-recall curve, the same"),
-    "fpr95": Figure("0..1", "lower", "false positives where 95 % of the out-of-distribution inputs are found"),
+    "accuracy": Figure(
+        "0..1",
+        "higher",
+        "share of inputs classified correctly",
+        of=PROBABILITIES,
+        title="accuracy",
+        definition="Share of inputs whose most probable class is the label; in percent here. The probabilities of an "
+        "ensemble are the mean of its members'.",
+        scale=100,
+    ),
+    "nll": Figure(
+        "nats",
+        "lower",
+        "mean negative log-likelihood of the label",
+        of=LOG_PROBABILITIES,
+        title="NLL",
+        definition="Negative log-likelihood of the label under the mean probabilities, nats, mean over inputs.",
+    ),
+    "brier": Figure(
+        "0..2",
+        "lower",
+        "mean squared error of the probabilities, summed over classes",
+        of=PROBABILITIES,
+        title="Brier score",
+        definition="Squared error of the probabilities, summed over classes, mean over inputs, 0 to 2.",
+        short="Brier",
+    ),
+    "ece": Figure(
+        "0..1",
+        "lower",
+        "calibration error of the top label, 15 equal-width bins",
+        of=PROBABILITIES,
+        title="ECE",
+        definition="Expected calibration error of the top label: 15 bins of equal width over the largest probability; "
+        "the mean of |accuracy − mean confidence| over bins, each weighed by its inputs (L1).",
+    ),
+    "adaptive_ece": Figure(
+        "0..1",
+        "lower",
+        "calibration error of the top label, 15 equal-mass bins",
+        of=PROBABILITIES,
+        title="adaptive ECE",
+        definition="As ECE, with 15 bins of equal mass, so that each holds as many inputs.",
+    ),
+    "ace": Figure(
+        "0..1",
+        "lower",
+        "calibration error of each class, 15 equal-mass bins, mean over classes",
+        of=PROBABILITIES,
+        title="ACE",
+        definition="Adaptive calibration error of each class: for each class 15 bins of equal mass over its "
+        "probability; mean over classes.",
+    ),
+    "aurc": Figure(
+        "0..1",
+        "lower",
+        "area under the risk-coverage curve",
+        of=PROBABILITIES,
+        title="AURC",
+        definition="Area under the risk-coverage curve: the error rate of the inputs that are kept, mean over all "
+        "coverages, the most confident first.",
+    ),
+    "mi_id": Figure(
+        "nats",
+        "",
+        "mutual information of label and member, mean over the test inputs",
+        of=MEMBERS,
+        title="mutual information, ID",
+        definition="Mutual information of label and member, H(mean p) − mean H(p), nats, mean over the test inputs. 0 "
+        "where all members say the same.",
+    ),
+    "disagreement": Figure(
+        "0..1",
+        "",
+        "share of inputs on which two members' classes differ, mean over pairs",
+        of=MEMBERS,
+        title="disagreement",
+        definition="Share of inputs on which two members' classes differ, mean over pairs of members.",
+    ),
+    "mi_ood": Figure(
+        "nats",
+        "higher",
+        "mutual information, mean over the out-of-distribution inputs",
+        of=MEMBERS,
+        title="mutual information, OOD",
+        definition="The same on the inputs out of distribution (OOD).",
+    ),
+    "auroc": Figure(
+        "0..1",
+        "higher",
+        "area under the ROC curve, out-of-distribution inputs positive",
+        of=SCORES,
+        title="AUROC",
+        definition="Area under the ROC curve, out-of-distribution inputs positive, by the score −(largest mean "
+        "probability). 1/2 is chance.",
+    ),
+    "aupr": Figure(
+        "0..1",
+        "higher",
+        "area under the precision-recall curve, the same",
+        of=SCORES,
+        title="AUPR",
+        definition="Area under the precision-recall curve (average precision) of the same. Chance is the share of "
+        "out-of-distribution inputs.",
+    ),
+    "fpr95": Figure(
+        "0..1",
+        "lower",
+        "false positives where 95 % of the out-of-distribution inputs are found",
+        of=SCORES,
+        title="FPR95",
+        definition="False positive rate: share of test inputs that are flagged at the highest threshold that finds "
+        "95 % of the out-of-distribution inputs.",
+    ),
 }
-OOD_FIGURES = ("auroc", "aupr", "fpr95", "mi_ood")
+OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.of == SCORES), "mi_ood")
 TEMPERATURE = "temperature"
 SCALED: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        f"{LOWEST:g}..{HIGHEST:g}",
+        "0.05..20",  # as `metrics.temperature` bounds it
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
+        title="temperature",
+        definition="Mean probabilities p become softmax(log p / T), with the T of the least NLL on inputs that are in "
+        "no figure; each random ensemble has its own. Above 1 the ensemble was too confident.",
     ),
-    **{n: FIGURES[n] for n in ("nll", "brier", "ece", "adaptive_ece", "ace", "aurc", "auroc", "aupr", "fpr95")},
+    **{name: figure for name, figure in FIGURES.items() if figure.of != MEMBERS and name != "accuracy"},
 }
 """The figures after temperature scaling. Accuracy stays as it is, and so do those of the members' differences."""
 KNOWN: dict[str, Figure] = {**FIGURES, **SCALED}
-MEANS_OVER_MEMBERS = tuple(n for n in KNOWN if n not in ("mi_id", "disagreement", "mi_ood"))
+MEANS_OVER_MEMBERS = tuple(name for name, figure in KNOWN.items() if figure.of != MEMBERS)

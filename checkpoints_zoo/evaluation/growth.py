@@ -21,9 +21,9 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 
-_HARDLY = 1e6  # of a distance is its half width where two halves of the members hardly gain
-EXACT = ("brier",)  # a + b/k holds exactly
+_NO_SPREAD = 1e6  # share of a distance from which its half width says nothing: two halves of the members gain nothing
 _NORMAL = 1.959964  # quantile, 95 % two-sided
+EXACT = ("brier",)  # a + b/k holds exactly
 SMOOTH = ("nll", "brier", "mi_id", "mi_ood", "temperature")  # in the mean probabilities: what members share cancels
 CONSTANT = ("disagreement",)  # a mean over pairs: the same for every size
 
@@ -50,12 +50,12 @@ class Needed:
     extrapolated: int
 
     def __str__(self) -> str:
-        found = f"{self.members:,}" if self.members is not None else f"more than {self.at_hand:,}"
+        text = f"{self.members:,}" if self.members is not None else f"more than {self.at_hand:,}"
         if self.members is None:
-            found += f", about {self.extrapolated:,} by 1/k"
+            text += f", about {self.extrapolated:,} by 1/k"
         if self.low is not None:
-            found += f" [{self.low:,}, {'…' if self.high is None else f'{self.high:,}'}]"
-        return found
+            text += f" [{self.low:,}, {'…' if self.high is None else f'{self.high:,}'}]"
+        return text
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class Growth:
         Needed(figure='nll', within=0.1, members=8, low=6, high=10, at_hand=16, extrapolated=8)
         """
         distances = [abs(x) for x in self.distances]
-        found = self._first(distances, within, distances[-1] / within)
+        needed = self._first(distances, within, distances[-1] / within)
         low: int | None = None
         high: int | None = None
-        if self.spread is not None and not self.spread < _HARDLY:  # the halves gain nothing: nothing is known
+        if self.spread is not None and not self.spread < _NO_SPREAD:  # the halves gain nothing: nothing is known
             low = self.sizes[0]
         elif self.spread is not None:
             widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
@@ -110,7 +110,7 @@ class Growth:
                     [x + w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / most
                 )
         members = self.sizes[-1]
-        return Needed(figure, within, found if found <= members else None, low, high, members, found)
+        return Needed(figure, within, needed if needed <= members else None, low, high, members, needed)
 
     def _first(self, distances: Sequence[float], within: float, beyond: float) -> int:
         """Return the least size from which on all distances are at most so much.
@@ -152,15 +152,15 @@ def needed(growths: Mapping[str, Growth], figure: str, within: float | str) -> N
     """
     if not growths:
         raise UsageError("limits of figures", expected="two members or more", found="one")
-    number, share = check(figure, within, growths)
+    number, share = check_distance(figure, within, growths)
     distance = number * abs(growths[figure].limit.value) / 100 if share else number
     if not distance > 0:
         raise UsageError(f"distance of {figure} from its limit", expected="above 0", found=f"{within} of a limit of 0")
     return growths[figure].needed(figure, distance)
 
 
-def check(figure: str, within: float | str, figures: Iterable[str]) -> tuple[float, bool]:
-    """Check what `needed` is asked for; return the number, and whether it is a percentage of the limit.
+def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> tuple[float, bool]:
+    """Check the arguments of `needed`; return the number, and whether it is a percentage of the limit.
 
     Args:
         figure, within: as in `needed`.
@@ -187,7 +187,7 @@ def check(figure: str, within: float | str, figures: Iterable[str]) -> tuple[flo
     return number, share
 
 
-def growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]]) -> Growth:
+def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]]) -> Growth:
     """Estimate the limit of a figure from the sizes that were measured; return how far each of them is from it.
 
     The mean figure of size k minus that of all N members is fitted, over the sizes from 2 on, by b (1/k - 1/N) +
@@ -206,27 +206,27 @@ def growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]])
     members = len(singles)
     plan, values = curve[members]
     everyone, halves = values[0], values[1:]
-    measured = {size: found for size, found in curve.items() if 1 < size < members}
+    measured = {size: subsets for size, subsets in curve.items() if 1 < size < members}
     if len(halves):
         measured.setdefault(len(plan.chosen[1]), (plan, halves))
-    found = {size: _mean(singles, of, some) for size, (of, some) in sorted(measured.items())}
-    means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in found.items()}}
+    averages = {size: _mean(singles, *subsets) for size, subsets in sorted(measured.items())}
+    means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in averages.items()}}
     if name in EXACT:
         gain = (means[1] - float(everyone)) * members / (members - 1)
         limit, noise = float(everyone) - gain / members, [0.0] * (1 + len(means))
         distances = [gain / size for size in (*means, members)]
     else:
-        rests = {1: singles.new_zeros(1), **{size: rest for size, (_, rest) in found.items()}}
-        own = plan.intervals(values[:, None])[0]
-        all_of_it = 0.0 if own.high is None or name in SMOOTH else own.high - own.value
-        limit, noise = _limit(means, rests, members, float(everyone), all_of_it)
+        rests = {1: singles.new_zeros(1), **{size: rest for size, (_, rest) in averages.items()}}
+        whole = plan.intervals(values[:, None])[0]
+        error = 0.0 if whole.high is None or name in SMOOTH else whole.high - whole.value
+        limit, noise = _limit(means, rests, members, float(everyone), error)
         distances = [x - limit for x in (*means.values(), float(everyone))]
     around, spread = Interval(limit, None, None), None
     if len(halves):
-        one = torch.stack([singles[half].mean() for half in plan.chosen[1:]])
-        part = len(plan.chosen[1])
-        gains = (one - halves) * part / (part - 1)
-        limits = halves - gains / part
+        single = torch.stack([singles[half].mean() for half in plan.chosen[1:]])
+        size = len(plan.chosen[1])
+        gains = (single - halves) * size / (size - 1)
+        limits = halves - gains / size
         around, gained = plan.intervals(
             torch.stack([torch.cat([halves.new_tensor([limit]), limits]), torch.cat([gains.mean()[None], gains])], 1)
         )
@@ -252,11 +252,11 @@ def _mean(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, Tensor]:
     if plan.complete:
         return float(values.mean()), values.new_zeros(1)
     chosen = plan.chosen[1:] if plan.whole else plan.chosen
-    own = torch.stack([singles[some].mean() for some in chosen])
-    apart = own - own.mean()
+    of_singles = torch.stack([singles[subset].mean() for subset in chosen])
+    apart = of_singles - of_singles.mean()
     slope = float(apart @ values) / max(float(apart @ apart), 1e-300)
     rest = values - values.mean() - slope * apart
-    return float(values.mean() - slope * (own.mean() - singles.mean())), rest
+    return float(values.mean() - slope * (of_singles.mean() - singles.mean())), rest
 
 
 def _limit(
@@ -278,8 +278,8 @@ def _limit(
     last = members**-powers
     weigh = at.sqrt()[:, None]
     # The distance of all members from the limit, as a sum of shares of (a size's mean - their figure).
-    found = (last @ torch.linalg.pinv(weigh * (at[:, None] ** -powers - last)) * weigh[:, 0]).tolist()
-    shares = dict(zip(sizes, found, strict=True))
+    weights = (last @ torch.linalg.pinv(weigh * (at[:, None] ** -powers - last)) * weigh[:, 0]).tolist()
+    shares = dict(zip(sizes, weights, strict=True))
     left = sum(share * (means[size] - everyone) for size, share in shares.items())
     total = sum(shares.values())
     noise = []

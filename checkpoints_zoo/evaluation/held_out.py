@@ -1,4 +1,4 @@
-"""Inputs held out to fit a temperature to: drawn from those to be measured, or others; never the training set."""
+"""Inputs held out to fit a temperature: a share of the measured ones, or other images; never the training set."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from checkpoints_zoo.errors import UsageError
 RULE = "held-out-sha256"
 
 
-def drawn(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
-    """Draw a share of a set's inputs by the rule "held-out-sha256"; return the positions left and drawn, both rising.
+def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
+    """Draw a share of the inputs by the rule "held-out-sha256"; return the positions kept and held out, both rising.
 
     The rule: positions ranked by the sha256 of "held-out|<fingerprint of the images>|<position>"; the first
     share * inputs, rounded, are held out. The same for all members and every seed.
@@ -27,8 +27,8 @@ def drawn(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
     Raises:
         UsageError: a share that holds out nothing, or all.
 
-    >>> left, held = drawn("0123456789abcdef", 10, 0.2)
-    >>> held.tolist(), len(left)
+    >>> kept, held_out = draw_held_out("0123456789abcdef", 10, 0.2)
+    >>> held_out.tolist(), len(kept)
     ([3, 7], 8)
     """
     count = round(check_share(share) * inputs)
@@ -51,33 +51,33 @@ def check_share(share: float) -> float:
     return share
 
 
-def check_trained(held: str, trained: str, trained_on: Iterable[str]) -> None:
+def check_trained(held_out: str, trained: str, trained_on: Iterable[str]) -> None:
     """Check that images are not those that members were trained on.
 
     Args:
-        held: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
+        held_out: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
         trained: name and split of the training set ("digits/train").
         trained_on: fingerprints of what the members were trained on, as far as their manifest says.
 
     Raises:
         UsageError: they are.
     """
-    name, _, fingerprint = held.partition(" ")
+    name, _, fingerprint = held_out.partition(" ")
     if name == trained or fingerprint in set(trained_on):
         raise _refused(name, "the images that the members were trained on, of which they are surer than of others")
 
 
-def check_measured(held: str, measured: str) -> None:
+def check_measured(held_out: str, measured: str) -> None:
     """Check that images are not those that are measured.
 
     Args:
-        held, measured: name, split and fingerprint of the images.
+        held_out, measured: name, split and fingerprint of the images.
 
     Raises:
         UsageError: they are.
     """
-    if held.partition(" ")[2] == measured.partition(" ")[2]:
-        raise _refused(held.partition(" ")[0], "the images that are measured")
+    if held_out.partition(" ")[2] == measured.partition(" ")[2]:
+        raise _refused(held_out.partition(" ")[0], "the images that are measured")
 
 
 def _refused(name: str, found: str) -> UsageError:

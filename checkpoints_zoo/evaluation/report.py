@@ -1,23 +1,36 @@
-"""What an evaluation found: figures with intervals, their curves over sizes, before and after temperature scaling."""
+"""The result of an evaluation: figures with intervals, curves over sizes, before and after temperature scaling.
+
+Its tables and pictures are here too; matplotlib and pandas are imported when one is made."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from checkpoints_zoo.evaluation import growth, plots
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import growth
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.formats.text import finite_or_null
+from checkpoints_zoo.evaluation.tables import FAINTEST, stated
+from checkpoints_zoo.formats.text import counted, finite_or_null
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+INCHES = (11.0, 8.4)  # of the picture of a report
+WIDE, HIGH = 4.0, 2.6  # inches of a panel of curves
+COLUMNS = 3  # of panels of curves
+PLAIN = ("mean of that size", "a fresh ensemble", "all members")  # in the key of every curve
 Curve = Mapping[int, Mapping[str, Interval]]
 
 
@@ -143,9 +156,9 @@ class Report:
                 yield "scaled", self.calibrated.needed(figure, within)
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows = list(_rows(self.curve, self.member, ""))
+        rows = list(_figure_rows(self.curve, self.member, ""))
         if self.calibrated is not None:
-            rows += _rows(self.calibrated.curve, self.calibrated.member, ", scaled")
+            rows += _figure_rows(self.calibrated.curve, self.calibrated.member, ", scaled")
         return rows
 
     def to_frame(self) -> pd.DataFrame:
@@ -179,25 +192,31 @@ class Report:
     def plot(self, path: str | Path) -> Path:
         """Draw reliability, curves over ensemble size, member accuracies and information into a PNG; return its path.
 
+        The same report gives the same bytes.
+
         Args:
-            path: of the PNG.
+            path: of the PNG; its folder is made. It is written by temporary name and rename.
+
+        Raises:
+            UsageError: a name that is no PNG's, or a place that can't be written to.
         """
-        return plots.report(self, Path(path))
+        return save(lambda: draw(self), path_of(path), title(self))
 
     def plot_curves(self, path: str | Path, figures: Iterable[str] | None = None) -> Path:
         """Draw figures over ensemble size, with bands, limits and the members needed, into a PNG; return its path.
 
         Args:
-            path: of the PNG.
-            figures: their names; None for all.
+            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            figures: their names, a panel each; None for all.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: no such figure, a name that is no PNG's, or a place that can't be written to.
         """
-        return plots.curves(self, Path(path), figures)
+        names = _drawn_figures(self, figures)
+        return save(lambda: draw_curves(self, names), path_of(path), title(self))
 
 
-def _rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
+def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
     """Yield one row a figure and size.
 
     Args:
@@ -213,3 +232,301 @@ def _rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator
                 "of": f"{of}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low, "high": x.high,
                 "unit": known.unit, "better": known.better,
             }  # fmt: skip
+
+
+def draw(report: Report) -> Figure:
+    """Draw a report's four panels; return the figure, whose axes are labelled by what they show."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=INCHES, dpi=DPI, layout=spaced)
+    figure.suptitle(f"{title(report)}\n", fontsize=14, fontweight="bold")
+    figure.text(0.5, 0.958, about(report), ha="center", va="top", color=GREY, fontsize=10)
+    figure.supxlabel(notes(report), fontsize=8, color=GREY)
+    panels = figure.add_gridspec(2, 2)
+    upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
+    bars = figure.add_subplot(upper[0], label="reliability")
+    _reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
+    upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
+    accuracy = figure.add_subplot(upper[0], label="accuracy")
+    _curve(report, accuracy, "accuracy")
+    accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
+    accuracy.tick_params(labelbottom=False)
+    _key(accuracy, "b  Accuracy and NLL against ensemble size")
+    nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
+    _curve(report, nll, "nll")
+    nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
+    _panel_key(nll)
+    _accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
+    _information(report, figure.add_subplot(panels[1, 1], label="information"))
+    return figure
+
+
+def _key(axes: Axes, title: str) -> None:
+    """Put the title of a panel above its axes, and the key between the two."""
+    axes.set_title(title, pad=22)
+    parts = zip(*axes.get_legend_handles_labels(), strict=True)
+    shown = [(line, name) for line, name in parts if name in PLAIN or axes.get_label() == "reliability"]
+    key = axes.legend(
+        [line for line, _ in shown], [name for _, name in shown],
+        loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
+        columnspacing=1.6, handletextpad=0.6,
+    )  # fmt: skip
+    # The title has made room for it; its width is not to narrow the axes.
+    key.set_in_layout(False)
+
+
+def _reliability(report: Report, axes: Axes, counts: Axes) -> None:
+    """Draw accuracy over confidence in bins, the gap between the two, and the inputs of each bin."""
+    confidence, accuracy, inputs = (
+        [float(v) for v in report.drawing[f"reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
+    )
+    bins = len(inputs)
+    filled, width = [b for b in range(bins) if inputs[b]], 1 / bins
+    middles, shown = [(b + 0.5) / bins for b in filled], [accuracy[b] for b in filled]
+    gaps = [confidence[b] - accuracy[b] for b in filled]
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
+    axes.bar(middles, shown, width, color=BLUE, alpha=0.85, edgecolor="white", label="accuracy")
+    axes.bar(
+        middles, gaps, width, bottom=shown, color="none", edgecolor=RED, hatch="////", linewidth=1.2,
+        label="gap to mean confidence",
+    )  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
+    axes.tick_params(labelbottom=False)
+    _key(axes, "a  Reliability diagram")
+    # In the corner above the bars, which may be anywhere.
+    axes.set_title(f"ECE {stated(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
+    if report.calibrated is not None:
+        _scaled_reliability(report, report.calibrated, axes)
+    counts.bar(middles, [inputs[b] for b in filled], width, color=GREY, edgecolor="white")
+    counts.set(yscale="log", ylim=(0.7, 3 * max(inputs)), ylabel="inputs", xlabel="confidence of the top class")
+    counts.minorticks_off()
+    counts.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
+    """Draw accuracy over confidence after temperature scaling, a point a bin, over the bars from before."""
+    bins = [report.drawing[f"scaled_reliability_{n}"] for n in ("confidence", "accuracy", "inputs")]
+    points = [(c, a) for c, a, n in zip(*bins, strict=True) if n]
+    stating = f"scaled by T = {stated(scaled.ensemble['temperature'])}\nECE {stated(scaled.ensemble['ece'])}"
+    line = axes.plot(*zip(*points, strict=True), color=GREEN, marker="o", markersize=4, linewidth=1.2)
+    key = axes.get_legend()
+    box = axes.legend(line, [stating], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
+    box.set_in_layout(False)
+    if key is not None:  # a second one takes its place
+        axes.add_artist(key)
+
+
+def _accuracies(report: Report, axes: Axes) -> None:
+    """Draw the members' accuracies, their mean and the ensemble's."""
+    correct = [round(a * report.inputs) for a in report.drawing["member_accuracy"]]
+    # Whole numbers of inputs, so that no bar holds more of the possible values than its neighbour.
+    apart = max(correct) - min(correct)
+    step = math.ceil((apart + 1) / 16)
+    edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + apart // step)]
+    heights, *_ = axes.hist(
+        [c * 100 / report.inputs for c in correct], edges, color=BLUE, alpha=0.85, edgecolor="white",
+        label=counted(report.members, "member"),
+    )  # fmt: skip
+    mean, everyone = report.member["accuracy"], report.ensemble["accuracy"]
+    named = f"mean of members: {stated(mean, 100)}", f"ensemble: {stated(everyone, 100)}"
+    axes.axvline(mean.value * 100, ymax=0.72, color=GREY, linestyle="--", label=named[0])
+    axes.axvline(everyone.value * 100, ymax=0.72, color=RED, linewidth=2, label=named[1])
+    axes.set(title="c  Accuracy of the members", xlabel="accuracy (%)", ylabel="members")
+    axes.set_ylim(0, float(max(heights)) * 1.5)
+    sides, near = axes.get_xlim(), everyone.value * 100
+    axes.set_xlim(min(sides[0], near - 0.4), max(sides[1], near + 0.4))
+    axes.locator_params(axis="y", integer=True)
+    axes.ticklabel_format(axis="x", useOffset=False)
+    axes.legend(loc="upper left")
+
+
+def _information(report: Report, axes: Axes) -> None:
+    """Draw how much the members disagree about each input, in and out of distribution."""
+    import numpy as np
+
+    axes.set(title="d  Mutual information of label and member", ylabel="share of inputs")
+    sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
+    values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in sets if report.drawing.get(n)}
+    together = np.concatenate(list(values.values()))
+    if together.max() <= FAINTEST:
+        text = "one member has none" if report.members == 1 else "none: the members agree on all inputs"
+        axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
+        return
+    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(together, 0.01), FAINTEST)))
+    edges = np.geomspace(lowest, together.max() * 1.02, 41).tolist()
+    top = 0.0
+    for name, what, colour in (s for s in sets if s[0] in values):
+        clipped = np.clip(values[name], lowest, None)
+        shares, _, _ = axes.hist(
+            clipped, edges, weights=np.full(len(clipped), 1 / len(clipped)), histtype="stepfilled",
+            facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
+            label=f"{what}, mean {stated(report.ensemble[name])}",
+        )  # fmt: skip
+        top = max(top, float(np.max(shares)))
+    note = "; the first bar: that or less" if together.min() < lowest else ""
+    axes.set_xlabel(f"mutual information of an input (nats{note})")
+    axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, top * 1.5))
+    detected = f"AUROC {stated(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
+    axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+    axes.legend(loc="upper left")
+
+
+def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
+    """Draw a panel a figure; return the figure, whose axes are labelled by the figures' names."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    names = _drawn_figures(report, figures)
+    columns = min(COLUMNS, len(names))
+    rows = math.ceil(len(names) / columns)
+    size = (max(2, columns) * WIDE, rows * HIGH + 1.6)
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=size, dpi=DPI, layout=spaced)
+    figure.suptitle(f"{title(report)}\n{about(report)}", fontsize=12)
+    figure.supxlabel(f"members in the ensemble\n\n{notes(report)}", fontsize=8, color=GREY)
+    for at, name in enumerate(names):
+        axes = figure.add_subplot(rows, columns, at + 1, label=name)
+        _curve(report, axes, name)
+        _panel_key(axes)
+    return figure
+
+
+def _drawn_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
+    """Return the figures that are drawn, those asked for or all; an unknown one is an error."""
+    scaled = {} if report.calibrated is None else report.calibrated.ensemble
+    known = [n for n in KNOWN if n in report.ensemble or n in scaled]
+    names = known if figures is None else [figures] if isinstance(figures, str) else list(figures)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(known)}", found="none such")
+    if not names:
+        raise UsageError("figures of a picture", expected="one or more", found="none")
+    return names
+
+
+def _curve(report: Report, axes: Axes, name: str) -> None:
+    """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
+
+    Args:
+        report: of an evaluation.
+        axes: to draw into.
+        name: of the figure; if only scaled ensembles have it, theirs is drawn in its place.
+    """
+    sizes, scale = sorted(report.curve), KNOWN[name].scale
+    if name in report.ensemble:
+        _line(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
+        _limit(axes, report.growth, name, scale, BLUE)
+    scaled = report.calibrated
+    if scaled is not None and name in scaled.ensemble:
+        _line(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
+        _limit(axes, scaled.growth, name, scale, GREEN)
+    for kind, needed in report.answers():
+        if needed.figure == name and needed.members is not None:
+            what = f"within {needed.within:.3g}{f', {kind}' if kind else ''}: {needed}"
+            axes.axvline(needed.members, color=GREEN if kind else BLUE, linestyle=":", linewidth=1.5, label=what)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks := _readable(sizes), [f"{size:,}" for size in ticks])
+    axes.minorticks_off()
+    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN[name].label)
+
+
+def _line(
+    axes: Axes,
+    figures: Mapping[int, Mapping[str, Interval]],
+    name: str,
+    scale: float,
+    members: int,
+    colours: tuple[str, str],
+    label: str,
+) -> None:
+    """Draw one line with its band and bar.
+
+    Args:
+        axes: to draw into.
+        figures: size -> figure -> interval.
+        name, scale: of the figure.
+        members: how many there are.
+        colours: of the line, and of the bar at all members.
+        label: for the key; "" for those of the plain figures.
+    """
+    colour, full_colour = colours
+    sizes = sorted(figures)
+    intervals = [figures[size][name] for size in sizes]
+    values = [x.value * scale for x in intervals]
+    axes.plot(sizes, values, color=colour, marker="o", markersize=4.5, label=label or "mean of that size")
+    band = [
+        (size, x.low * scale, x.high * scale)
+        for size, x in zip(sizes, intervals, strict=True)
+        if size < members and x.low is not None and x.high is not None
+    ]
+    if band:
+        at, low, high = zip(*band, strict=True)
+        axes.fill_between(
+            at, low, high, color=colour, alpha=0.18, linewidth=0, label=None if label else "a fresh ensemble"
+        )
+    full = figures[members][name]
+    if full.low is not None and full.high is not None:
+        ends = [[(full.value - full.low) * scale], [(full.high - full.value) * scale]]
+        axes.errorbar(
+            [members], [full.value * scale], ends, color=full_colour, marker="D", markersize=4, capsize=4,
+            linewidth=1.6, label=None if label else "all members",
+        )  # fmt: skip
+
+
+def _limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
+    """Draw a figure's limit, where there is one."""
+    if name in growth:
+        axes.axhline(growth[name].limit.value * scale, color=colour, linestyle="--", linewidth=1)
+
+
+def _panel_key(axes: Axes) -> None:
+    """Name what only some panels have, in the corner that curves leave free."""
+    shown = [(line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in PLAIN]
+    if shown:
+        axes.legend([line for line, _ in shown], [name for _, name in shown], loc="best", fontsize=8)
+
+
+def _readable(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes whose labels have room on a logarithmic axis, the largest first to be kept."""
+    room = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
+    kept: list[int] = []
+    for size in reversed(sizes):
+        if not kept or math.log2(kept[-1] / size) >= room:
+            kept.append(size)
+    return kept[::-1]
+
+
+def title(report: Report) -> str:
+    """Return the title of a report's pictures."""
+    return f"{report.collection}, an ensemble of {counted(report.members, 'member')}"
+
+
+def about(report: Report) -> str:
+    """Return what was measured, for the line below the title."""
+    about = f"{report.data.split(' ')[0]}, {counted(report.inputs, 'input')}"
+    if report.ood:
+        about += f"; out of distribution: {report.ood.split(' ')[0]}, {counted(report.ood_inputs, 'input')}"
+    return about
+
+
+def notes(report: Report) -> str:
+    """Say what the intervals mean and which members these are; return the foot of a picture."""
+    text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
+    text += " by a delete-d jackknife (a bootstrap for the mean of members)."
+    text = text if report.members >= 3 else "Too few members for intervals."
+    if report.growth:
+        text += "\nDashed: the limit, of an infinite ensemble."
+    asked = [
+        f"{KNOWN[x.figure].short or KNOWN[x.figure].title} within {x.within:.3g}{f', {kind}' if kind else ''}: {x}"
+        for kind, x in report.answers()
+    ]
+    if asked:
+        text += f" Members needed to come near it: {'; '.join(asked)}."
+    text = "\n".join("\n".join(wrap(line, 170)) for line in text.split("\n"))
+    # Without the source's label, which may be a folder of the machine.
+    members = report.citation.rpartition("@")[2]
+    shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
+    return f"{text}\n{f'Members: {shown}' if shown else ''}"

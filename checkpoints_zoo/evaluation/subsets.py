@@ -1,4 +1,4 @@
-"""The figures of any subset of a population, from logits that need not fit into memory.
+"""The figures of any subset of a population's members, from logits that need not fit into memory.
 
 The logits are walked over in blocks of inputs: once for what does not depend on the subset, and once for each group of
 subsets whose mean probabilities `MEMORY` holds (the calibration of each class sorts all inputs).
@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.evaluation.figures import FIGURES, OOD_FIGURES, SCALED, TEMPERATURE
+from checkpoints_zoo.evaluation.figures import (
+    FIGURES,
+    OOD_FIGURES,
+    PROBABILITIES,
+    SCALED,
+    SCORES,
+    TEMPERATURE,
+)
 
-# What members say of one set of inputs, walked over in blocks: the logits need not fit into memory.
-
-
+MEMORY = 2**27  # bytes of mean probabilities that are held
+TOGETHER = 512  # subsets in a walk over the inputs out of distribution, of which a few numbers an input are held
 VALUES = 2**20  # (member, input) that are held at a time
 READ_BYTES = 2**24  # of logits that are read at a time
 BLOCK_BYTES = 2**22  # of probabilities in a block of inputs, of all members or of all subsets
@@ -36,7 +42,7 @@ class Logits(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What they are held in."""
+        """Of the logits."""
 
     def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Return the logits of some inputs, (member, input, class)."""
@@ -46,7 +52,7 @@ class Logits(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemory:
     """Logits in memory.
 
     Args:
@@ -71,12 +77,12 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of the inputs of other logits.
+class InputSubset:
+    """Logits of some of the inputs that other logits have.
 
     Args:
         logits: of all inputs.
-        inputs: (input,) positions of those that are wanted, rising.
+        inputs: (input,) positions of the inputs to keep, rising.
     """
 
     logits: Logits
@@ -110,32 +116,39 @@ class Part:
         return self.logits.one(at)[self.inputs]
 
 
-class Side:
-    """What the members say of one set of inputs, as far as it is the same in every subset.
+class DataSetLogits:
+    """Logits of one data set, member by member, and what is computed of them once for all subsets.
 
     Args:
         logits: of all members.
         labels: (input,), None for inputs without.
+
+    Attributes:
+        entropy: (member,) mean over the inputs, float64.
+        information: (input,) mutual information of label and member, of all members.
+        mean_probs: (input, class) of all members.
+        label_log_probs: (member, input) log probability of each label.
+        voted: (member, input) most probable class.
     """
 
     def __init__(self, logits: Tensor | Logits, labels: Tensor | None) -> None:
-        self.logits: Logits = Held(logits) if isinstance(logits, Tensor) else logits
+        self.logits: Logits = InMemory(logits) if isinstance(logits, Tensor) else logits
         self.labels = labels
         members, inputs, classes = self.logits.shape
         self.kind = kind = torch.promote_types(self.logits.dtype, torch.float32)
         self.entropy = torch.zeros(members, dtype=torch.float64)
         self.information = torch.empty(inputs, dtype=kind)
-        self.everyone = torch.empty(inputs, classes, dtype=kind)
+        self.mean_probs = torch.empty(inputs, classes, dtype=kind)
         labelled = inputs if labels is not None else 0
         self.label_log_probs = torch.empty(members, labelled, dtype=kind)
         self.voted = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
-        for here, found in self.blocks():
-            log_probs = found.log_softmax(-1)
+        for here, logits_here in self.blocks():
+            log_probs = logits_here.log_softmax(-1)
             probs = log_probs.exp()
             entropy = metrics.entropy(probs)
             self.entropy += entropy.double().sum(1) / inputs
-            self.everyone[here] = probs.mean(0)
-            total = metrics.entropy(self.everyone[here], check=False)
+            self.mean_probs[here] = probs.mean(0)
+            total = metrics.entropy(self.mean_probs[here], check=False)
             self.information[here] = (total - entropy.mean(0)).clamp_(min=0)
             if labels is not None:
                 at = labels[here].expand(members, -1).unsqueeze(-1)
@@ -167,10 +180,10 @@ class Side:
         sizes = weights.sum(1)[:, None, None]
         # A product with one row adds up in another order at the end of a block: equal inputs would not stay level.
         rows = weights if len(weights) > 1 else weights.expand(2, -1)
-        for here, found in self.blocks(len(weights)):
+        for here, logits in self.blocks(len(weights)):
             # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
-            sums = (rows @ found.softmax(-1).flatten(1))[: len(weights)]
-            yield here, sums.view(len(weights), -1, found.shape[-1]).div_(sizes)
+            sums = (rows @ logits.softmax(-1).flatten(1))[: len(weights)]
+            yield here, sums.view(len(weights), -1, logits.shape[-1]).div_(sizes)
 
     def all_means(self, weights: Tensor) -> Tensor:
         """Return the mean probabilities of subsets on all inputs, (subset, input, class); weights as in `means`."""
@@ -195,12 +208,12 @@ class Side:
         Args:
             at: their positions.
         """
-        inputs, classes = self.everyone.shape
-        found = torch.zeros((), dtype=torch.float64)
+        inputs, classes = self.mean_probs.shape
+        disagreement = torch.zeros((), dtype=torch.float64)
         for part in torch.split(self.voted, max(1, VALUES // len(at)), 1):
             voted = part.index_select(0, at).long()
-            found += metrics.disagreement_of_votes(voted, classes) * (voted.shape[1] / inputs)
-        return found
+            disagreement += metrics.disagreement_of_votes(voted, classes) * (voted.shape[1] / inputs)
+        return disagreement
 
     def log_probs(self, at: Tensor, probs: Tensor) -> Tensor:
         """Return the log of some members' mean probabilities, (input, class), a label's also where it underflows.
@@ -214,17 +227,13 @@ class Side:
         if len(at) == 1:
             return self.logits.one(int(at)).to(self.kind).log_softmax(-1)
         least = torch.finfo(probs.dtype).tiny
-        found = probs.clamp_min(least).log_()
+        log_probs = probs.clamp_min(least).log_()
         if self.labels is None:
-            return found
+            return log_probs
         labels = self.labels.unsqueeze(-1)
-        exact, rounded = self.log_probs_of_labels(at).unsqueeze(-1), found.gather(-1, labels)
+        exact, rounded = self.log_probs_of_labels(at).unsqueeze(-1), log_probs.gather(-1, labels)
         # Only where it underflows: another rounding would tell labels from other classes that are level with them.
-        return found.scatter_(-1, labels, torch.where(probs.gather(-1, labels) < least, exact, rounded))
-
-
-MEMORY = 2**27  # bytes of mean probabilities that are held
-TOGETHER = 512  # subsets in a walk over the inputs out of distribution, of which a few numbers an input are held
+        return log_probs.scatter_(-1, labels, torch.where(probs.gather(-1, labels) < least, exact, rounded))
 
 
 class Population:
@@ -247,9 +256,9 @@ class Population:
     ) -> None:
         self.members = logits.shape[0]
         self.labels = labels
-        self.inside = Side(logits, labels)
-        self.outside = None if ood_logits is None else Side(ood_logits, None)
-        self.held_out = None if held_out is None else Side(*held_out)
+        self.inside = DataSetLogits(logits, labels)
+        self.outside = None if ood_logits is None else DataSetLogits(ood_logits, None)
+        self.held_out = None if held_out is None else DataSetLogits(*held_out)
         ood_inputs = 0 if self.outside is None else self.outside.logits.shape[1]
         self.is_ood = torch.arange(len(labels) + ood_inputs) >= len(labels)
         self.names = [n for n in FIGURES if self.outside is not None or n not in OOD_FIGURES]
@@ -263,58 +272,60 @@ class Population:
         The figures are those of `names`, and after temperature scaling those of `scaled_names`.
 
         Args:
-            subsets: positions of members, (k,) each; of equal ones, one is measured.
+            subsets: positions of members, (k,) each; duplicates are measured once.
         """
         order = {tuple(subset.tolist()): subset for subset in subsets}
-        found = {key: self._single(int(subset)) for key, subset in order.items() if len(key) == 1}
+        rows = {key: self._single(int(subset)) for key, subset in order.items() if len(key) == 1}
         rest = [key for key in order if len(key) > 1]
         size = _at_a_time(self.inside)
         for at in range(0, len(rest), TOGETHER):
-            some = [order[key] for key in rest[at : at + TOGETHER]]
-            weights = torch.zeros(len(some), self.members)
-            for row, subset in zip(weights, some, strict=True):
+            group = [order[key] for key in rest[at : at + TOGETHER]]
+            weights = torch.zeros(len(group), self.members)
+            for row, subset in zip(weights, group, strict=True):
                 row[subset] = 1
-            temperatures = self._temperatures(some, weights)
-            outside = None if self.outside is None else _Outside.of_subsets(self.outside, weights, temperatures)
-            for i in range(0, len(some), size):
+            temperatures = self._temperatures(group, weights)
+            outside = None if self.outside is None else _OodPredictions.of_subsets(self.outside, weights, temperatures)
+            for i in range(0, len(group), size):
                 probs = self.inside.all_means(weights[i : i + size])
-                for j, subset in enumerate(some[i : i + size]):
-                    own = None if temperatures is None else temperatures[i + j]
-                    found[tuple(subset.tolist())] = self._row(subset, probs[j], own, outside, i + j)
+                for j, subset in enumerate(group[i : i + size]):
+                    temperature = None if temperatures is None else temperatures[i + j]
+                    rows[tuple(subset.tolist())] = self._row(subset, probs[j], temperature, outside, i + j)
                 del probs  # or the next group's are held beside them
-        return torch.stack([found[tuple(subset.tolist())] for subset in subsets])
+        return torch.stack([rows[tuple(subset.tolist())] for subset in subsets])
 
     def _single(self, at: int) -> Tensor:
         """Return the figures of one member."""
-        own = None
+        temperature = None
         if self.held_out is not None and self.held_out.labels is not None:
             log_probs = self.held_out.logits.one(at).to(self.held_out.kind).log_softmax(-1)
-            own = metrics.temperature(log_probs, self.held_out.labels, check=False)
-        outside = None if self.outside is None else _Outside.of_member(self.outside, at, own)
+            temperature = metrics.temperature(log_probs, self.held_out.labels, check=False)
+        outside = None if self.outside is None else _OodPredictions.of_member(self.outside, at, temperature)
         probs = self.inside.logits.one(at).to(self.inside.kind).softmax(-1)
-        return self._row(torch.tensor([at]), probs, own, outside, 0)
+        return self._row(torch.tensor([at]), probs, temperature, outside, 0)
 
     def _temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
-        """Fit the temperature of each subset to the inputs held out; return them (subset,) float64, None without such.
+        """Fit the temperature of each subset to the inputs held out; return (subset,) float64, None without any.
 
         Args:
             subsets: positions of members.
             weights: (subset, member), 1 for those that are in it.
         """
-        side = self.held_out
-        if side is None or side.labels is None:
+        held_out = self.held_out
+        if held_out is None or held_out.labels is None:
             return None
-        found = torch.empty(len(subsets), dtype=torch.float64)
-        size = _at_a_time(side)
+        temperatures = torch.empty(len(subsets), dtype=torch.float64)
+        size = _at_a_time(held_out)
         for i in range(0, len(subsets), size):
-            probs = side.all_means(weights[i : i + size])
+            probs = held_out.all_means(weights[i : i + size])
             for j, subset in enumerate(subsets[i : i + size]):
-                found[i + j] = metrics.temperature(side.log_probs(subset, probs[j]), side.labels, check=False)
+                temperatures[i + j] = metrics.temperature(
+                    held_out.log_probs(subset, probs[j]), held_out.labels, check=False
+                )
             del probs
-        return found
+        return temperatures
 
     def _row(
-        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, outside: _Outside | None, at: int
+        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, outside: _OodPredictions | None, at: int
     ) -> Tensor:
         """Return the figures of a subset before and after scaling, (figure,) float64.
 
@@ -322,10 +333,10 @@ class Population:
             subset: positions of the members.
             probs: their mean probabilities, (input, class).
             temperature: theirs, None for no scaling.
-            outside: what the subsets measured with it say of the inputs out of distribution.
-            at: the subset's place among those.
+            outside: predictions of a group of subsets on the inputs out of distribution.
+            at: the subset's place in that group.
         """
-        inside, labels = self.inside, self.labels
+        inside = self.inside
         figures = self._of_probs(probs, None if outside is None else outside.largest[at])
         figures["nll"] = -inside.log_probs_of_labels(subset).double().mean()
         figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - inside.entropy[subset].mean()).clamp(
@@ -338,7 +349,7 @@ class Population:
         if temperature is not None:
             log_probs = metrics.tempered(inside.log_probs(subset, probs), temperature.to(probs.dtype))
             figures = self._of_probs(log_probs.exp(), None if outside is None else outside.scaled[at])
-            figures["nll"] = metrics.nll(log_probs, labels, check=False)
+            figures["nll"] = metrics.nll(log_probs, self.labels, check=False)
             figures[TEMPERATURE] = temperature
             row += [figures[n] for n in self.scaled_names]
         return torch.stack([x.double() for x in row])
@@ -350,21 +361,15 @@ class Population:
             probs: (input, class).
             largest: the largest probability of each input out of distribution, (input,).
         """
-        labels = self.labels
-        found = {
-            "accuracy": metrics.accuracy(probs, labels, check=False),
-            "brier": metrics.brier(probs, labels, check=False),
-            "ece": metrics.ece(probs, labels, check=False),
-            "adaptive_ece": metrics.adaptive_ece(probs, labels, check=False),
-            "ace": metrics.ace(probs, labels, check=False),
-            "aurc": metrics.aurc(probs, labels, check=False),
-        }
+        figures = self._metrics(PROBABILITIES, probs, self.labels)
         if largest is not None:
-            scores = -torch.cat([probs.amax(-1), largest])
-            found["auroc"] = metrics.auroc(scores, self.is_ood, check=False)
-            found["aupr"] = metrics.aupr(scores, self.is_ood, check=False)
-            found["fpr95"] = metrics.fpr95(scores, self.is_ood, check=False)
-        return found
+            figures |= self._metrics(SCORES, -torch.cat([probs.amax(-1), largest]), self.is_ood)
+        return figures
+
+    def _metrics(self, of: str, values: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return the figures that are computed of probabilities, or of scores, each by the metric of its name."""
+        names = [name for name in self.names if FIGURES[name].of == of]
+        return {name: getattr(metrics, name)(values, targets, check=False) for name in names}
 
     def drawing(self, temperature: float | None = None) -> dict[str, Any]:
         """Return what a picture needs: bins of a reliability diagram, information of each input.
@@ -372,20 +377,20 @@ class Population:
         Args:
             temperature: of all members, for the bins after scaling.
         """
-        probs = self.inside.everyone
-        drawn = _bars("reliability", probs, self.labels)
+        probs = self.inside.mean_probs
+        values = _bars("reliability", probs, self.labels)
         if temperature is not None:
             log_probs = self.inside.log_probs(torch.arange(self.members), probs)
-            drawn |= _bars("scaled_reliability", metrics.tempered(log_probs, temperature).exp(), self.labels)
-        drawn["mi_id"] = self.inside.information.tolist()
+            values |= _bars("scaled_reliability", metrics.tempered(log_probs, temperature).exp(), self.labels)
+        values["mi_id"] = self.inside.information.tolist()
         if self.outside is not None:
-            drawn["mi_ood"] = self.outside.information.tolist()
-        return drawn
+            values["mi_ood"] = self.outside.information.tolist()
+        return values
 
 
 @dataclass(frozen=True)
-class _Outside:
-    """What subsets say of the inputs out of distribution.
+class _OodPredictions:
+    """Predictions of some subsets on the inputs out of distribution.
 
     Args:
         largest: mean probability, (subset, input).
@@ -398,18 +403,18 @@ class _Outside:
     scaled: Tensor
 
     @classmethod
-    def of_subsets(cls, side: Side, weights: Tensor, temperatures: Tensor | None) -> _Outside:
-        """Walk over the inputs once for some subsets; return what they say.
+    def of_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
+        """Walk over the inputs once for some subsets; return their predictions.
 
         Args:
-            side: those inputs.
+            data: logits of those inputs.
             weights: (subset, member), 1 for those that are in it.
             temperatures: (subset,), None for no scaling.
         """
-        largest = torch.empty(len(weights), side.logits.shape[1], dtype=side.kind)
+        largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.kind)
         scaled = torch.empty_like(largest) if temperatures is not None else largest
         entropy = torch.zeros(len(weights), dtype=torch.float64)
-        for here, means in side.means(weights):
+        for here, means in data.means(weights):
             largest[:, here] = means.amax(-1)
             entropy += metrics.entropy(means, check=False).double().sum(1)
             if temperatures is not None:
@@ -420,20 +425,20 @@ class _Outside:
         return cls(largest, entropy / largest.shape[1], scaled)
 
     @classmethod
-    def of_member(cls, side: Side, at: int, temperature: Tensor | None) -> _Outside:
-        """Return what the member at a position says, as a single subset; arguments as in `of_subsets`."""
-        logits = side.logits.one(at).to(side.kind)
+    def of_member(cls, data: DataSetLogits, at: int, temperature: Tensor | None) -> _OodPredictions:
+        """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
+        logits = data.logits.one(at).to(data.kind)
         probs = logits.softmax(-1)  # as in `_single`: equal inputs in and out of distribution are to be level
         largest = probs.amax(-1)[None]
         scaled = largest
         if temperature is not None:
-            scaled = metrics.tempered(logits.log_softmax(-1), temperature.to(side.kind)).exp().amax(-1)[None]
+            scaled = metrics.tempered(logits.log_softmax(-1), temperature.to(data.kind)).exp().amax(-1)[None]
         return cls(largest, metrics.entropy(probs, check=False).double().mean()[None], scaled)
 
 
-def _at_a_time(side: Side) -> int:
+def _at_a_time(data: DataSetLogits) -> int:
     """Return how many subsets' mean probabilities on a set of inputs are held."""
-    _, inputs, classes = side.logits.shape
+    _, inputs, classes = data.logits.shape
     return max(1, MEMORY // (4 * inputs * classes))
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import Given, ImageData, Preprocess
 from checkpoints_zoo.interop.ingest import Net, ingest, known
@@ -298,7 +298,7 @@ def loader(
     """
     check_collection(members)
     found = images.of(data, split=split)
-    labels = torch.full((len(found),), NO_LABEL) if ood else measuring.labels_of(found, members.description)
+    labels = torch.full((len(found),), NO_LABEL) if ood else arguments.labels_of(found, members.description)
     collate = Collated(found, members.preprocess)
     found.inputs(found.images[:1], members.preprocess)  # says now whether they fit
     return DataLoader(TensorDataset(found.images, labels), batch_size=batch, collate_fn=collate)

@@ -60,18 +60,18 @@ class Dropout:
         Raises:
             UsageError: a rate out of (0, 1), losses that were not finite, or a network without two linear or
                 convolutional layers, or whose layers are not called once, share their weights, or use other weights
-                than their own.
+                than their state.
         """
         check_settings(self, runs, draws)
         layers = dropped(problem.network(), problem.inputs[:2])
-        states, found = self._trained(problem, layers, runs), []
+        states, made = self._trained(problem, layers, runs), []
         for run in range(runs):
-            own = {name: tensor[run] for name, tensor in states.items()}
+            state = {name: tensor[run] for name, tensor in states.items()}
             drawn = draw_masks(layers, self.rate, draws, derive(seed, f"dropout {run}"))
-            folded = fold(own, layers, drawn)
-            _check(problem, layers, own, drawn, folded)
-            found.append(Run(problem.whole(folded)))
-        return found
+            folded = fold(state, layers, drawn)
+            _check(problem, layers, state, drawn, folded)
+            made.append(Run(problem.whole(folded)))
+        return made
 
     def _trained(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
         def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:
@@ -123,8 +123,8 @@ def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
     }
     calls: dict[str, list[int]] = {}
 
-    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        calls.setdefault(weighted[layer], []).append(len(given[0]))
+    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        calls.setdefault(weighted[layer], []).append(len(inputs[0]))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in weighted]
     try:
@@ -176,16 +176,16 @@ def fold(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[st
     tensor([[[0., 2.]]])
     """
     draws = len(next(iter(masks.values())))
-    found = {name: tensor.expand(draws, *tensor.shape) for name, tensor in state.items()}
+    folded = {name: tensor.expand(draws, *tensor.shape) for name, tensor in state.items()}
     for layer in layers:
         name = f"{layer.name}.weight"
-        weight, mask = found[name], masks[layer.name]
+        weight, mask = folded[name], masks[layer.name]
         if layer.first:
             mask = mask[:, :, None]
         else:  # a row of the weight sees its own group of channels
             mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
-        found[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+        folded[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
+    return {name: tensor.contiguous() for name, tensor in folded.items()}
 
 
 def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> Tensors:
@@ -198,15 +198,15 @@ def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> T
 def _masked(network: nn.Module, layers: Sequence[Layer]) -> nn.Module:
     """Make layers multiply their input by a buffer, masks (batch, unit) or 1; return the network."""
 
-    def multiply(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        inputs, mask = given[0], layer.get_buffer(_MASK)
+    def multiply(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        inputs, mask = arguments[0], layer.get_buffer(_MASK)
         if mask.ndim:
             between = [1] * (inputs.ndim - 2)
             batch, units = mask.shape
             mask = (
                 mask.view(batch, *between, units) if isinstance(layer, nn.Linear) else mask.view(batch, units, *between)
             )
-        return (inputs * mask, *given[1:])
+        return (inputs * mask, *arguments[1:])
 
     for layer in layers:
         module = network.get_submodule(layer.name)
@@ -230,22 +230,22 @@ def _gradient(
     ) -> tuple[Tensors, Tensor, Tensors]:
         drawn = [draw_masks(layers, rate, images.shape[1], derive(member, f"dropout {step}")) for member in members]
         masks = {f"{n}.{_MASK}": torch.stack([one[n] for one in drawn]).to(device) for n in drawn[0]}
-        found, loss, new = inner(step, params, {**buffers, **masks}, scaling, images, labels)
-        return found, loss, {name: new[name] for name in buffers}
+        slopes, loss, new = inner(step, params, {**buffers, **masks}, scaling, images, labels)
+        return slopes, loss, {name: new[name] for name in buffers}
 
     return gradient
 
 
 def _check(problem: Problem, layers: Sequence[Layer], state: Tensors, masks: Tensors, folded: Tensors) -> None:
-    """Check on some images that the first draw computes what the network does with the mask of its inputs.
+    """Check on some images that the first draw computes the same as the network with its inputs masked.
 
     Raises:
         UsageError: it doesn't.
     """
     inputs = problem.inputs[:8].cpu()
-    given = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
+    buffers = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
     with torch.no_grad():
-        wanted = functional_call(_masked(problem.network(), layers).eval(), {**state, **given}, (inputs,))
+        wanted = functional_call(_masked(problem.network(), layers).eval(), {**state, **buffers}, (inputs,))
         found = functional_call(problem.network().eval(), {n: t[0] for n, t in folded.items()}, (inputs,))
     if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
         raise UsageError(

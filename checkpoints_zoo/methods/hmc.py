@@ -1,6 +1,6 @@
 """Hamiltonian Monte Carlo on all training images, from a mode; the chains of all runs advance together.
 
-The sampler itself is in `checkpoints_zoo.methods.hmc`.
+The method comes first, then the posterior that it samples, then the sampler of any differentiable density.
 
 Axes: stacked parameters are (run, *shape), draws (run, draw, *shape).
 """
@@ -25,252 +25,14 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.ensemble.running import Runner
 from checkpoints_zoo.training.seeds import derive, generator
 
-# Hamiltonian Monte Carlo of any differentiable density: chains that advance together, each with its own step size.
-
-
-# From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
-Density = Callable[[Tensors], tuple[Tensor, Tensors]]
-DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro
-ENOUGH = 10  # trajectories for dual averaging to find a size
-
-
-@dataclass(frozen=True, eq=False)
-class Chains:
-    """The draws of some chains, and how they were made.
-
-    Args:
-        draws: name -> (chain, draw, *shape).
-        log_density: of the draws, nats, (chain, draw), float64.
-        acceptance: mean probability of acceptance after warm-up, (chain,).
-        step_size: after warm-up, (chain,).
-        divergences: trajectories after warm-up whose energy left all bounds, (chain,).
-        gradients: how many were taken of each chain.
-    """
-
-    draws: Tensors
-    log_density: Tensor
-    acceptance: Tensor
-    step_size: Tensor
-    divergences: Tensor
-    gradients: int
-
-
-class Point(NamedTuple):
-    """Where chains are: positions (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
-
-    position: Tensor
-    level: Tensor
-    gradient: Tensor
-
-
-class Target:
-    """A density of flat positions.
-
-    Args:
-        density: of stacked tensors.
-        like: name -> (chain, *shape).
-    """
-
-    def __init__(self, density: Density, like: Mapping[str, Tensor]) -> None:
-        self.density, self.calls = density, 0
-        self.shapes = {name: tensor.shape[1:] for name, tensor in like.items()}
-
-    def __call__(self, position: Tensor) -> Point:
-        self.calls += 1
-        level, gradient = self.density(self.apart(position))
-        return Point(position, level, torch.cat([gradient[name].flatten(1) for name in self.shapes], 1))
-
-    def apart(self, position: Tensor) -> Tensors:
-        """Return the tensors of flat positions (…, dimension), name -> (…, *shape)."""
-        parts = torch.split(position, [shape.numel() for shape in self.shapes.values()], -1)
-        return {n: p.reshape(*p.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
-
-
-def differentiated(log_density: Callable[[Tensors], Tensor]) -> Density:
-    """Make a density with its gradient from one that torch can differentiate; return it.
-
-    Args:
-        log_density: from stacked tensors to (chain,), each chain's of its own tensors alone.
-    """
-
-    def density(positions: Tensors) -> tuple[Tensor, Tensors]:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in positions.items()}
-        levels = log_density(leaves)
-        found = torch.autograd.grad(levels.sum(), list(leaves.values()))
-        return levels.detach().double(), dict(zip(leaves, found, strict=True))
-
-    return density
-
-
-def sample(
-    density: Density,
-    start: Mapping[str, Tensor],
-    draws: int,
-    *,
-    warmup: int,
-    steps: int,
-    seed: int,
-    target: float = 0.8,
-    mass: Mapping[str, Tensor] | None = None,
-) -> Chains:
-    """Draw from a density by Hamiltonian Monte Carlo; return the chains.
-
-    Args:
-        density: of all chains at once; energies are compared in its float64.
-        start: name -> (chain, *shape).
-        draws: trajectories after warm-up, a draw each.
-        warmup: trajectories before, in which step sizes are found; of 20 or more the second half counts.
-        steps: of a trajectory, on average: half as many to half as many more, the same for all chains.
-        seed: of everything random; a chain's draws of random numbers are its own, whatever the number of chains.
-        target: acceptance that step sizes are to bring.
-        mass: of each dimension, name -> shape; 1 where it is None.
-
-    Raises:
-        UsageError: a start where the density is not finite.
-
-    >>> normal = differentiated(lambda at: -at["x"].square().sum(1) / 2)
-    >>> chains = sample(normal, {"x": torch.zeros(4, 3)}, 500, warmup=200, steps=4, seed=0)
-    >>> chains.draws["x"].shape, bool((chains.draws["x"].var() - 1).abs() < 0.1)
-    (torch.Size([4, 500, 3]), True)
-    """
-    flow, count = Target(density, start), len(next(iter(start.values())))
-    point = flow(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
-    if not bool((point.level.isfinite() & point.gradient.isfinite().all(1)).all()):
-        raise UsageError("start of the chains", expected="finite log densities", found=str(point.level.tolist())[:80])
-    scale = torch.ones_like(point.position[0])
-    if mass is not None:
-        scale = torch.cat([mass[name].to(scale).flatten() for name in start]).sqrt()
-    own = [generator(derive(seed, f"hmc chain {chain}")) for chain in range(count)]
-    lengths = generator(derive(seed, "hmc lengths"))
-    least, most = max(1, steps // 2), steps + steps // 2
-
-    def momenta() -> Tensor:
-        drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in own]
-        return torch.stack(drawn).to(point.position) * scale
-
-    sizes = StepSizes(first_size(flow, point, momenta(), scale), target)
-    kept, levels = [], []
-    chances, divergences = [], torch.zeros(count, dtype=torch.int64)
-    for trajectory in range(warmup + draws):
-        if trajectory == warmup // 2 >= ENOUGH:  # near a mode longer steps are accepted than where chains go then
-            sizes = StepSizes(sizes.average, target)
-        length = int(torch.randint(least, most + 1, (), generator=lengths))
-        size = sizes.trial if trajectory < warmup else sizes.average
-        before = momenta()
-        end, after, sound = leapfrog(flow, point, before, size, length, scale)
-        chance = acceptance(point, before, end, after, scale).where(sound, 0.0)
-        luck = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in own]).to(chance)
-        taken = luck < chance
-        point = Point(*(_chosen(taken, new, old) for new, old in zip(end, point, strict=True)))
-        if trajectory < warmup:
-            sizes.learn(chance)
-            continue
-        kept.append(point.position.cpu())
-        levels.append(point.level.cpu())
-        chances.append(chance.cpu())
-        divergences += (~sound).cpu()
-    return Chains(
-        flow.apart(torch.stack(kept, 1)),
-        torch.stack(levels, 1),
-        torch.stack(chances).mean(0),
-        sizes.average.cpu(),
-        divergences,
-        flow.calls,
-    )
-
-
-def leapfrog(
-    flow: Target, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
-) -> tuple[Point, Tensor, Tensor]:
-    """Follow the leapfrog; return where it ends, the momenta there, and which chains are sound, (chain,).
-
-    A chain that isn't, its energy off by DIVERGENT nats or not finite, is put back where it was, and rests there.
-
-    Args:
-        flow: the density.
-        point: where chains start.
-        momenta: (chain, dimension).
-        size: of each chain's steps, (chain,).
-        steps: how many.
-        scale: root of the mass of each dimension, (dimension,).
-    """
-    start, began = point, energy(point, momenta, scale)
-    sound = torch.ones_like(began, dtype=torch.bool)
-    step = size[:, None].to(momenta)
-    for _ in range(steps):
-        half = momenta + step / 2 * point.gradient
-        point = flow(point.position + step * half / scale.square())
-        momenta = half + step / 2 * point.gradient
-        off = (energy(point, momenta, scale) - began).abs()
-        sound = sound & (off < DIVERGENT) & point.gradient.isfinite().all(1)
-        if not bool(sound.all()):
-            point = Point(*(_chosen(sound, new, old) for new, old in zip(point, start, strict=True)))
-            momenta = _chosen(sound, momenta, torch.zeros_like(momenta))
-    return point, momenta, sound
-
-
-def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
-    """Return each chain's energy, potential and kinetic, in nats and float64, (chain,)."""
-    return (momenta / scale).double().square().sum(1) / 2 - point.level
-
-
-def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
-    """Return the probability with which Metropolis' test accepts the end of each trajectory, (chain,)."""
-    return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
-
-
-def first_size(flow: Target, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
-    """Double or halve a step size till one step is accepted with probability 1/2 or so (algorithm 4); return each's.
-
-    Args:
-        flow, point, momenta, scale: as `leapfrog`.
-        size: to begin with.
-    """
-    sizes = torch.full_like(point.level, size)
-    up, moving = None, torch.ones_like(sizes, dtype=torch.bool)
-    for _ in range(60):
-        end, after, sound = leapfrog(flow, point, momenta, sizes, 1, scale)
-        high = acceptance(point, momenta, end, after, scale).where(sound, 0.0) > 0.5
-        up = high if up is None else up
-        moving = moving & (high == up)
-        if not bool(moving.any()):
-            break
-        sizes = torch.where(moving, torch.where(up, sizes * 2, sizes / 2), sizes)
-    return sizes
-
-
-class StepSizes:
-    """Dual averaging of each chain's step size (Hoffman & Gelman 2014, algorithm 5, with their constants).
-
-    Args:
-        first: sizes to begin with, (chain,).
-        target: probability of acceptance that is asked for.
-    """
-
-    def __init__(self, first: Tensor, target: float) -> None:
-        self.target, self.seen = target, 0
-        self.trial = self.average = first
-        self._pull, self._log = torch.log(10 * first), torch.zeros_like(first)
-        self._off = torch.zeros_like(first)
-
-    def learn(self, chance: Tensor) -> None:
-        """Take account of the probabilities (chain,) with which a trajectory was accepted."""
-        self.seen += 1
-        weight = 1 / (self.seen + 10)
-        self._off = (1 - weight) * self._off + weight * (self.target - chance)
-        trial = self._pull - math.sqrt(self.seen) / 0.05 * self._off
-        share = self.seen**-0.75
-        self._log = share * trial + (1 - share) * self._log
-        self.trial, self.average = trial.exp(), self._log.exp()
-
-
-def _chosen(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)
-
-
 MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
 WATCHED = 100  # inputs whose probabilities are watched
 _PIECE = 200  # inputs a forward pass: what a layer gives the next stays in a CPU's cache
+DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro
+ENOUGH = 10  # trajectories for dual averaging to find a size
+
+# From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
+Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 
 
 @dataclass(frozen=True)
@@ -378,9 +140,9 @@ class Posterior:
         for inputs, labels in zip(self.inputs, self.labels, strict=True):
             logits = self.runner(inputs).double()  # sums of float32 would lose what the Metropolis test goes by
             losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(runs), reduction="none")
-            found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
+            slopes = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
             level = level - losses.detach().view(runs, -1).sum(1)
-            torch._foreach_sub_(gradient, list(found))
+            torch._foreach_sub_(gradient, list(slopes))
         scaled = torch._foreach_div(gradient, self.temperature)
         return level / self.temperature, dict(zip(self.leaves, scaled, strict=True))
 
@@ -431,3 +193,237 @@ def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], t
         "rhat_predictive_all": float(moving.median()) if len(moving) else float("nan"),
         "rhat_predictive_all_max": float(moving.max()) if len(moving) else float("nan"),
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """The draws of some chains, and how they were made.
+
+    Args:
+        draws: name -> (chain, draw, *shape).
+        log_density: of the draws, nats, (chain, draw), float64.
+        acceptance: mean probability of acceptance after warm-up, (chain,).
+        step_size: after warm-up, (chain,).
+        divergences: trajectories after warm-up whose energy left all bounds, (chain,).
+        gradients: how many were taken of each chain.
+    """
+
+    draws: Tensors
+    log_density: Tensor
+    acceptance: Tensor
+    step_size: Tensor
+    divergences: Tensor
+    gradients: int
+
+
+def sample(
+    density: Density,
+    start: Mapping[str, Tensor],
+    draws: int,
+    *,
+    warmup: int,
+    steps: int,
+    seed: int,
+    target: float = 0.8,
+    mass: Mapping[str, Tensor] | None = None,
+) -> Chains:
+    """Draw from a density by Hamiltonian Monte Carlo; return the chains.
+
+    Args:
+        density: of all chains at once; energies are compared in its float64.
+        start: name -> (chain, *shape).
+        draws: trajectories after warm-up, a draw each.
+        warmup: trajectories before, in which step sizes are found; of 20 or more the second half counts.
+        steps: of a trajectory, on average: half as many to half as many more, the same for all chains.
+        seed: of everything random; a chain's draws of random numbers are its own, whatever the number of chains.
+        target: acceptance that step sizes are to bring.
+        mass: of each dimension, name -> shape; 1 where it is None.
+
+    Raises:
+        UsageError: a start where the density is not finite.
+
+    >>> normal = differentiated(lambda at: -at["x"].square().sum(1) / 2)
+    >>> chains = sample(normal, {"x": torch.zeros(4, 3)}, 500, warmup=200, steps=4, seed=0)
+    >>> chains.draws["x"].shape, bool((chains.draws["x"].var() - 1).abs() < 0.1)
+    (torch.Size([4, 500, 3]), True)
+    """
+    flow, count = Target(density, start), len(next(iter(start.values())))
+    point = flow(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
+    if not bool((point.level.isfinite() & point.gradient.isfinite().all(1)).all()):
+        raise UsageError("start of the chains", expected="finite log densities", found=str(point.level.tolist())[:80])
+    scale = torch.ones_like(point.position[0])
+    if mass is not None:
+        scale = torch.cat([mass[name].to(scale).flatten() for name in start]).sqrt()
+    generators = [generator(derive(seed, f"hmc chain {chain}")) for chain in range(count)]
+    lengths = generator(derive(seed, "hmc lengths"))
+    least, most = max(1, steps // 2), steps + steps // 2
+
+    def momenta() -> Tensor:
+        drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
+        return torch.stack(drawn).to(point.position) * scale
+
+    sizes = StepSizes(first_size(flow, point, momenta(), scale), target)
+    kept, levels = [], []
+    chances, divergences = [], torch.zeros(count, dtype=torch.int64)
+    for trajectory in range(warmup + draws):
+        if trajectory == warmup // 2 >= ENOUGH:  # near a mode longer steps are accepted than where chains go then
+            sizes = StepSizes(sizes.average, target)
+        length = int(torch.randint(least, most + 1, (), generator=lengths))
+        size = sizes.trial if trajectory < warmup else sizes.average
+        before = momenta()
+        end, after, sound = leapfrog(flow, point, before, size, length, scale)
+        chance = acceptance(point, before, end, after, scale).where(sound, 0.0)
+        luck = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(chance)
+        taken = luck < chance
+        point = Point(*(_where(taken, new, old) for new, old in zip(end, point, strict=True)))
+        if trajectory < warmup:
+            sizes.learn(chance)
+            continue
+        kept.append(point.position.cpu())
+        levels.append(point.level.cpu())
+        chances.append(chance.cpu())
+        divergences += (~sound).cpu()
+    return Chains(
+        flow.apart(torch.stack(kept, 1)),
+        torch.stack(levels, 1),
+        torch.stack(chances).mean(0),
+        sizes.average.cpu(),
+        divergences,
+        flow.calls,
+    )
+
+
+class Point(NamedTuple):
+    """Where chains are: positions (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
+
+    position: Tensor
+    level: Tensor
+    gradient: Tensor
+
+
+class Target:
+    """A density of flat positions.
+
+    Args:
+        density: of stacked tensors.
+        like: name -> (chain, *shape).
+    """
+
+    def __init__(self, density: Density, like: Mapping[str, Tensor]) -> None:
+        self.density, self.calls = density, 0
+        self.shapes = {name: tensor.shape[1:] for name, tensor in like.items()}
+
+    def __call__(self, position: Tensor) -> Point:
+        self.calls += 1
+        level, gradient = self.density(self.apart(position))
+        return Point(position, level, torch.cat([gradient[name].flatten(1) for name in self.shapes], 1))
+
+    def apart(self, position: Tensor) -> Tensors:
+        """Return the tensors of flat positions (…, dimension), name -> (…, *shape)."""
+        parts = torch.split(position, [shape.numel() for shape in self.shapes.values()], -1)
+        return {n: p.reshape(*p.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+
+
+def differentiated(log_density: Callable[[Tensors], Tensor]) -> Density:
+    """Make a density with its gradient from one that torch can differentiate; return it.
+
+    Args:
+        log_density: from stacked tensors to (chain,), each chain's of its own tensors alone.
+    """
+
+    def density(positions: Tensors) -> tuple[Tensor, Tensors]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in positions.items()}
+        levels = log_density(leaves)
+        slopes = torch.autograd.grad(levels.sum(), list(leaves.values()))
+        return levels.detach().double(), dict(zip(leaves, slopes, strict=True))
+
+    return density
+
+
+def leapfrog(
+    flow: Target, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
+) -> tuple[Point, Tensor, Tensor]:
+    """Follow the leapfrog; return where it ends, the momenta there, and which chains are sound, (chain,).
+
+    A chain that isn't, its energy off by DIVERGENT nats or not finite, is put back where it was, and rests there.
+
+    Args:
+        flow: the density.
+        point: where chains start.
+        momenta: (chain, dimension).
+        size: of each chain's steps, (chain,).
+        steps: how many.
+        scale: root of the mass of each dimension, (dimension,).
+    """
+    start, began = point, energy(point, momenta, scale)
+    sound = torch.ones_like(began, dtype=torch.bool)
+    step = size[:, None].to(momenta)
+    for _ in range(steps):
+        half = momenta + step / 2 * point.gradient
+        point = flow(point.position + step * half / scale.square())
+        momenta = half + step / 2 * point.gradient
+        off = (energy(point, momenta, scale) - began).abs()
+        sound = sound & (off < DIVERGENT) & point.gradient.isfinite().all(1)
+        if not bool(sound.all()):
+            point = Point(*(_where(sound, new, old) for new, old in zip(point, start, strict=True)))
+            momenta = _where(sound, momenta, torch.zeros_like(momenta))
+    return point, momenta, sound
+
+
+def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
+    """Return each chain's energy, potential and kinetic, in nats and float64, (chain,)."""
+    return (momenta / scale).double().square().sum(1) / 2 - point.level
+
+
+def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
+    """Return the probability with which Metropolis' test accepts the end of each trajectory, (chain,)."""
+    return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
+
+
+def first_size(flow: Target, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
+    """Double or halve a step size till one step is accepted with probability 1/2 or so (algorithm 4); return each's.
+
+    Args:
+        flow, point, momenta, scale: as `leapfrog`.
+        size: to begin with.
+    """
+    sizes = torch.full_like(point.level, size)
+    up, moving = None, torch.ones_like(sizes, dtype=torch.bool)
+    for _ in range(60):
+        end, after, sound = leapfrog(flow, point, momenta, sizes, 1, scale)
+        high = acceptance(point, momenta, end, after, scale).where(sound, 0.0) > 0.5
+        up = high if up is None else up
+        moving = moving & (high == up)
+        if not bool(moving.any()):
+            break
+        sizes = torch.where(moving, torch.where(up, sizes * 2, sizes / 2), sizes)
+    return sizes
+
+
+class StepSizes:
+    """Dual averaging of each chain's step size (Hoffman & Gelman 2014, algorithm 5, with their constants).
+
+    Args:
+        first: sizes to begin with, (chain,).
+        target: probability of acceptance that is asked for.
+    """
+
+    def __init__(self, first: Tensor, target: float) -> None:
+        self.target, self.seen = target, 0
+        self.trial = self.average = first
+        self._pull, self._log = torch.log(10 * first), torch.zeros_like(first)
+        self._off = torch.zeros_like(first)
+
+    def learn(self, chance: Tensor) -> None:
+        """Take account of the probabilities (chain,) with which a trajectory was accepted."""
+        self.seen += 1
+        weight = 1 / (self.seen + 10)
+        self._off = (1 - weight) * self._off + weight * (self.target - chance)
+        trial = self._pull - math.sqrt(self.seen) / 0.05 * self._off
+        share = self.seen**-0.75
+        self._log = share * trial + (1 - share) * self._log
+        self.trial, self.average = trial.exp(), self._log.exp()
+
+
+def _where(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -111,7 +111,7 @@ def _fit(
         if weights == "all":
             freeze_norms(network, problem.recipe.architecture)
             check_untied(problem, [name for name, p in network.named_parameters() if p.requires_grad])
-        found = library.Laplace(
+        posterior = library.Laplace(
             network,
             "classification",
             subset_of_weights=weights,
@@ -119,11 +119,11 @@ def _fit(
             prior_precision=problem.prior_precision,
         )
         with seeded(derive(seed, f"laplace run {run}"), problem.device):
-            _fit_one(found, loader, prior, problem.recipe.architecture)
-        evidence, precision = float(found.log_marginal_likelihood()), float(found.prior_precision)
-        found.temperature, found.prior_precision = temperature, precision / temperature
+            _fit_one(posterior, loader, prior, problem.recipe.architecture)
+        evidence, precision = float(posterior.log_marginal_likelihood()), float(posterior.prior_precision)
+        posterior.temperature, posterior.prior_precision = temperature, precision / temperature
         source = torch.Generator(problem.device).manual_seed(derive(seed, f"laplace draws {run}"))
-        drawn = _named(found.sample(draws, generator=source), network, found)
+        drawn = _named(posterior.sample(draws, generator=source), network, posterior)
         check_untied(problem, drawn)
         fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
         states = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
@@ -173,14 +173,14 @@ def freeze_norms(network: nn.Module, name: str) -> None:
             )
 
 
-def _fit_one(found: Any, loader: Any, prior: str, name: str) -> None:
+def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
     """Fit laplace-torch's object in place.
 
     Raises:
         UsageError: a network that it can't take.
     """
     try:
-        found.fit(loader)
+        posterior.fit(loader)
     except ValueError as error:
         if "linear last layer" not in str(error):
             raise
@@ -190,18 +190,18 @@ def _fit_one(found: Any, loader: Any, prior: str, name: str) -> None:
     if prior == "evidence":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="By default `link_approx`", category=UserWarning)  # not called
-            found.optimize_prior_precision(
-                method="marglik", n_steps=EVIDENCE_STEPS, init_prior_prec=found.prior_precision
+            posterior.optimize_prior_precision(
+                method="marglik", n_steps=EVIDENCE_STEPS, init_prior_prec=posterior.prior_precision
             )
 
 
-def _named(drawn: Tensor, network: nn.Module, found: Any) -> Tensors:
+def _named(drawn: Tensor, network: nn.Module, posterior: Any) -> Tensors:
     """Cut draws (draw, weight) into tensors, name -> (draw, *shape), in the order that laplace-torch took them."""
-    layer = getattr(found.model, "last_layer", None)
+    layer = getattr(posterior.model, "last_layer", None)
     if layer is None:
         shapes = {n: p.shape for n, p in network.named_parameters() if p.requires_grad}
     else:
-        path = next(n for n, m in found.model.model.named_modules() if m is layer)
+        path = next(n for n, m in posterior.model.model.named_modules() if m is layer)
         shapes = {f"{path}.{n}": p.shape for n, p in layer.named_parameters()}
     parts = torch.split(drawn, [shape.numel() for shape in shapes.values()], 1)
     return {n: part.reshape(len(drawn), *shape) for (n, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -17,6 +17,9 @@ from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.gradients import mapping
 
+REQUIREMENT = "posteriors>=0.1,<0.2"  # of the methods that the package posteriors samples
+Batch = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -68,9 +71,6 @@ class Method(Protocol):
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries on a problem."""
-
-
-# Ranges of the methods' settings, checked before anything is trained.
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
     Raises:
         UsageError: one out of its range.
     """
-    given = {field.name: getattr(method, field.name) for field in fields(method)}
+    settings = {field.name: getattr(method, field.name) for field in fields(method)}
     ranges = _RANGES | narrower
-    for name, value in given.items():
+    for name, value in settings.items():
         if not ranges[name].fits(value):
             raise UsageError(f"{name} of {method.name}", expected=ranges[name].expected, found=repr(value))
     for name, count in (("runs", runs), ("draws", draws)):
@@ -165,15 +165,8 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
             raise UsageError(f"{name} of {method.name}", expected=whole(1).expected, found=repr(count))
 
 
-# The posteriors of all runs as one: their product, which the package posteriors samples as any other.
-
-
-REQUIREMENT = "posteriors>=0.1,<0.2"
-Batch = tuple[Tensor, Tensor]
-
-
 def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
-    """Make the log density of the product of all runs' posteriors, as posteriors takes one; return it.
+    """Make the log density of the product of all runs' posteriors, as the package posteriors takes one; return it.
 
     It takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the whole data,
     and beside it each run's own, (run,). It raises UsageError for a network that torch.vmap can't map over the runs.
@@ -181,9 +174,11 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture
 
+    architecture = problem.recipe.architecture
+
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         with mapping(architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"):
-            own = each(params, batch)
-        return own.sum(), own
+            by_run = each(params, batch)
+        return by_run.sum(), by_run
 
     return of_all

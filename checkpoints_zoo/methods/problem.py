@@ -91,8 +91,8 @@ class Problem:
                 expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
                 found=f"{held_out:,}",
             )
-        aside = _part(images, slice(kept, None)) if held_out else None
-        return cls(recipe, _part(images, slice(0, kept)), aside, folder, torch.device(device))
+        held = _part(images, slice(kept, None)) if held_out else None
+        return cls(recipe, _part(images, slice(0, kept)), held, folder, torch.device(device))
 
     @property
     def count(self) -> int:
@@ -278,15 +278,15 @@ class Problem:
             UsageError: statistics of a layer that is no batch norm, or buffers that are built at random.
         """
         self._check_buffers()
-        found = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})
-        draws = len(next(iter(found.values())))
+        states = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})
+        draws = len(next(iter(states.values())))
         skeleton = self.network().eval()
         for name, tensor in skeleton.state_dict().items():
-            if name not in found and not is_counter(name):
-                found[name] = tensor.expand(draws, *tensor.shape).clone()
+            if name not in states and not is_counter(name):
+                states[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            found = reestimate(skeleton, found, list(torch.split(self.inputs.cpu(), PIECE)))
-        return {name: tensor.contiguous() for name, tensor in found.items()}
+            states = reestimate(skeleton, states, list(torch.split(self.inputs.cpu(), PIECE)))
+        return {name: tensor.contiguous() for name, tensor in states.items()}
 
 
 def _part(images: ImageData, some: slice) -> ImageData:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.methods.deep_ensemble import passed
 from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.sgd import train_on
 from checkpoints_zoo.training.seeds import derive
 
 
@@ -67,18 +67,18 @@ class Swag:
             lambda value: whole(2).fits(value) and value <= self.epochs,
         )
         check_settings(self, runs, draws, max_num_models=rank)
-        weights = passed(problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1))
+        weights = train_on(problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1))
         with torch.random.fork_rng(devices=[]):
             return [self._drawn(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
 
     def _drawn(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
         gathered = self.gather(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
-        found: dict[str, list[torch.Tensor]] = {}
+        by_name: dict[str, list[torch.Tensor]] = {}
         for draw in range(draws):
             drawn = gathered.sample(self.scale, seed=derive(seed, f"swag {run} {draw}"))
             for name, parameter in drawn.named_parameters():
-                found.setdefault(name, []).append(parameter.detach())
-        return Run(problem.finish({name: torch.stack(tensors) for name, tensors in found.items()}))
+                by_name.setdefault(name, []).append(parameter.detach())
+        return Run(problem.finish({name: torch.stack(tensors) for name, tensors in by_name.items()}))
 
     def gather(self, problem: Problem, weights: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         """Give weights to torch-uncertainty's `SWAG` one after another; return it, ready to draw.

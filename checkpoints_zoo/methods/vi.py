@@ -79,8 +79,8 @@ class MeanField:
         density = log_posterior(problem)
 
         def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            total, own = density(params, batch)
-            return total, (own, params)  # posteriors gives its samples away in no other way
+            total, by_run = density(params, batch)
+            return total, (by_run, params)  # posteriors gives its samples away in no other way
 
         transform = vi.build(
             seen,
@@ -96,9 +96,9 @@ class MeanField:
             state = transform.init(means)
             for step in range(self.steps):
                 before = state
-                state, (own, sampled) = transform.update(state, next(batches))
+                state, (by_run, sampled) = transform.update(state, next(batches))
                 if step >= self.steps - LAST:
-                    bounds.append((own - _log_density(before, sampled)).view(-1, runs).mean(0))
+                    bounds.append((by_run - _log_density(before, sampled)).view(-1, runs).mean(0))
             drawn = vi.sample(state, (draws,))
         elbo = torch.stack(bounds).double().mean(0).cpu()
         spread = torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 Params = dict[str, Tensor]
-
 _BATCH = 1 << 28  # bytes of members that are read at once
+PANEL = (4.6, 4.0)  # inches
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +94,21 @@ class Alignment:
         }
         return json.dumps(values, indent=1)
 
+    def plot(self, path: str | Path, lines: Sequence[Barriers] | None = None) -> Path:
+        """Draw distances before and after, transpositions, and losses on the lines into a PNG; return its path.
+
+        Args:
+            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            lines: losses before and after alignment, for a third panel.
+
+        Raises:
+            UsageError: a name that is no PNG's, or a place that can't be written to.
+        """
+        return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
+
 
 def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
-    """Align members by weight matching and measure what that does; return transpositions and distances.
+    """Align members by weight matching and measure the effect; return transpositions and distances.
 
     The aligned weights themselves are `members.align(to)`.
 
@@ -110,32 +121,32 @@ def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
         SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
 
     >>> import checkpoints_zoo as zoo
-    >>> found = zoo.alignment(zoo.load("convnet-digits", n=3), to=0)
-    >>> found.total[0].item(), bool((found.after[1:] < found.before[1:]).all())
+    >>> result = zoo.alignment(zoo.load("convnet-digits", n=3), to=0)
+    >>> result.total[0].item(), bool((result.after[1:] < result.before[1:]).all())
     (0, True)
     """
     return alignment_of(members.align(to))
 
 
-def alignment_of(viewed: Collection) -> Alignment:
-    """Measure what an alignment does that a view has, matching nobody twice; see `alignment`.
+def alignment_of(aligned: Collection) -> Alignment:
+    """Measure the effect of the alignment in a view, without matching again; see `alignment`.
 
     Args:
-        viewed: what `Collection.align` returned, or a part of it.
+        aligned: members that `Collection.align` returned, or some of them.
 
     Raises:
         UsageError: members whose view does not end in an alignment.
         SelectionError, DamagedError, LayoutError, NetworkError: as in `alignment`.
     """
-    step = viewed._view.steps[-1] if viewed._view.steps else None
+    step = aligned._view.steps[-1] if aligned._view.steps else None
     if not isinstance(step, Aligned | AlignedToMean):
         raise UsageError(
-            f"alignment of {viewed.name}",
+            f"alignment of {aligned.name}",
             expected="members that were aligned last",
             found=str(step or "weights as they are stored"),
             do="Give members.align(...)",
         )
-    members, table = viewed._before(), viewed.symmetry_table
+    members, table = aligned._before(), aligned.symmetry_table
     size = members._held_by(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
@@ -146,20 +157,20 @@ def alignment_of(viewed: Collection) -> Alignment:
 
     with one_thread(members._member_nbytes < SMALL_MEMBER):
         if isinstance(step, Aligned):
-            stored = aligned = dict(step.target())
+            stored = reference = dict(step.target())
         else:
-            stored, aligned = _means(pieces(), len(members))
-        before, after, found = [], [], []
+            stored, reference = _means(pieces(), len(members))
+        before, after, counts = [], [], []
         for params, changed, permutations in pieces():
             before.append(squared_distance(table, params, stored))
-            after.append(squared_distance(table, changed, aligned))
-            found.append({name: transpositions(p) for name, p in permutations.items()})
+            after.append(squared_distance(table, changed, reference))
+            counts.append({name: transpositions(p) for name, p in permutations.items()})
     return Alignment(
         collection=members.name,
         to=str(step).removeprefix("aligned to "),
         keys=tuple(members._keys),
         sizes={name: group.size for name, group in table.groups.items()},
-        transpositions={name: torch.cat([part[name] for part in found]) for name in table.groups},
+        transpositions={name: torch.cat([part[name] for part in counts]) for name in table.groups},
         before=torch.cat(before),
         after=torch.cat(after),
     )
@@ -176,45 +187,25 @@ def _means(pieces: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], member
     return stored, aligned
 
 
-# The picture of an alignment: distances before and after, transpositions, and the loss on the lines.
-
-
-PANEL = (4.6, 4.0)  # inches
-
-
-def alignment_figure(found: Alignment, path: str | Path, lines: Sequence[Barriers] | None = None) -> Path:
-    """Draw an alignment into a PNG, by temporary name and rename; return its path.
-
-    Args:
-        found: of `zoo.alignment`.
-        path: of the PNG; its folder is made.
-        lines: losses before and after alignment, for a third panel.
-
-    Raises:
-        UsageError: a name that is no PNG's, or a place that can't be written to.
-    """
-    return save(lambda: draw(found, lines), path_of(path), f"{found.collection}: aligned to {found.to}")
-
-
-def draw(found: Alignment, lines: Sequence[Barriers] | None) -> Figure:
+def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
     """Draw the panels; return the figure, whose axes are labelled by what they show."""
     from matplotlib.figure import Figure
 
     panels = 3 if lines else 2
     figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout="constrained")
-    title = f"{found.collection}: {len(found)} member{'s' * (len(found) != 1)} aligned to {found.to}"
+    title = f"{result.collection}: {len(result)} member{'s' * (len(result) != 1)} aligned to {result.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(1, panels)
-    _distances(axes[0], found)
-    _transpositions(axes[1], found)
+    _distances(axes[0], result)
+    _transpositions(axes[1], result)
     if lines:
         _losses(axes[2], lines)
     return figure
 
 
-def _distances(axes: Axes, found: Alignment) -> None:
-    axes.scatter(found.before.tolist(), found.after.tolist(), s=14, color=BLUE, edgecolors="none")
-    most = float(max(found.before.max(), found.after.max())) * 1.05 or 1.0
+def _distances(axes: Axes, result: Alignment) -> None:
+    axes.scatter(result.before.tolist(), result.after.tolist(), s=14, color=BLUE, edgecolors="none")
+    most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, most)
     axes.set_ylim(0, most)
@@ -223,13 +214,13 @@ def _distances(axes: Axes, found: Alignment) -> None:
     axes.set_ylabel("squared distance aligned")
 
 
-def _transpositions(axes: Axes, found: Alignment) -> None:
+def _transpositions(axes: Axes, result: Alignment) -> None:
     """Draw a box a group, of the share of the transpositions that there can be."""
-    groups = [name for name, size in found.sizes.items() if size > 1]
-    shares = [(found.transpositions[name] / (found.sizes[name] - 1)).tolist() for name in groups]
+    groups = [name for name, size in result.sizes.items() if size > 1]
+    shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]
     if groups:
         axes.boxplot(shares, orientation="horizontal", widths=0.6, flierprops={"markersize": 3})
-        axes.set_yticks(range(1, len(groups) + 1), [f"{n} ({found.sizes[n]})" for n in groups], parse_math=False)
+        axes.set_yticks(range(1, len(groups) + 1), [f"{n} ({result.sizes[n]})" for n in groups], parse_math=False)
         axes.invert_yaxis()
     axes.set_xlim(-0.03, 1.03)
     axes.set_title("Transpositions")

@@ -1,6 +1,7 @@
-"""Pictures of the compact posterior, and of loss barriers before and after alignment.
+"""The compact posterior: how much of an ensemble a diagonal Gaussian over weights keeps, before and after alignment.
 
-After the figures of Xiao, Liu & Bamler 2023 (arXiv 2401.00611). Drawn like `plots`: with Agg and settings of its own.
+After Xiao, Liu & Bamler 2023 (arXiv 2401.00611). The Gaussians are fitted to all members and to random halves of them;
+the figures of the halves give the intervals.
 """
 
 from __future__ import annotations
@@ -17,24 +18,19 @@ from torch import Tensor
 from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring, metrics
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.evaluation import arguments, metrics
+from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, panels_figure, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
-from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, evaluator
+from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, make_evaluator
 from checkpoints_zoo.populations.gaussian import RULES, Gaussian, fit_subsets
-from checkpoints_zoo.populations.loss_barrier import Barriers
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-# Figures of Gaussians fitted to members, on all members and on random halves of them, and intervals from these.
-
 
 ROWS = {
     "agreement": "share of inputs given the same class as by the ensemble, 0..1",
@@ -42,169 +38,13 @@ ROWS = {
     "sample_accuracy": "mean test accuracy of the samples, 0..1",
     "mean_accuracy": "test accuracy of the network of the means, 0..1",
 }
+LEVELS = tuple(i / 20 for i in range(20))  # shares of weights pruned, by default
+MOST_SAMPLES = 100  # where their number is not given
 
-
-@dataclass(frozen=True)
-class Networks:
-    """What a Gaussian's networks do on the test images.
-
-    Args:
-        probs: mean over the samples, (input, class).
-        accuracies: of the samples, (sample,).
-        mean_accuracy: of the network of the means.
-    """
-
-    probs: Tensor
-    accuracies: Tensor
-    mean_accuracy: float
-
-
-class Measured:
-    """The figures of one subset of the members, and of the Gaussians fitted to it."""
-
-    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, Networks], judge: Evaluator) -> None:
-        rest = torch.ones(len(probs), dtype=torch.bool)
-        rest[subset] = False
-        own, labels = probs[subset].mean(0), judge.labels
-        singles = (probs[subset].argmax(-1) == labels).double().mean(-1)
-        self.accuracies = {"members": tuple(singles.tolist())}
-        self.figures = {"members": {**_apart(own, own), "sample_accuracy": float(singles.mean())}}
-        self.ensemble_accuracy = float(metrics.accuracy(own, labels, check=False))
-        others = probs[rest].mean(0) if rest.any() else own
-        self.held_out = {"members": _apart(own, others)}
-        for name, q in networks.items():
-            self.accuracies[name] = tuple(q.accuracies.tolist())
-            accuracies = {"sample_accuracy": float(q.accuracies.mean()), "mean_accuracy": q.mean_accuracy}
-            self.figures[name] = {**_apart(q.probs, own), **accuracies}
-            self.held_out[name] = _apart(q.probs, others)
-
-    @property
-    def flat(self) -> dict[tuple[str, str], float]:
-        """Return the figures by column and row, the ensemble's accuracy, and the gain of the mean's accuracy."""
-        gain = self.figures["q_r"]["mean_accuracy"] - self.figures["q_d"]["mean_accuracy"]
-        flat = {(of, row): value for of, figures in self.figures.items() for row, value in figures.items()}
-        return {**flat, ("ensemble", "accuracy"): self.ensemble_accuracy, ("gain", "accuracy"): gain}
-
-
-def measure(
-    judge: Evaluator,
-    probs: Tensor,
-    subsets: Sequence[Tensor],
-    fitted: Mapping[str, Sequence[Gaussian]],
-    samples: int,
-    seed: int,
-) -> list[Measured]:
-    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return all.
-
-    Args:
-        judge: evaluates networks.
-        probs: of the members, (member, input, class).
-        subsets: positions of members.
-        fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
-        samples: networks drawn from each Gaussian.
-        seed: of the noise.
-    """
-    noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
-    found = []
-    for i, subset in enumerate(subsets):
-        networks = {name: evaluated(judge, q[i], samples, noise[name]) for name, q in fitted.items()}
-        found.append(Measured(subset, probs, networks, judge))
-    return found
-
-
-def intervals(measured: Sequence[Measured], members: int, splits: int, seed: int) -> dict[tuple[str, str], Interval]:
-    """Return the first of the measured, which has all members, with jackknife intervals from the others.
-
-    Args:
-        measured: on all members, then on the subsets of `halves`.
-        members, splits, seed: as in `halves`.
-    """
-    spread = iter(measured)
-    found = metrics.jackknife(
-        lambda _: torch.tensor(list(next(spread).flat.values()), dtype=torch.float64), members, seed, splits
-    )
-    return {key: _within(key, x) for key, x in zip(measured[0].flat, found, strict=True)}
-
-
-def halves(members: int, splits: int, seed: int) -> list[Tensor]:
-    """Return the subsets that the jackknife is going to ask for, beside all members."""
-    asked: list[Tensor] = []
-
-    def ask(chosen: Tensor) -> Tensor:
-        asked.append(chosen)
-        return torch.zeros(1)
-
-    metrics.jackknife(ask, members, seed, splits)
-    return asked[1:]
-
-
-def evaluated(judge: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> Networks:
-    """Evaluate samples of a Gaussian and the network of its means; return what they do.
-
-    Args:
-        judge: evaluates networks.
-        q: the Gaussian.
-        samples: how many.
-        generator: of the noise.
-    """
-    probs: Tensor | float = 0.0
-    accuracies = []
-    for count in _steps(q, samples):
-        log_probs = judge.log_probs(q.sample(count, generator))
-        probs = probs + log_probs.exp().sum(0)
-        accuracies.append(judge.accuracies(log_probs))
-    center = float(judge.accuracies(judge.log_probs(q.center)))
-    return Networks(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
-
-
-def pruned(judge: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
-    """Return the accuracy of a Gaussian's pruned means at each level, statistics estimated anew."""
-    at, found = 0, []
-    for count in _steps(q, len(levels)):
-        found += judge.accuracies(judge.log_probs(q.pruned(levels[at : at + count], by))).tolist()
-        at += count
-    return tuple(found)
-
-
-def _steps(q: Gaussian, count: int) -> list[int]:
-    """Cut a number of networks into as many at a time as fit."""
-    most = max(1, PIECE // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
-    return [min(most, count - at) for at in range(0, count, most)]
-
-
-def _within(key: tuple[str, str], x: Interval) -> Interval:
-    """Cut an interval at the figure's range: 0..1, and for a difference -1..1."""
-    if x.low is None or x.high is None:
-        return x
-    return replace(x, low=max(x.low, -1.0 if key[0] == "gain" else 0.0), high=min(x.high, 1.0))
-
-
-def held_out(splits: Sequence[Measured]) -> dict[str, dict[str, Interval]]:
-    """Return figures against the ensemble of the other half: means over splits, and where 95 % of the splits fall."""
-    if not splits:
-        return {}
-    found: dict[str, dict[str, Interval]] = {}
-    for of, figures in splits[0].held_out.items():
-        found[of] = {}
-        for row in figures:
-            values = torch.tensor([split.held_out[of][row] for split in splits], dtype=torch.float64)
-            low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
-            found[of][row] = Interval(float(values.mean()), low, high)
-    return found
-
-
-def _apart(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
-    return {
-        "agreement": float(metrics.agreement(probs, ensemble, check=False)),
-        "total_variation": float(metrics.total_variation(probs, ensemble, check=False)),
-    }
-
-
-# The compact posterior: how much of an ensemble a diagonal Gaussian over weights keeps, before and after alignment.
-
-
-LEVELS = tuple(i / 20 for i in range(20))
-MOST = 100  # samples, where their number is not given
+PANEL = (4.6, 3.9)  # inches of a panel
+COLOURS = {"members": GREY, "q_d": RED, "q_r": BLUE}
+NAMES = {"members": "members", "q_d": "$q_d$, before alignment", "q_r": "$q_r$, after alignment"}
+SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +129,17 @@ class Compact:
         """Return the figures as JSON text."""
         return json.dumps(self.values(), indent=1)
 
+    def plot(self, path: str | Path) -> Path:
+        """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
+
+        Args:
+            path: of the PNG; its folder is made. It is written by temporary name and rename.
+
+        Raises:
+            UsageError: a name that is no PNG's, or a place that can't be written to.
+        """
+        return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
+
 
 def compact(
     members: Collection,
@@ -327,27 +178,27 @@ def compact(
         DamagedError: weights or logits that are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> found = compact(zoo.load("convnet-digits", n=8), splits=2, samples=4)
-    >>> found.gain.value > 0.1
+    >>> result = compact(zoo.load("convnet-digits", n=8), splits=2, samples=4)
+    >>> result.gain.value > 0.1
     True
     """
     if len(members) < 2:
         found = f"{len(members)} of {members.name}"
         expected = "two or more: one has no variance"
         raise UsageError("members of a compact posterior", expected=expected, found=found, do="Select more members")
-    drawn = min(len(members), MOST) if samples is None else samples
+    drawn = min(len(members), MOST_SAMPLES) if samples is None else samples
     for thing, number, least in (("samples", drawn, 1), ("splits", splits, 2)):
         if type(number) is not int or number < least:
             raise UsageError(
                 f"{thing} of a compact posterior", expected=f"a whole number from {least}", found=repr(number)
             )
-    judge = evaluator(members, data, statistics, device, batch)
+    judge = make_evaluator(members, data, statistics, device, batch)
     target: int | str = members.ids[0] if to is None else to
     aligned = members.align(to=target)
     with one_thread(members._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
         probs = predictions.logits(members, judge.test.data, judge.device, batch=batch).double().softmax(-1)
-        fitted = {"q_d": fitted_to(members, judge, subsets), "q_r": fitted_to(aligned, judge, subsets)}
+        fitted = {"q_d": fit_gaussians(members, judge, subsets), "q_r": fit_gaussians(aligned, judge, subsets)}
         measured = measure(judge, probs, subsets, fitted, drawn, seed)
         pruning = {rule: {name: pruned(judge, q[0], levels, rule) for name, q in fitted.items()} for rule in RULES}
     figures = intervals(measured, len(members), splits, seed)
@@ -355,7 +206,7 @@ def compact(
         collection=members.name,
         citation=members.citation,
         to="the mean" if target == "mean" else f"member {target}",
-        data=measuring.named(judge.test.data),
+        data=arguments.image_key(judge.test.data),
         inputs=len(judge.test.data),
         members=len(members),
         samples=drawn,
@@ -364,7 +215,7 @@ def compact(
         statistics=judge.statistics,
         statistics_images=judge.statistics_images,
         table={of: {row: figures[of, row] for row in ROWS if (of, row) in figures} for of in ("members", *fitted)},
-        held_out=held_out(measured[1:]),
+        held_out=held_out_figures(measured[1:]),
         ensemble_accuracy=figures["ensemble", "accuracy"],
         gain=figures["gain", "accuracy"],
         q_d=fitted["q_d"][0],
@@ -375,7 +226,7 @@ def compact(
     )
 
 
-def fitted_to(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
+def fit_gaussians(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
     """Fit a Gaussian to each of some subsets of the members, which are read once; return them.
 
     Args:
@@ -390,87 +241,172 @@ def fitted_to(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) 
     return fit_subsets((stacked for _, stacked in read), chosen, judge.device, modules.tied(members._skeleton()))
 
 
-PANEL = (4.6, 3.9)  # inches
-COLOURS = {"members": GREY, "q_d": RED, "q_r": BLUE}
-NAMES = {"members": "members", "q_d": "$q_d$, before alignment", "q_r": "$q_r$, after alignment"}
-SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
+def halves(members: int, splits: int, seed: int) -> list[Tensor]:
+    """Return the subsets that the jackknife is going to ask for, beside all members."""
+    asked: list[Tensor] = []
+
+    def ask(chosen: Tensor) -> Tensor:
+        asked.append(chosen)
+        return torch.zeros(1)
+
+    metrics.jackknife(ask, members, seed, splits)
+    return asked[1:]
 
 
-def compact_figure(found: Compact, path: str | Path) -> Path:
-    """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
-
-    Args:
-        found: of `compact`.
-        path: of the PNG; its folder is made. It is written by temporary name and rename.
-
-    Raises:
-        UsageError: a name that is no PNG's, or a place that can't be written to.
-    """
-    return save(lambda: draw_compact(found), path_of(path), f"{found.collection}: compact posterior")
-
-
-def barrier_figure(before: Barriers, after: Barriers, path: str | Path, *, name: str = "") -> Path:
-    """Draw losses and accuracies along lines between members, before and after alignment, into a PNG; return its path.
+@dataclass(frozen=True)
+class Networks:
+    """Predictions and accuracies of a Gaussian's networks on the test images.
 
     Args:
-        before, after: of the same pairs.
-        path: of the PNG; its folder is made. It is written by temporary name and rename.
-        name: of the collection, for the title.
-
-    Raises:
-        UsageError: other pairs, a name that is no PNG's, or a place that can't be written to.
+        probs: mean over the samples, (input, class).
+        accuracies: of the samples, (sample,).
+        mean_accuracy: of the network of the means.
     """
-    path = path_of(path)
-    if before.pairs != after.pairs:
-        expected, found = "the same pairs before and after alignment", f"{len(before)} and {len(after)}, not all alike"
-        raise UsageError(f"picture {path}", expected=expected, found=found, path=path)
-    return save(lambda: draw_barriers(before, after, name), path, f"{name}: loss barrier".lstrip(": "))
+
+    probs: Tensor
+    accuracies: Tensor
+    mean_accuracy: float
 
 
-def draw_compact(found: Compact) -> Figure:
+class Measured:
+    """The figures of one subset of the members, and of the Gaussians fitted to it."""
+
+    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, Networks], judge: Evaluator) -> None:
+        rest = torch.ones(len(probs), dtype=torch.bool)
+        rest[subset] = False
+        ensemble, labels = probs[subset].mean(0), judge.labels
+        singles = (probs[subset].argmax(-1) == labels).double().mean(-1)
+        self.accuracies = {"members": tuple(singles.tolist())}
+        self.figures = {"members": {**_near(ensemble, ensemble), "sample_accuracy": float(singles.mean())}}
+        self.ensemble_accuracy = float(metrics.accuracy(ensemble, labels, check=False))
+        others = probs[rest].mean(0) if rest.any() else ensemble
+        self.held_out = {"members": _near(ensemble, others)}
+        for name, q in networks.items():
+            self.accuracies[name] = tuple(q.accuracies.tolist())
+            accuracies = {"sample_accuracy": float(q.accuracies.mean()), "mean_accuracy": q.mean_accuracy}
+            self.figures[name] = {**_near(q.probs, ensemble), **accuracies}
+            self.held_out[name] = _near(q.probs, others)
+
+    @property
+    def flat(self) -> dict[tuple[str, str], float]:
+        """Return the figures by column and row, the ensemble's accuracy, and the gain of the mean's accuracy."""
+        gain = self.figures["q_r"]["mean_accuracy"] - self.figures["q_d"]["mean_accuracy"]
+        flat = {(of, row): value for of, figures in self.figures.items() for row, value in figures.items()}
+        return {**flat, ("ensemble", "accuracy"): self.ensemble_accuracy, ("gain", "accuracy"): gain}
+
+
+def measure(
+    judge: Evaluator,
+    probs: Tensor,
+    subsets: Sequence[Tensor],
+    fitted: Mapping[str, Sequence[Gaussian]],
+    samples: int,
+    seed: int,
+) -> list[Measured]:
+    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return all.
+
+    Args:
+        judge: evaluates networks.
+        probs: of the members, (member, input, class).
+        subsets: positions of members.
+        fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
+        samples: networks drawn from each Gaussian.
+        seed: of the noise.
+    """
+    noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
+    measured = []
+    for i, subset in enumerate(subsets):
+        networks = {name: evaluate_gaussian(judge, q[i], samples, noise[name]) for name, q in fitted.items()}
+        measured.append(Measured(subset, probs, networks, judge))
+    return measured
+
+
+def evaluate_gaussian(judge: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> Networks:
+    """Evaluate samples of a Gaussian and the network of its means; return their probabilities and accuracies.
+
+    Args:
+        judge: evaluates networks.
+        q: the Gaussian.
+        samples: how many.
+        generator: of the noise.
+    """
+    probs: Tensor | float = 0.0
+    accuracies = []
+    for count in _steps(q, samples):
+        log_probs = judge.log_probs(q.sample(count, generator))
+        probs = probs + log_probs.exp().sum(0)
+        accuracies.append(judge.accuracies(log_probs))
+    center = float(judge.accuracies(judge.log_probs(q.center)))
+    return Networks(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
+
+
+def pruned(judge: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
+    """Return the accuracy of a Gaussian's pruned means at each level, statistics estimated anew."""
+    at, accuracies = 0, []
+    for count in _steps(q, len(levels)):
+        accuracies += judge.accuracies(judge.log_probs(q.pruned(levels[at : at + count], by))).tolist()
+        at += count
+    return tuple(accuracies)
+
+
+def _steps(q: Gaussian, count: int) -> list[int]:
+    """Cut a number of networks into as many at a time as fit."""
+    most = max(1, PIECE // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
+    return [min(most, count - at) for at in range(0, count, most)]
+
+
+def intervals(measured: Sequence[Measured], members: int, splits: int, seed: int) -> dict[tuple[str, str], Interval]:
+    """Return the figures of all members with jackknife intervals from those of the subsets.
+
+    Args:
+        measured: on all members, then on the subsets of `halves`.
+        members, splits, seed: as in `halves`.
+    """
+    spread = iter(measured)
+    results = metrics.jackknife(
+        lambda _: torch.tensor(list(next(spread).flat.values()), dtype=torch.float64), members, seed, splits
+    )
+    return {key: _within(key, x) for key, x in zip(measured[0].flat, results, strict=True)}
+
+
+def _within(key: tuple[str, str], x: Interval) -> Interval:
+    """Cut an interval at the figure's range: 0..1, and for a difference -1..1."""
+    if x.low is None or x.high is None:
+        return x
+    return replace(x, low=max(x.low, -1.0 if key[0] == "gain" else 0.0), high=min(x.high, 1.0))
+
+
+def held_out_figures(splits: Sequence[Measured]) -> dict[str, dict[str, Interval]]:
+    """Return figures against the ensemble of the other half: means over splits, and where 95 % of the splits fall."""
+    if not splits:
+        return {}
+    by_column: dict[str, dict[str, Interval]] = {}
+    for of, figures in splits[0].held_out.items():
+        by_column[of] = {}
+        for row in figures:
+            values = torch.tensor([split.held_out[of][row] for split in splits], dtype=torch.float64)
+            low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
+            by_column[of][row] = Interval(float(values.mean()), low, high)
+    return by_column
+
+
+def _near(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
+    return {
+        "agreement": float(metrics.agreement(probs, ensemble, check=False)),
+        "total_variation": float(metrics.total_variation(probs, ensemble, check=False)),
+    }
+
+
+def draw(result: Compact) -> Figure:
     """Draw the panels; return the figure, whose axes are labelled by what they show."""
-    counts = f"{found.members} members, aligned to {found.to}; {found.samples} samples"
-    figure = _figure(3, f"{found.collection}: {counts}", f"{found.data.split(' ')[0]}, {found.inputs:,} inputs")
+    counts = f"{result.members} members, aligned to {result.to}; {result.samples} samples"
+    figure = panels_figure(
+        3, PANEL, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"
+    )
     grid = figure.add_gridspec(1, 3)
-    _sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": found.q_d.sigmas, "q_r": found.q_r.sigmas})
-    _accuracies(figure.add_subplot(grid[1], label="accuracy"), found)
-    _pruning(figure.add_subplot(grid[2], label="pruning"), found)
-    return figure
-
-
-def draw_barriers(before: Barriers, after: Barriers, name: str) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
-    first = {a for a, _ in before.pairs}
-    lines = f"{len(before)} line{'s' * (len(before) != 1)}" + (f" from member {min(first)}" if len(first) == 1 else "")
-    note = f"{before.data.split(' ')[0]}, {before.inputs:,} inputs"
-    if before.statistics:
-        source = before.statistics.split(" ")[0]
-        note += f"; running statistics at every point from {before.statistics_images:,} images of {source}"
-    figure = _figure(2, f"{name}: {lines}".lstrip(": "), note)
-    grid = figure.add_gridspec(1, 2)
-    for column, (label, scale, unit) in enumerate((("loss", 1, "NLL (nats)"), ("accuracy", 100, "accuracy (%)"))):
-        axes = figure.add_subplot(grid[column], label=label)
-        for of, colour, when in ((before, RED, "before"), (after, BLUE, "after")):
-            values = (of.losses if label == "loss" else of.accuracies) * scale
-            for line in values.tolist():
-                axes.plot(of.lambdas.tolist(), line, color=colour, linewidth=0.7, alpha=0.25)
-            text = f"{when} alignment" + (f": mean barrier {of.barriers.mean():.3g} nats" if label == "loss" else "")
-            axes.plot(of.lambdas.tolist(), values.mean(0).tolist(), color=colour, linewidth=2.2, label=text)
-        title = "Loss on the line" if label == "loss" else "Accuracy on the line"
-        axes.set(title=title, xlabel="λ: share of the second member", ylabel=unit, xlim=(0, 1))
-        axes.set_ylim(0, max(float(of.losses.max()) for of in (before, after)) * 1.35 if label == "loss" else 101)
-        axes.legend(loc="upper right" if label == "loss" else "lower left")
-    return figure
-
-
-def _figure(panels: int, title: str, note: str) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout=spaced)
-    figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
-    figure.supxlabel(note, fontsize=8, color=GREY)
+    _sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": result.q_d.sigmas, "q_r": result.q_r.sigmas})
+    _accuracies(figure.add_subplot(grid[1], label="accuracy"), result)
+    _pruning(figure.add_subplot(grid[2], label="pruning"), result)
     return figure
 
 
@@ -478,12 +414,12 @@ def _sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
     import numpy as np
 
     values = {name: s.double().cpu().numpy() for name, s in sigmas.items()}
-    edges = np.linspace(0, max(float(own.max()) for own in values.values()) or 1.0, 41).tolist()
+    edges = np.linspace(0, max(float(s.max()) for s in values.values()) or 1.0, 41).tolist()
     top = 0.0
-    for name, own in values.items():
+    for name, s in values.items():
         heights, *_ = axes.hist(
-            own, edges, histtype="stepfilled", facecolor=(COLOURS[name], 0.3), edgecolor=COLOURS[name], linewidth=1.4,
-            label=f"{NAMES[name]}: median {np.median(own):.3g}",
+            s, edges, histtype="stepfilled", facecolor=(COLOURS[name], 0.3), edgecolor=COLOURS[name], linewidth=1.4,
+            label=f"{NAMES[name]}: median {np.median(s):.3g}",
         )  # fmt: skip
         top = max(top, float(np.max(heights)))
     axes.set(title="Standard deviations", xlabel="σ of a weight", ylabel="weights", ylim=(0, top * 1.35))
@@ -491,10 +427,10 @@ def _sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
     axes.legend(loc="upper right")
 
 
-def _accuracies(axes: Axes, found: Compact) -> None:
+def _accuracies(axes: Axes, result: Compact) -> None:
     edges = [5.0 * i for i in range(21)]
     top = 0.0
-    for name, accuracies in found.drawing.items():
+    for name, accuracies in result.drawing.items():
         shares = [100 * a for a in accuracies]
         what = SYMBOLS[name] if name == "members" else f"samples of {SYMBOLS[name]}"
         weights = [1 / len(shares)] * len(shares)
@@ -505,7 +441,7 @@ def _accuracies(axes: Axes, found: Compact) -> None:
         )  # fmt: skip
         top = max(top, float(max(heights)))
     for name in ("q_d", "q_r"):
-        mean = 100 * found.table[name]["mean_accuracy"].value
+        mean = 100 * result.table[name]["mean_accuracy"].value
         text = f"mean of {SYMBOLS[name]}: {mean:.1f} %"
         axes.axvline(mean, ymax=0.6, color=COLOURS[name], linewidth=2, linestyle="--", label=text)
     axes.set(title="Accuracies", xlabel="test accuracy (%)", ylabel="share", xlim=(0, 100), ylim=(0, top * 1.75))
@@ -513,11 +449,11 @@ def _accuracies(axes: Axes, found: Compact) -> None:
     axes.legend(loc="upper left")
 
 
-def _pruning(axes: Axes, found: Compact) -> None:
-    levels = [100 * level for level in found.levels]
+def _pruning(axes: Axes, result: Compact) -> None:
+    levels = [100 * level for level in result.levels]
     words = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
     for rule, style in (("sigma", "-"), ("snr", ":")):
-        for name, accuracies in found.pruning[rule].items():
+        for name, accuracies in result.pruning[rule].items():
             shown: Sequence[float] = [100 * a for a in accuracies]
             label = f"mean of {SYMBOLS[name]}, {words[rule]}"
             axes.plot(levels, shown, style, color=COLOURS[name], marker="o", markersize=3, label=label)

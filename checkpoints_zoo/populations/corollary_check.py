@@ -102,8 +102,8 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits")
-    >>> found = zoo.corollary(members)
-    >>> [layer.tensor for layer in found.layers], found.p > 0.05
+    >>> result = zoo.corollary(members)
+    >>> [layer.tensor for layer in result.layers], result.p > 0.05
     (['conv1.weight', 'conv2.weight', 'fc1.weight'], True)
     >>> zoo.corollary(members.canonicalize(permute="max")).p < 0.001
     True
@@ -113,11 +113,11 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         raise UsageError(
             f"members of {members.name}", expected="one snapshot of each", found="several", do="Leave snapshots out"
         )
-    found: dict[str, list[Tensor]] = {}
+    parts: dict[str, list[Tensor]] = {}
     for _, params in members.batches(members._held_by(_BATCH)):
         for name, values in largest(table, params).items():
-            found.setdefault(name, []).append(values)
-    largest_of = {name: torch.cat(parts) for name, parts in found.items()}
+            parts.setdefault(name, []).append(values)
+    largest_of = {name: torch.cat(values) for name, values in parts.items()}
     return _tested(table, largest_of, members.ids, seed, simulations)
 
 
@@ -183,16 +183,16 @@ def _tested(table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed
         blocks = units.shape[1]
         counts = torch.bincount(units.flatten(), minlength=group.size)
         inside = group.size // blocks
-        found = int(counts.square().sum())
+        statistic = int(counts.square().sum())
         simulated = _simulate(len(ids), blocks, inside, simulations, rng)
-        # Ranks among equal ones are drawn: the rank of what was found is uniform among all, and so is p.
-        above, level = int((simulated > found).sum()), int((simulated == found).sum())
+        # Ranks among equal values are drawn, so that the rank of the statistic is uniform among all, and so is p.
+        above, level = int((simulated > statistic).sum()), int((simulated == statistic).sum())
         p = (above + rng.random() * (level + 1)) / (simulations + 1)
-        chi_squared = found * inside / len(ids) - len(ids) * blocks
+        chi_squared = statistic * inside / len(ids) - len(ids) * blocks
         freedom = blocks * (inside - 1)
         tests.append((name, group.writers[0][0], units, counts, chi_squared, freedom, float(p)))
     adjusted = holm([test[-1] for test in tests])
-    layers = tuple(LayerTest(*test, own) for test, own in zip(tests, adjusted, strict=True))
+    layers = tuple(LayerTest(*test, p) for test, p in zip(tests, adjusted, strict=True))
     return Corollary(tuple(ids), layers, simulations, seed)
 
 
@@ -209,8 +209,8 @@ def _places(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
     chance = torch.from_numpy(rng.random(values.shape))
     result = []
     for orbit in range(int(orbits.max()) + 1):
-        own = torch.where(orbits == orbit, values.double(), -torch.inf)
-        top = own == own.amax(1, keepdim=True)
+        within = torch.where(orbits == orbit, values.double(), -torch.inf)
+        top = within == within.amax(1, keepdim=True)
         result.append(torch.where(top, chance, -1.0).argmax(1))
     return torch.stack(result, 1)
 
@@ -222,15 +222,15 @@ def _simulate(
 
     Pearson's statistic is this sum times units / members, less a constant; as a whole number it has exact ties.
     """
-    found = np.zeros(simulations, np.int64)
+    sums = np.zeros(simulations, np.int64)
     step = max(1, _ENTRIES // max(units, members))
     for start in range(0, simulations, step):
         rows = min(step, simulations - start)
         for _ in range(blocks):
             drawn = rng.integers(units, size=(rows, members)) + units * np.arange(rows)[:, None]
             counts = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)
-            found[start : start + rows] += np.square(counts).sum(1)
-    return found
+            sums[start : start + rows] += np.square(counts).sum(1)
+    return sums
 
 
 def holm(values: Sequence[float]) -> list[float]:

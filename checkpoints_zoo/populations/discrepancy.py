@@ -12,14 +12,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
@@ -43,118 +43,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-
-# The picture of an MMD: how far two sets of members are apart in each layer, before and after removing symmetries.
-
-
 WIDTH, ROW, LEAST, MOST = 9.4, 0.24, 2.2, 14.0  # inches: of the figure, a group, and the figure's height
-LEVEL = 0.05
+LEVEL = 0.05  # of the test, marked in the picture
 
-
-class Group(Protocol):
-    """What is known of a group of tensors: see `posterior.discrepancies.Discrepancy`."""
-
-    @property
-    def weights(self) -> int: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def p_value(self) -> float: ...
-
-
-class Drawable(Protocol):
-    """What a comparison must have to be drawn: see `posterior.discrepancies.MMD`."""
-
-    @property
-    def first(self) -> str: ...
-    @property
-    def second(self) -> str: ...
-    @property
-    def members(self) -> tuple[int, int]: ...
-    @property
-    def permutations(self) -> int: ...
-    @property
-    def groups(self) -> Mapping[str, Group]: ...
-
-
-def mmd_figure(before: Drawable, after: Drawable | None, path: str | Path) -> Path:
-    """Draw MMD² and p-values, one group of tensors a row, into a PNG, by temporary name and rename; return its path.
-
-    Args:
-        before: of the weights as they are stored.
-        after: of the same sets without symmetries; None for none.
-        path: of the PNG; its folder is made.
-
-    Raises:
-        UsageError: a name that is no PNG's, or a place that can't be written to.
-    """
-    return save(lambda: draw(before, after), path_of(path), title_of(before))
-
-
-def draw(before: Drawable, after: Drawable | None = None) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    names = list(before.groups)
-    height = min(MOST, LEAST + ROW * len(names))
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spaced)
-    figure.suptitle(title_of(before), fontsize=12, fontweight="bold", parse_math=False)
-    note = f"MMD²: unbiased, mean over kernels. p: {before.permutations:,} permutations; not adjusted for many layers."
-    figure.supxlabel(note, fontsize=8, color=GREY)
-    sides = [(before, RED, "s", "as stored"), *([] if after is None else [(after, BLUE, "o", "symmetries removed")])]
-    grid = figure.add_gridspec(1, 2)
-    left = figure.add_subplot(grid[0], label="mmd")
-    right = figure.add_subplot(grid[1], label="p", sharey=left)
-    for found, colour, marker, label in sides:
-        for axes, values in (
-            (left, [found.groups[name].value for name in names]),
-            (right, [found.groups[name].p_value for name in names]),
-        ):
-            axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
-    left.axvline(0, color=GREY, linewidth=0.8)
-    left.set(xlabel="MMD²")
-    left.locator_params(axis="x", nbins=6)
-    _rows(left, names, height)
-    line = right.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
-    right.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
-    right.tick_params(axis="y", labelleft=False)
-    _key(left, "a  Distance", left.lines[: len(sides)])
-    _key(right, "b  Permutation test", [line])
-    return figure
-
-
-def title_of(found: Drawable) -> str:
-    """Return words for the sets that are compared."""
-    cited = [parse_citation(citation) for citation in (found.first, found.second)]
-    names = ["" if citation is None else citation.name for citation in cited]
-    one, other = (f"{count:,}" for count in found.members)
-    if names[0] == names[1]:
-        return f"{names[0]}: {one} members against {other}".lstrip(": ")
-    return f"{names[0]} ({one} members) against {names[1]} ({other})"
-
-
-def _key(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
-    """Put the title of a panel above its axes, and the key between the two."""
-    axes.set_title(title, pad=22)
-    key = axes.legend(
-        handles=lines, loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2, handletextpad=0.4
-    )
-    key.set_in_layout(False)
-
-
-def _rows(axes: Axes, names: Sequence[str], height: float) -> None:
-    """Name the rows, from the first layer at the top to all weights; of too many, as many as there is room for."""
-    every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
-    # The last row is all weights together, which is named in any case.
-    shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
-    axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.8)
-
-
-# How far two sets of members are apart in weight space, as it was found: MMD² by group of tensors, and NS.
+Groups = str | Mapping[str, Sequence[str]]  # "layer", "tensor", or name -> names of tensors
 
 
 @dataclass(frozen=True)
@@ -178,7 +70,7 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class MMD:
-    """Two sets of members against each other.
+    """MMD² of two sets of members, group by group of their tensors.
 
     Args:
         first, second: citations of the members, "" where there is none.
@@ -243,7 +135,7 @@ class MMD:
         Raises:
             UsageError: a name that is no PNG's, or a place that can't be written to.
         """
-        return mmd_figure(self, None, path)
+        return save(lambda: draw(self), path_of(path), title_of(self))
 
     def facts(self) -> dict[str, Any]:
         """Return what was compared, as JSON values."""
@@ -253,7 +145,7 @@ class MMD:
 
 @dataclass(frozen=True)
 class NS:
-    """Two sets of members as they are stored, and with the symmetries of their network removed.
+    """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
         mmd: of the weights as they are stored.
@@ -289,48 +181,7 @@ class NS:
         Raises:
             UsageError: a name that is no PNG's, or a place that can't be written to.
         """
-        return mmd_figure(self.mmd, self.ns, path)
-
-
-Groups = str | Mapping[str, Sequence[str]]
-
-
-def discrepancy(
-    first: Stacked,
-    second: Stacked,
-    *,
-    groups: Groups = "layer",
-    permutations: int = 999,
-    grid: Grid = "pooled",
-    widths: Mapping[str, Sequence[float]] | None = None,
-    device: str | torch.device = "cpu",
-    seed: int = 0,
-) -> MMD:
-    """Compare two stacked sets of weights; return MMD² and the p-value of each group of tensors and of all.
-
-    Args:
-        first, second: name -> (member, …), two members or more.
-        groups, permutations, grid, widths, device, seed: as in `mmd`.
-
-    Raises:
-        UsageError, LayoutError: as in `mmd`.
-
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> first, second = ({"w": torch.randn(20, 5, generator=generator) + shift} for shift in (0, 2))
-    >>> found = discrepancy(first, second)
-    >>> found.value > 0.1, found.p_value
-    (True, 0.001)
-    """
-    names = list(first)
-    counts = tuple(len(next(iter(stacked.values()), ())) for stacked in (first, second))
-
-    def blocks(start: int) -> Iterator[Stacked]:
-        for stacked, count in zip((first, second), counts, strict=True):
-            if start < count:
-                yield {name: tensor[start:] for name, tensor in stacked.items()}
-            start = max(0, start - count)
-
-    return _compared(blocks, counts, grouped(groups, names), ("", ""), permutations, grid, widths, device, seed)
+        return save(lambda: draw(self.mmd, self.ns), path_of(path), title_of(self.mmd))
 
 
 def mmd(
@@ -372,8 +223,8 @@ def mmd(
         DamagedError, SourceNotFound, NetworkError: members that can't be read, or are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> found = zoo.mmd(zoo.load("convnet-digits", n=16), permutations=99)
-    >>> found.members, found.p_value > 0.01
+    >>> result = zoo.mmd(zoo.load("convnet-digits", n=16), permutations=99)
+    >>> result.members, result.p_value > 0.01
     ((8, 8), True)
     """
     first, second = _sets(first, second)
@@ -382,45 +233,6 @@ def mmd(
     cited = first.citation, second.citation
     blocks = _blocks(first, second, names, device, memory)
     return _compared(blocks, counts, grouped(groups, names), cited, permutations, grid, widths, device, seed)
-
-
-def apart(
-    first: Collection,
-    second: Collection,
-    *,
-    groups: Groups = "layer",
-    device: str | torch.device = "cpu",
-    memory: int = 1 << 30,
-) -> dict[str, Distances]:
-    """Measure how far apart all members of two sets are; return the distances of each group of tensors and of all.
-
-    Args:
-        first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
-        groups, device, memory: as in `mmd`.
-
-    Raises:
-        UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
-    """
-    first, second = _sets(first, second)
-    names = _weights(first._skeleton())
-    blocks = _blocks(first, second, names, device, memory)
-    return _finite(distances(blocks, len(first) + len(second), grouped(groups, names), _place(device)))
-
-
-def _blocks(
-    first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
-) -> Blocks:
-    """Return what reads the members of both sets from a position on."""
-    size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
-
-    def blocks(start: int) -> Iterator[Stacked]:
-        for members in (first, second):
-            if start < len(members):
-                for _, params in members[start:].batches(size, device):
-                    yield {name: params[name] for name in names if name in params}
-            start = max(0, start - len(members))
-
-    return blocks
 
 
 def ns(
@@ -451,10 +263,71 @@ def ns(
     pair = _sets(first, second)
     views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]
     before, after = (
-        mmd(*of, groups=groups, permutations=permutations, grid=grid, device=device, memory=memory, seed=seed)
-        for of in (pair, views)
+        mmd(*sets, groups=groups, permutations=permutations, grid=grid, device=device, memory=memory, seed=seed)
+        for sets in (pair, views)
     )
     return NS(before, after, scale, permute, streams)
+
+
+def mmd_of_stacks(
+    first: Stacked,
+    second: Stacked,
+    *,
+    groups: Groups = "layer",
+    permutations: int = 999,
+    grid: Grid = "pooled",
+    widths: Mapping[str, Sequence[float]] | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+) -> MMD:
+    """Compare two stacked sets of weights; return MMD² and the p-value of each group of tensors and of all.
+
+    Args:
+        first, second: name -> (member, …), two members or more.
+        groups, permutations, grid, widths, device, seed: as in `mmd`.
+
+    Raises:
+        UsageError, LayoutError: as in `mmd`.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> first, second = ({"w": torch.randn(20, 5, generator=generator) + shift} for shift in (0, 2))
+    >>> result = mmd_of_stacks(first, second)
+    >>> result.value > 0.1, result.p_value
+    (True, 0.001)
+    """
+    names = list(first)
+    counts = tuple(len(next(iter(stacked.values()), ())) for stacked in (first, second))
+
+    def blocks(start: int) -> Iterator[Stacked]:
+        for stacked, count in zip((first, second), counts, strict=True):
+            if start < count:
+                yield {name: tensor[start:] for name, tensor in stacked.items()}
+            start = max(0, start - count)
+
+    return _compared(blocks, counts, grouped(groups, names), ("", ""), permutations, grid, widths, device, seed)
+
+
+def apart(
+    first: Collection,
+    second: Collection,
+    *,
+    groups: Groups = "layer",
+    device: str | torch.device = "cpu",
+    memory: int = 1 << 30,
+) -> dict[str, Distances]:
+    """Measure how far apart all members of two sets are; return the distances of each group of tensors and of all.
+
+    Args:
+        first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
+        groups, device, memory: as in `mmd`.
+
+    Raises:
+        UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
+    """
+    first, second = _sets(first, second)
+    names = _weights(first._skeleton())
+    blocks = _blocks(first, second, names, device, memory)
+    return _finite(distances(blocks, len(first) + len(second), grouped(groups, names), _place(device)))
 
 
 def _sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
@@ -482,9 +355,25 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 
 def _weights(skeleton: nn.Module) -> list[str]:
-    """Return the names of the parameters, each under its last name, as in an ensemble."""
+    """Return the names of the parameters; if several share one tensor, the last, as in an ensemble."""
     states, dropped = skeleton.state_dict(keep_vars=True), tied(skeleton)
     return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
+
+
+def _blocks(
+    first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
+) -> Blocks:
+    """Return what reads the members of both sets from a position on."""
+    size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
+
+    def blocks(start: int) -> Iterator[Stacked]:
+        for members in (first, second):
+            if start < len(members):
+                for _, params in members[start:].batches(size, device):
+                    yield {name: params[name] for name in names if name in params}
+            start = max(0, start - len(members))
+
+    return blocks
 
 
 def _compared(
@@ -500,16 +389,16 @@ def _compared(
 ) -> MMD:
     first, second = counts
     _check_counts(counts)
-    measuring.check_draws(seed)
+    arguments.check_draws(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     place = _place(device)
     chosen = choices(first, second, permutations, seed).to(place)
     by_group = {}
-    for name, some in _finite(distances(blocks, first + second, groups, place)).items():
-        kernels = kernels_of(some, first, grid, widths)
-        values, p_value = permutation_test(some, kernels, chosen)
-        by_group[name] = Discrepancy(some.weights, kernels, values, sum(values) / len(values), p_value)
+    for name, apart in _finite(distances(blocks, first + second, groups, place)).items():
+        kernels = kernels_of(apart, first, grid, widths)
+        values, p_value = permutation_test(apart, kernels, chosen)
+        by_group[name] = Discrepancy(apart.weights, kernels, values, sum(values) / len(values), p_value)
     return MMD(*cited, (first, second), permutations, by_group)
 
 
@@ -521,10 +410,78 @@ def _place(device: str | torch.device) -> torch.device:
     return place
 
 
-def _finite(apart: dict[str, Distances]) -> dict[str, Distances]:
+def _finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
     """Check that distances are finite; return them."""
-    damaged = [name for name, some in apart.items() if not bool((some.l2 + some.l1).isfinite().all())]
+    damaged = [name for name, apart in by_group.items() if not bool((apart.l2 + apart.l1).isfinite().all())]
     if damaged:
         found = f"others in {damaged[0]!r}"
         raise UsageError("weights of two sets of members", expected="finite ones, with finite squares", found=found)
-    return apart
+    return by_group
+
+
+def draw(before: MMD, after: MMD | None = None) -> Figure:
+    """Draw MMD² and p-values, one group of tensors a row; return the figure, whose axes are labelled by what they show.
+
+    Args:
+        before: of the weights as they are stored.
+        after: of the same sets without symmetries; None for none.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    names = list(before.groups)
+    height = min(MOST, LEAST + ROW * len(names))
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spaced)
+    figure.suptitle(title_of(before), fontsize=12, fontweight="bold", parse_math=False)
+    note = f"MMD²: unbiased, mean over kernels. p: {before.permutations:,} permutations; not adjusted for many layers."
+    figure.supxlabel(note, fontsize=8, color=GREY)
+    series = [(before, RED, "s", "as stored"), *([] if after is None else [(after, BLUE, "o", "symmetries removed")])]
+    grid = figure.add_gridspec(1, 2)
+    left = figure.add_subplot(grid[0], label="mmd")
+    right = figure.add_subplot(grid[1], label="p", sharey=left)
+    for result, colour, marker, label in series:
+        for axes, values in (
+            (left, [result.groups[name].value for name in names]),
+            (right, [result.groups[name].p_value for name in names]),
+        ):
+            axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
+    left.axvline(0, color=GREY, linewidth=0.8)
+    left.set(xlabel="MMD²")
+    left.locator_params(axis="x", nbins=6)
+    _rows(left, names, height)
+    line = right.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
+    right.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
+    right.tick_params(axis="y", labelleft=False)
+    _key(left, "a  Distance", left.lines[: len(series)])
+    _key(right, "b  Permutation test", [line])
+    return figure
+
+
+def title_of(result: MMD) -> str:
+    """Name the two sets that are compared; return the title."""
+    cited = [parse_citation(citation) for citation in (result.first, result.second)]
+    names = ["" if citation is None else citation.name for citation in cited]
+    first, second = (f"{count:,}" for count in result.members)
+    if names[0] == names[1]:
+        return f"{names[0]}: {first} members against {second}".lstrip(": ")
+    return f"{names[0]} ({first} members) against {names[1]} ({second})"
+
+
+def _key(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
+    """Put the title of a panel above its axes, and the key between the two."""
+    axes.set_title(title, pad=22)
+    key = axes.legend(
+        handles=lines, loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2, handletextpad=0.4
+    )
+    key.set_in_layout(False)
+
+
+def _rows(axes: Axes, names: Sequence[str], height: float) -> None:
+    """Name the rows, from the first layer at the top to all weights; of too many, as many as there is room for."""
+    every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
+    # The last row is all weights together, which is named in any case.
+    shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
+    axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.8)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.images import Given, ImageData, Preprocess
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -64,7 +64,7 @@ class Evaluator:
     @property
     def statistics(self) -> str:
         """Name and fingerprint of the images that running statistics are estimated on, "" without any."""
-        return "" if self.training is None else measuring.named(self.training.data)
+        return "" if self.training is None else arguments.image_key(self.training.data)
 
     @property
     def statistics_images(self) -> int:
@@ -97,7 +97,7 @@ class Evaluator:
         return -log_probs.gather(-1, self.labels.expand(len(log_probs), -1)[..., None]).squeeze(-1).mean(-1)
 
 
-def evaluator(
+def make_evaluator(
     members: Collection,
     data: Given | None,
     statistics: Given | None,
@@ -120,21 +120,21 @@ def evaluator(
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
     on, skeleton = check_device(device), members._skeleton()
-    given = measuring.own(members.description) if data is None else images.of(data)
-    test, labels = measuring.labelled(given, members.description)
+    chosen = arguments.images_of(members.description) if data is None else images.of(data)
+    test, labels = arguments.labelled(chosen, members.description)
     if not len(test):
         raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
     training = None
     if has_statistics(skeleton):
-        given = measuring.own(members.description, "train") if statistics is None else _training(statistics)
-        if len(given) < 2:
-            found = f"{len(given)} of {given.name!r}"
+        source = arguments.images_of(members.description, "train") if statistics is None else _training(statistics)
+        if len(source) < 2:
+            found = f"{len(source)} of {source.name!r}"
             raise UsageError("images to estimate running statistics on", expected="two or more", found=found)
-        training = Inputs(given, members.preprocess, on, batch)
+        training = Inputs(source, members.preprocess, on, batch)
     return Evaluator(skeleton, Inputs(test, members.preprocess, on, batch), labels, training)
 
 
 def _training(statistics: Given) -> ImageData:
-    """Return the training images that were given: of a name alone, that split."""
+    """Return images for running statistics: the training split, if they are a name alone."""
     by_name = isinstance(statistics, str) and statistics in images.DATASETS
     return images.of(statistics, split="train" if by_name else None)

@@ -111,8 +111,8 @@ def fit(stacked: Params) -> Gaussian:
     Raises:
         UsageError: fewer than two members, or integers that differ between them.
 
-    >>> found = fit({"w": torch.tensor([[1.0], [3.0]])})
-    >>> found.mean["w"], found.std["w"]
+    >>> gaussian = fit({"w": torch.tensor([[1.0], [3.0]])})
+    >>> gaussian.mean["w"], gaussian.std["w"]
     (tensor([2.]), tensor([1.4142]))
     """
     members = len(next(iter(stacked.values())))
@@ -157,7 +157,7 @@ def fit_subsets(
             apart = (values.double() - center.double()).flatten(1)
             sums[name] = sums.get(name, 0) + chosen @ apart
             squares[name] = squares.get(name, 0) + chosen @ apart.square()
-    found = []
+    gaussians = []
     for i, size in enumerate(sizes):
         mean, std = {}, {}
         for name, total in sums.items():
@@ -165,8 +165,8 @@ def fit_subsets(
             variance = (squares[name][i] - size * shift.square()).clamp(min=0) / (size - 1)
             mean[name] = (center.double() + shift.view(center.shape)).float()
             std[name] = variance.sqrt().view(center.shape).float()
-        found.append(Gaussian(mean, std, {name: t for name, t in first.items() if name not in sums}))
-    return found
+        gaussians.append(Gaussian(mean, std, {name: t for name, t in first.items() if name not in sums}))
+    return gaussians
 
 
 def _check_same(name: str, values: Tensor, center: Tensor) -> None:

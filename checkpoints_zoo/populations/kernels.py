@@ -1,4 +1,4 @@
-"""Kernels of distances, the unbiased MMD² of two sets, and its permutation test.
+"""Distances of members in weight space, kernels of these, the unbiased MMD² of two sets, and its permutation test.
 
 Axes: kernel and distance matrices (member, member), of both sets, the first set first.
 """
@@ -16,16 +16,20 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 
-# Distances between members in weight space, for every group of tensors at once and for all of them.
-
-
 Stacked = Mapping[str, Tensor]
 Blocks = Callable[[int], Iterable[Stacked]]  # members from a position on, some at a time, always in the same order
+Grid = Literal["pooled", "cross", "second"]
 
-WHOLE = "all"
+WHOLE = "all"  # name of the group of all tensors
+KERNELS = ("gaussian", "laplace")
+COUNT = 10  # of bandwidths
+MOST_PAIRED = 500  # members of each set that the paper's code takes bandwidths from
+
 COLUMNS = 1 << 14  # weights that are widened to float64 at once
 SHORT = 1 << 11  # of a float32 sum of absolute differences
 ROUNDED = 64 * 2.2e-16  # of two squared norms: a squared distance below it is rounding, as of equal members
+TIE = 1e-9  # standardised statistics that are as near as this are equal up to rounding
+FLAT = 1e-12  # of the largest value of a kernel: what MMD² varies by is rounding
 
 
 @dataclass(frozen=True)
@@ -71,19 +75,19 @@ def distances(
             columns = slice(column, column + len(second[every[0]]))
             for name in every:
                 a, b = (block[name].to(device).flatten(1) for block in (first, second))
-                both = _apart(a, b)
+                both = _pair_distances(a, b)
                 for group in of_tensor[name]:
                     apart[group][:, rows, columns] += both
             column = columns.stop
         row = rows.stop
     weights = {name: sum(shapes[n].numel() for n in names) for name, names in [*groups.items(), (WHOLE, every)]}
-    halves = {name: found.triu(1) for name, found in apart.items()}
+    halves = {name: both.triu(1) for name, both in apart.items()}
     return {name: Distances(weights[name], *(half + half.transpose(1, 2))) for name, half in halves.items()}
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
+def _pair_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return squared L2 and L1 distances of rows, (2, member, member), float64."""
-    found = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
+    result = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
     for at in range(0, a.shape[1], COLUMNS):
         wide_a, wide_b = (t[:, at : at + COLUMNS].double() for t in (a, b))
         # Distances from a member, not from 0: differences of float32 values are exact in float64.
@@ -91,12 +95,12 @@ def _apart(a: Tensor, b: Tensor) -> Tensor:
         wide_a, wide_b = wide_a - origin, wide_b - origin
         norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
         squared = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
-        found[0] += squared.masked_fill(squared < ROUNDED * norms, 0)
+        result[0] += squared.masked_fill(squared < ROUNDED * norms, 0)
     kind = torch.float64 if a.dtype == torch.float64 else torch.float32
     for at in range(0, a.shape[1], SHORT):
         short_a, short_b = (t[:, at : at + SHORT].to(kind) for t in (a, b))
-        found[1] += torch.cdist(short_a, short_b, p=1)
-    return found
+        result[1] += torch.cdist(short_a, short_b, p=1)
+    return result
 
 
 def _check_shapes(block: Stacked, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
@@ -118,21 +122,21 @@ def layers(names: Iterable[str]) -> dict[str, list[str]]:
     >>> layers(["conv1.weight", "conv1.bias", "fc.weight"])
     {'conv1': ['conv1.weight', 'conv1.bias'], 'fc': ['fc.weight']}
     """
-    found: dict[str, list[str]] = {}
+    by_layer: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    return found
+        by_layer.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return by_layer
 
 
 def grouped(groups: str | Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Check a choice of groups; return them by name.
+    """Check a choice of groups; return name -> names of its tensors.
 
     Args:
         groups: "layer", "tensor", or name -> names of tensors.
         names: of the tensors that there are.
 
     Raises:
-        UsageError: another word, or a tensor that there is none of.
+        UsageError: another word, or a tensor that is not there.
     """
     if isinstance(groups, str):
         known = {"layer": layers(names), "tensor": {name: [name] for name in names}}
@@ -147,15 +151,6 @@ def grouped(groups: str | Mapping[str, Sequence[str]], names: Sequence[str]) -> 
             expected = f"names among {', '.join(names[:12])}, and another name of the group than {WHOLE!r}"
             raise UsageError(f"group {name!r} of tensors", expected=expected, found=found)
     return chosen
-
-
-Grid = Literal["pooled", "cross", "second"]
-
-KERNELS = ("gaussian", "laplace")
-COUNT = 10
-FEW = 500  # members of each set that the paper's code takes bandwidths from
-TIE = 1e-9  # standardised statistics that are as near as this are equal up to rounding
-FLAT = 1e-12  # of the largest value of a kernel: what MMD² varies by is rounding
 
 
 def bandwidths(distances: Tensor, count: int = COUNT) -> Tensor:
@@ -177,6 +172,43 @@ def bandwidths(distances: Tensor, count: int = COUNT) -> Tensor:
         least = max(float(ordered[int(0.05 * len(ordered))]), 0.1)
     low, high = least / 2, 2 * max(float(ordered[-1]), 0.3)
     return torch.tensor([low * (high / low) ** (i / max(1, count - 1)) for i in range(count)], dtype=torch.float64)
+
+
+def kernels_of(
+    apart: Distances, first: int, grid: Grid, widths: Mapping[str, Sequence[float]] | None
+) -> tuple[tuple[str, float], ...]:
+    """Return (kernel, bandwidth) of all kernels.
+
+    Raises:
+        UsageError: no such grid or kernel, or a bandwidth that is not positive.
+    """
+    if widths is not None:
+        chosen = [(kernel, float(width)) for kernel, values in widths.items() for width in values]
+        if not chosen or any(k not in KERNELS or not 0 < w < math.inf for k, w in chosen):
+            expected = "positive bandwidths of 'gaussian' or 'laplace'"
+            raise UsageError("widths of kernels", expected=expected, found=repr(dict(widths))[:80])
+        return tuple(chosen)
+    if grid not in ("pooled", "cross", "second"):
+        raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
+    members = len(apart.l2)
+    upper = torch.triu_indices(members, members, 1, device=apart.l2.device)
+    chosen = []
+    for kernel, matrix in zip(KERNELS, (apart.l2.sqrt(), apart.l1), strict=True):
+        across = matrix[: min(first, MOST_PAIRED), first : first + MOST_PAIRED]
+        inside = upper if grid != "second" else upper[:, upper[0] >= first]
+        pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
+        chosen += [(kernel, width) for width in bandwidths(pairs).tolist()]
+    return tuple(chosen)
+
+
+def kernel_matrix(apart: Distances, kernel: str, width: float) -> Tensor:
+    """Return a kernel of all pairs, (member, member): exp(−(L2 / width)²) of "gaussian", exp(−L1 / width) of "laplace".
+
+    Args:
+        apart: of all members.
+        kernel, width: its name and its bandwidth.
+    """
+    return torch.exp(-(apart.l2 / width**2 if kernel == "gaussian" else apart.l1 / width))
 
 
 def unbiased(kernel: Tensor, chosen: Tensor) -> Tensor:
@@ -213,43 +245,6 @@ def choices(first: int, second: int, permutations: int, seed: int) -> Tensor:
     return drawn.T.contiguous()
 
 
-def kernels_of(
-    apart: Distances, first: int, grid: Grid, widths: Mapping[str, Sequence[float]] | None
-) -> tuple[tuple[str, float], ...]:
-    """Return (kernel, bandwidth) of all kernels.
-
-    Raises:
-        UsageError: a grid, a kernel or a bandwidth that is none.
-    """
-    if widths is not None:
-        chosen = [(kernel, float(width)) for kernel, some in widths.items() for width in some]
-        if not chosen or any(k not in KERNELS or not 0 < w < math.inf for k, w in chosen):
-            expected = "positive bandwidths of 'gaussian' or 'laplace'"
-            raise UsageError("widths of kernels", expected=expected, found=repr(dict(widths))[:80])
-        return tuple(chosen)
-    if grid not in ("pooled", "cross", "second"):
-        raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
-    members = len(apart.l2)
-    upper = torch.triu_indices(members, members, 1, device=apart.l2.device)
-    found = []
-    for kernel, matrix in zip(KERNELS, (apart.l2.sqrt(), apart.l1), strict=True):
-        across = matrix[: min(first, FEW), first : first + FEW]
-        own = upper if grid != "second" else upper[:, upper[0] >= first]
-        pairs = across if grid == "cross" else matrix[own[0], own[1]]
-        found += [(kernel, width) for width in bandwidths(pairs).tolist()]
-    return tuple(found)
-
-
-def kernel_matrix(apart: Distances, kernel: str, width: float) -> Tensor:
-    """Return a kernel of all pairs, (member, member): exp(−(L2 / width)²) of "gaussian", exp(−L1 / width) of "laplace".
-
-    Args:
-        apart: of all members.
-        kernel, width: its name and its bandwidth.
-    """
-    return torch.exp(-(apart.l2 / width**2 if kernel == "gaussian" else apart.l1 / width))
-
-
 def permutation_test(
     apart: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor
 ) -> tuple[tuple[float, ...], float]:
@@ -267,12 +262,12 @@ def permutation_test(
     values, largest = [], torch.full_like(chosen[0], -math.inf)
     for kernel, width in kernels:
         pairs = kernel_matrix(apart, kernel, width)
-        found = unbiased(pairs, chosen)
-        values.append(float(found[0]))
-        spread = float(found.std(correction=0))
+        estimates = unbiased(pairs, chosen)
+        values.append(float(estimates[0]))
+        spread = float(estimates.std(correction=0))
         # A kernel that is the same for all pairs, up to rounding, says nothing.
         differ = spread > FLAT * float(pairs.fill_diagonal_(0).max())
-        standard = (found - found.mean()) / spread if differ else torch.zeros_like(found)
+        standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
         largest = torch.maximum(largest, standard)
     reached = int((largest[1:] >= largest[0] - TIE).sum())
     return tuple(values), (1 + reached) / len(largest)

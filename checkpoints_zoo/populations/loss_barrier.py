@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,16 +16,19 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
+from checkpoints_zoo.evaluation.drawing import BLUE, RED, panels_figure, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
-from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, evaluator
+from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Params = Mapping[str, Tensor]
+PANEL = (4.6, 3.9)  # inches of a panel
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +129,11 @@ def barrier(
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=2)
-    >>> found = barrier(members[0], members[1])
-    >>> found.losses.shape, bool(found.barriers > 0.5)
+    >>> lines = barrier(members[0], members[1])
+    >>> lines.losses.shape, bool(lines.barriers > 0.5)
     (torch.Size([1, 25]), True)
     """
-    judge = evaluator(first.selected, data, statistics, device, batch)
+    judge = make_evaluator(first.selected, data, statistics, device, batch)
     one, other = (m.selected._read(judge.device, torch.float32) for m in (first, second))
     shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (one, other)]
     if shapes[0] != shapes[1]:
@@ -139,7 +143,7 @@ def barrier(
             found="others",
         )
     ends = {name: t[0] for name, t in one.items()}
-    return _measured(judge, [(first.id, second.id)], iter([(ends, {n: t[0] for n, t in other.items()})]), points)
+    return _measure(judge, [(first.id, second.id)], iter([(ends, {n: t[0] for n, t in other.items()})]), points)
 
 
 def barriers(
@@ -166,14 +170,14 @@ def barriers(
         MemberNotFound: no such member.
 
     >>> import checkpoints_zoo as zoo
-    >>> found = barriers(zoo.load("convnet-digits", n=4))
-    >>> found.pairs, bool(found.mean.low > 0.5)
+    >>> lines = barriers(zoo.load("convnet-digits", n=4))
+    >>> lines.pairs, bool(lines.mean.low > 0.5)
     (((0, 1), (0, 2), (0, 3)), True)
     """
     if len(members) < 2:
         found = f"{len(members)} of {members.name}"
         raise UsageError("members of a loss barrier", expected="two or more", found=found, do="Select more members")
-    judge = evaluator(members, data, statistics, device, batch)
+    judge = make_evaluator(members, data, statistics, device, batch)
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
     keys = [k for k in members._keys if k != key]
@@ -186,7 +190,7 @@ def barriers(
                 if next(everyone) != key:
                     yield reference, {name: t[i] for name, t in stacked.items()}
 
-    return _measured(judge, [(start.id, member) for member, _ in keys], lines(), points)
+    return _measure(judge, [(start.id, member) for member, _ in keys], lines(), points)
 
 
 def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
@@ -218,7 +222,7 @@ def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Ten
     return line
 
 
-def _measured(
+def _measure(
     judge: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
 ) -> Barriers:
     if type(points) is not int or points < 2:
@@ -245,8 +249,51 @@ def _measured(
         losses=torch.stack(losses),
         accuracies=torch.stack(accuracies),
         stored=torch.stack(stored),
-        data=measuring.named(judge.test.data),
+        data=arguments.image_key(judge.test.data),
         inputs=len(judge.test.data),
         statistics=judge.statistics,
         statistics_images=judge.statistics_images,
     )
+
+
+def barrier_figure(before: Barriers, after: Barriers, path: str | Path, *, name: str = "") -> Path:
+    """Draw losses and accuracies along lines between members, before and after alignment, into a PNG; return its path.
+
+    Args:
+        before, after: of the same pairs.
+        path: of the PNG; its folder is made. It is written by temporary name and rename.
+        name: of the collection, for the title.
+
+    Raises:
+        UsageError: other pairs, a name that is no PNG's, or a place that can't be written to.
+    """
+    path = path_of(path)
+    if before.pairs != after.pairs:
+        expected, found = "the same pairs before and after alignment", f"{len(before)} and {len(after)}, not all alike"
+        raise UsageError(f"picture {path}", expected=expected, found=found, path=path)
+    return save(lambda: draw_barriers(before, after, name), path, f"{name}: loss barrier".lstrip(": "))
+
+
+def draw_barriers(before: Barriers, after: Barriers, name: str) -> Figure:
+    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    first = {a for a, _ in before.pairs}
+    lines = f"{len(before)} line{'s' * (len(before) != 1)}" + (f" from member {min(first)}" if len(first) == 1 else "")
+    note = f"{before.data.split(' ')[0]}, {before.inputs:,} inputs"
+    if before.statistics:
+        source = before.statistics.split(" ")[0]
+        note += f"; running statistics at every point from {before.statistics_images:,} images of {source}"
+    figure = panels_figure(2, PANEL, f"{name}: {lines}".lstrip(": "), note)
+    grid = figure.add_gridspec(1, 2)
+    for column, (label, scale, unit) in enumerate((("loss", 1, "NLL (nats)"), ("accuracy", 100, "accuracy (%)"))):
+        axes = figure.add_subplot(grid[column], label=label)
+        for of, colour, when in ((before, RED, "before"), (after, BLUE, "after")):
+            values = (of.losses if label == "loss" else of.accuracies) * scale
+            for line in values.tolist():
+                axes.plot(of.lambdas.tolist(), line, color=colour, linewidth=0.7, alpha=0.25)
+            text = f"{when} alignment" + (f": mean barrier {of.barriers.mean():.3g} nats" if label == "loss" else "")
+            axes.plot(of.lambdas.tolist(), values.mean(0).tolist(), color=colour, linewidth=2.2, label=text)
+        title = "Loss on the line" if label == "loss" else "Accuracy on the line"
+        axes.set(title=title, xlabel="λ: share of the second member", ylabel=unit, xlim=(0, 1))
+        axes.set_ylim(0, max(float(of.losses.max()) for of in (before, after)) * 1.35 if label == "loss" else 101)
+        axes.legend(loc="upper right" if label == "loss" else "lower left")
+    return figure

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 _BATCH = 1 << 28  # bytes of members that are read at once
+PANEL = (4.8, 4.0)  # inches
 
 
 def minimal_mass(
@@ -48,8 +48,8 @@ def minimal_mass(
         UsageError: no such scale or device.
 
     >>> import checkpoints_zoo as zoo
-    >>> found = zoo.minimal_mass(zoo.load("convnet-digits", n=4))
-    >>> bool((found.excess > 5).all()), bool((found.residual < 1e-3).all())
+    >>> masses = zoo.minimal_mass(zoo.load("convnet-digits", n=4))
+    >>> bool((masses.excess > 5).all()), bool((masses.residual < 1e-3).all())
     (True, True)
 
     Where snapshots are kept, `zoo.load(name, snapshots=True)` gives the masses along training, and `along_training`
@@ -87,75 +87,69 @@ class MassAt:
     residual: float
 
 
-def along_training(found: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, ...]:
+def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, ...]:
     """Gather snapshots by epoch; return how mass, minimum and excess change along training.
 
     Args:
-        found: of snapshots.
+        masses: of snapshots.
         epochs: of each.
 
     Raises:
         UsageError: another number of epochs.
     """
-    _check_epochs(found, epochs)
+    _check_epochs(masses, epochs)
     result = []
     for epoch in sorted(set(epochs)):
         at = [i for i, e in enumerate(epochs) if e == epoch]
-        excess = found.excess[at]
-        mass, minimum, mean = (float(values[at].mean()) for values in (found.before, found.after, found.excess))
+        excess = masses.excess[at]
+        trained, minimum, mean = (float(values[at].mean()) for values in (masses.before, masses.after, masses.excess))
         bounds = float(excess.min()), float(excess.max())
-        result.append(MassAt(int(epoch), len(at), mass, minimum, mean, *bounds, float(found.residual[at].max())))
+        result.append(MassAt(int(epoch), len(at), trained, minimum, mean, *bounds, float(masses.residual[at].max())))
     return tuple(result)
 
 
-def ends(found: MinimalMass, epochs: Sequence[int]) -> list[int]:
+def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
     """Find each member's last snapshot; return their positions.
 
     Raises:
         UsageError: another number of epochs.
     """
-    _check_epochs(found, epochs)
+    _check_epochs(masses, epochs)
     last: dict[int, int] = {}
-    for i, (member, epoch) in enumerate(zip(found.ids, epochs, strict=True)):
+    for i, (member, epoch) in enumerate(zip(masses.ids, epochs, strict=True)):
         if member not in last or epoch > epochs[last[member]]:
             last[member] = i
     return sorted(last.values())
 
 
-def take(found: MinimalMass, positions: Sequence[int]) -> MinimalMass:
+def masses_of(masses: MinimalMass, positions: Sequence[int]) -> MinimalMass:
     """Return the masses of some members or snapshots."""
     at = list(positions)
     return dataclasses.replace(
-        found,
-        ids=tuple(found.ids[i] for i in at),
-        before=found.before[at],
-        after=found.after[at],
-        unbounded=found.unbounded[at],
-        residual=found.residual[at],
-        converged=found.converged[at],
-        sweeps=found.sweeps[at],
-        history=found.history[:, at],
-        scales={name: values[at] for name, values in found.scales.items()},
-        dead=tuple(found.dead[i] for i in at),
+        masses,
+        ids=tuple(masses.ids[i] for i in at),
+        before=masses.before[at],
+        after=masses.after[at],
+        unbounded=masses.unbounded[at],
+        residual=masses.residual[at],
+        converged=masses.converged[at],
+        sweeps=masses.sweeps[at],
+        history=masses.history[:, at],
+        scales={name: values[at] for name, values in masses.scales.items()},
+        dead=tuple(masses.dead[i] for i in at),
     )
 
 
-def _check_epochs(found: MinimalMass, epochs: Sequence[int]) -> None:
-    if len(epochs) != len(found):
-        raise UsageError("epochs", expected=f"{len(found)}, one of each snapshot", found=str(len(epochs)))
+def _check_epochs(masses: MinimalMass, epochs: Sequence[int]) -> None:
+    if len(epochs) != len(masses):
+        raise UsageError("epochs", expected=f"{len(masses)}, one of each snapshot", found=str(len(epochs)))
 
 
-# The picture of minimal masses: trained members against their minimum, and how far above it they are.
-
-
-PANEL = (4.8, 4.0)  # inches
-
-
-def mass_figure(found: MinimalMass, path: str | Path, *, name: str = "", epochs: Sequence[int] | None = None) -> Path:
+def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs: Sequence[int] | None = None) -> Path:
     """Draw masses beside their minima into a PNG, by temporary name and rename; return its path.
 
     Args:
-        found: of members, or of their snapshots.
+        masses: of members, or of their snapshots.
         path: of the PNG; its folder is made.
         name: of the collection, for the title.
         epochs: of each snapshot, to draw the masses along training as well; the other panels show the last ones then.
@@ -164,47 +158,53 @@ def mass_figure(found: MinimalMass, path: str | Path, *, name: str = "", epochs:
         UsageError: no members, a number of epochs that is not theirs, or a place that can't be written to.
     """
     path = path_of(path)
-    if not len(found) or (epochs is not None and len(epochs) != len(found)):
+    if not len(masses) or (epochs is not None and len(epochs) != len(masses)):
         epoch_count = "" if epochs is None else f" and {len(epochs)} epochs"
         raise UsageError(
             f"picture {path}",
             expected="members, and an epoch of each or none",
-            found=f"{len(found)} members{epoch_count}",
+            found=f"{len(masses)} members{epoch_count}",
         )
-    return save(lambda: draw(found, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
+    return save(lambda: draw(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
 
 
-def draw(found: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure:
+def draw(masses: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure:
     """Draw the panels; return the figure, whose axes are labelled by what they show."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    last = list(range(len(found))) if epochs is None else ends(found, epochs)
+    last = list(range(len(masses))) if epochs is None else last_snapshots(masses, epochs)
     panels = 2 if epochs is None else 3
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout=spaced)
     title = f"{name}: {len(last)} member{'s' * (len(last) != 1)}".lstrip(": ")
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
-    if float(found.unbounded.max()) > 0:
-        units = sum(map(len, found.degenerate.values()))
+    if float(masses.unbounded.max()) > 0:
+        units = sum(map(len, masses.degenerate.values()))
         note = f"without the mass of units that can shrink without limit: {units} in every member"
-        figure.supxlabel(f"{note}, mean {float(found.unbounded.mean()):.4g}", fontsize=8, color=GREY)
+        figure.supxlabel(f"{note}, mean {float(masses.unbounded.mean()):.4g}", fontsize=8, color=GREY)
     grid = figure.add_gridspec(1, panels)
-    before, after = ([float(values[i]) for i in last] for values in (found.before, found.after))
+    before, after = ([float(values[i]) for i in last] for values in (masses.before, masses.after))
     _masses(figure.add_subplot(grid[0], label="mass"), before, after)
-    _excess(figure.add_subplot(grid[1], label="excess"), [float(found.excess[i]) for i in last])
+    _excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last])
     if epochs is not None:
-        _training(figure.add_subplot(grid[2], label="training"), found, epochs)
+        _training(figure.add_subplot(grid[2], label="training"), masses, epochs)
     return figure
 
 
 def _masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None:
     low, high = min(after), max(before)
     margin = 0.06 * (high - low) or 0.06 * high or 1.0
-    ends = [low - margin, high + margin]
-    axes.plot(ends, ends, color=GREY, linewidth=1.2, linestyle="--", label="mass = its minimum")
+    diagonal = [low - margin, high + margin]
+    axes.plot(diagonal, diagonal, color=GREY, linewidth=1.2, linestyle="--", label="mass = its minimum")
     axes.plot(before, after, "o", color=BLUE, markersize=5, alpha=0.75, markeredgecolor="white", label="a member")
-    axes.set(title="Mass and its minimum", xlabel="mass as trained", ylabel="minimum over scales", xlim=ends, ylim=ends)
+    axes.set(
+        title="Mass and its minimum",
+        xlabel="mass as trained",
+        ylabel="minimum over scales",
+        xlim=diagonal,
+        ylim=diagonal,
+    )
     axes.set_aspect("equal")
     axes.legend(loc="upper left")
 
@@ -220,17 +220,17 @@ def _excess(axes: Axes, excess: Sequence[float]) -> None:
     axes.legend(loc="upper left")
 
 
-def _training(axes: Axes, found: MinimalMass, epochs: Sequence[int]) -> None:
-    mean = along_training(found, epochs)
+def _training(axes: Axes, masses: MinimalMass, epochs: Sequence[int]) -> None:
+    mean = along_training(masses, epochs)
     known = [at.epoch for at in mean]
     lines = (
-        (found.before, [at.mass for at in mean], BLUE, "mass"),
-        (found.after, [at.minimum for at in mean], GREEN, "its minimum"),
+        (masses.before, [at.mass for at in mean], BLUE, "mass"),
+        (masses.after, [at.minimum for at in mean], GREEN, "its minimum"),
     )
     for values, means, colour, label in lines:
-        for member in sorted(set(found.ids)):
-            own = sorted((e, float(values[i])) for i, e in enumerate(epochs) if found.ids[i] == member)
-            axes.plot([e for e, _ in own], [v for _, v in own], color=colour, linewidth=0.8, alpha=0.3)
+        for member in sorted(set(masses.ids)):
+            path = sorted((e, float(values[i])) for i, e in enumerate(epochs) if masses.ids[i] == member)
+            axes.plot([e for e, _ in path], [v for _, v in path], color=colour, linewidth=0.8, alpha=0.3)
         axes.plot(known, means, "o-", color=colour, linewidth=2, markersize=4, label=label)
     axes.set(title="Along training", xlabel="epoch", ylabel="mass (mean over members)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True)

@@ -1,4 +1,4 @@
-"""How near two predictives are: agreement and total variation of two ensembles on the same inputs, with intervals.
+"""Agreement and total variation of two ensembles' predictions on the same inputs, with intervals over members.
 
 After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): an ensemble's mean prediction
 against that of another method's draws.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
-from checkpoints_zoo.evaluation.subsets import Held, Logits
+from checkpoints_zoo.evaluation.subsets import InMemory, Logits
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.predictions import Predictions
 
@@ -112,21 +112,21 @@ def compare_predictives(
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=16)
-    >>> found = zoo.compare_predictives(members[:8], members[8:])
-    >>> found["agreement"].value > 0.95, found["total_variation"].value < 0.05
+    >>> result = zoo.compare_predictives(members[:8], members[8:])
+    >>> result["agreement"].value > 0.95, result["total_variation"].value < 0.05
     (True, True)
     """
-    for side in (first, second):
-        measuring.check_measurable(side)
-    measuring.check_draws(seed, subsets)
+    for members in (first, second):
+        arguments.check_measurable(members)
+    arguments.check_draws(seed, subsets)
     if first.classes != second.classes:
-        expected, found = (", ".join(side.classes[:12]) for side in (first, second))
+        expected, found = (", ".join(members.classes[:12]) for members in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
     shown = None if data is None else images.in_order(images.of(data), first.classes)
     run = (device, dtype, batch)
-    one, other = _said(first, shown, run), _said(second, shown, run)
+    one, other = _predicted(first, shown, run), _predicted(second, shown, run)
     if one.data != other.data:
-        expected, found = (f"predictions on images {side.data}" for side in (one, other))
+        expected, found = (f"predictions on images {predicted.data}" for predicted in (one, other))
         raise UsageError("images of two predictives", expected=expected, found=found)
     shared = not _identities(first).isdisjoint(_identities(second))
     figures = measure(one.logits, other.logits, shared=shared, subsets=subsets, seed=seed)
@@ -155,8 +155,8 @@ def measure(
     >>> measure(logits, -logits)["agreement"].value
     0.0
     """
-    sides = [Held(side) if isinstance(side, Tensor) else side for side in (first, second)]
-    shapes = [tuple(side.shape) for side in sides]
+    both = [InMemory(logits) if isinstance(logits, Tensor) else logits for logits in (first, second)]
+    shapes = [tuple(logits.shape) for logits in both]
     if shapes[0][1:] != shapes[1][1:] or len(shapes[0]) != 3 or 0 in shapes[0] or 0 in shapes[1]:
         expected = "logits (member, input, class) on the same inputs and classes"
         raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
@@ -166,32 +166,34 @@ def measure(
     size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in weights)))
     sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in weights]
     for at in range(0, inputs, size):
-        means = [_means(side, w, at, min(inputs, at + size)) for side, w in zip(sides, weights, strict=True)]
+        means = [_means(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)]
         # The first row of either is of all its members.
-        for total, some, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
-            total[:, 0] += (some.argmax(-1) == whole.argmax(-1)).sum(1)
-            total[:, 1] += (some - whole).abs_().sum(-1).double().sum(1) / 2
+        for total, of_subsets, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
+            total[:, 0] += (of_subsets.argmax(-1) == whole.argmax(-1)).sum(1)
+            total[:, 1] += (of_subsets - whole).abs_().sum(-1).double().sum(1) / 2
     one, other = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
-    return {name: _joined(a, b, shared) for name, a, b in zip(FIGURES, one, other, strict=True)}
+    if shared:
+        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, one, strict=True)}
+    return {name: join_intervals(parts) for name, *parts in zip(FIGURES, one, other, strict=True)}
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What members say of some images: logits, and the name and fingerprint of the images."""
+class _Predicted:
+    """Logits of members on some images, and the name and fingerprint of the images."""
 
     logits: Logits
     data: str
 
 
-def _said(
+def _predicted(
     members: Collection | Predictions, shown: ImageData | None, run: tuple[str | torch.device, torch.dtype, int]
-) -> _Said:
+) -> _Predicted:
     if isinstance(members, Predictions):
         if shown is not None:
             members.check_data(shown)
-        return _Said(members, members.data)
-    given = measuring.own(members.description) if shown is None else shown
-    return _Said(Held(predictions.logits(members, given, *run)), measuring.named(given))
+        return _Predicted(members, members.data)
+    data = arguments.images_of(members.description) if shown is None else shown
+    return _Predicted(InMemory(predictions.logits(members, data, *run)), arguments.image_key(data))
 
 
 def _identities(members: Collection | Predictions) -> set[object]:
@@ -204,24 +206,32 @@ def _identities(members: Collection | Predictions) -> set[object]:
 
 def _weights(plan: Plan) -> Tensor:
     """Return (subset, member), 1 for those that are in it."""
-    found = torch.zeros(len(plan.chosen), plan.members)
-    for row, chosen in zip(found, plan.chosen, strict=True):
+    weights = torch.zeros(len(plan.chosen), plan.members)
+    for row, chosen in zip(weights, plan.chosen, strict=True):
         row[chosen] = 1
-    return found
+    return weights
 
 
-def _means(side: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
+def _means(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
-    kind = torch.promote_types(side.dtype, torch.float32)
-    probs = side.block(begin, end, kind).softmax(-1)
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    probs = logits.block(begin, end, kind).softmax(-1)
     # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
 
 
-def _joined(one: Interval, other: Interval, shared: bool) -> Interval:
-    """Join the intervals of a figure over the members of each set, cut at its range; return it."""
-    if shared or one.high is None or other.high is None:
-        return Interval(one.value, None, None)
-    half = math.hypot(one.high - one.value, other.high - other.value)
-    return Interval(one.value, max(0.0, one.value - half), min(1.0, one.value + half))
+def join_intervals(parts: Sequence[Interval]) -> Interval:
+    """Join intervals of one figure over independent sets of members or runs; return one, cut at 0 and 1.
+
+    Half widths add in squares. The value is the first interval's; None where one of the sets is too small.
+
+    Args:
+        parts: the interval of each set, the others being whole.
+    """
+    value, half = parts[0].value, 0.0
+    for part in parts:
+        if part.high is None:
+            return Interval(value, None, None)
+        half = math.hypot(half, part.high - value)
+    return Interval(value, max(0.0, value - half), min(1.0, value + half))

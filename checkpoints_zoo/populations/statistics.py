@@ -40,8 +40,8 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
 
     >>> net = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
     >>> stacked = {"0.running_mean": torch.zeros(1, 1), "0.running_var": torch.zeros(1, 1)}
-    >>> found = reestimate(net, stacked, [torch.tensor([[1.0], [3.0]])])
-    >>> found["0.running_mean"], found["0.running_var"]
+    >>> networks = reestimate(net, stacked, [torch.tensor([[1.0], [3.0]])])
+    >>> networks["0.running_mean"], networks["0.running_var"]
     (tensor([[2.]]), tensor([[2.]]))
     """
     training = copy.deepcopy(skeleton)

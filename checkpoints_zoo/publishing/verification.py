@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import (
     UsageError,
     ZooError,
 )
-from checkpoints_zoo.evaluation import measuring, metrics
+from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.formats.shard_files import Location, check_bytes, duplicates
 from checkpoints_zoo.formats.shard_files import Problem as Problem
 from checkpoints_zoo.images import Given, ImageData
@@ -73,14 +73,14 @@ def verify(members: Collection, sample: int = 8, data: Given | None = None) -> l
 def _claimed(members: Collection, given: ImageData) -> ImageData:
     """Check that accuracies are claimed on images; return these in the order of the members' classes."""
     names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
-    if measuring.eval_data(given) not in names:
+    if arguments.eval_data(given) not in names:
         raise UsageError(
-            f"images {measuring.eval_data(given)!r} to verify {members.name} on",
+            f"images {arguments.eval_data(given)!r} to verify {members.name} on",
             expected=f"the name of those that its manifest names: {', '.join(names[:6]) or 'it names none'}",
             found="another",
             do="Give them that name, if they are these images: `zoo.images.of(…, name=…, split=…)`",
         )
-    return measuring.labelled(given, members.description)[0]
+    return arguments.labelled(given, members.description)[0]
 
 
 def _brought(members: Collection) -> Iterator[Location | ZooError]:
@@ -105,7 +105,7 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int, own: Imag
         sample: how many of them, spread evenly; 0 for none.
         own: images of the caller's, by the name and split that claims have.
     """
-    known = {} if own is None else {measuring.eval_data(own): own}
+    known = {} if own is None else {arguments.eval_data(own): own}
     claimed, sets = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     able = [
         at

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments, measuring
 from checkpoints_zoo.formats import disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
@@ -117,8 +117,8 @@ def _figures(
     for row, digest, (_, on_train), (_, on_test) in zip(
         members.rows.to_pylist(),
         shard_files.hash_members(members._locations()),
-        measuring.figures(members, train, device),
-        measuring.figures(members, test, device),
+        measuring.member_figures(members, train, device),
+        measuring.member_figures(members, test, device),
         strict=True,
     ):
         found[key_of(row)] = {
@@ -126,7 +126,7 @@ def _figures(
             "train_accuracy": on_train["accuracy"],
             "train_loss": on_train["nll"],
             **{f"test_{figure}": value for figure, value in on_test.items()},
-            "eval_data": measuring.eval_data(test),
+            "eval_data": arguments.eval_data(test),
         }
     return found
 

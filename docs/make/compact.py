@@ -16,9 +16,9 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.populations.compact_posterior import compact
-from checkpoints_zoo.populations.evaluator import evaluator
+from checkpoints_zoo.populations.evaluator import make_evaluator
 from checkpoints_zoo.populations.gaussian import fit
 from checkpoints_zoo.populations.loss_barrier import Barriers, barriers
 from docs.make.marks import fill
@@ -43,7 +43,7 @@ ROWS = {
 
 def center_accuracies(members: zoo.Collection, to: int | str) -> tuple[float, float]:
     """Measure the network of the means before and after alignment; return its two test accuracies."""
-    judge = evaluator(members, None, None, "cpu", 512)
+    judge = make_evaluator(members, None, None, "cpu", 512)
     stacks = (members.stack(dtype=torch.float32), members.align(to=to).stack(dtype=torch.float32))
     before, after = (float(judge.accuracies(judge.log_probs(fit(stacked).center))) for stacked in stacks)
     return before, after

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.methods.comparing import compact_comparison, comparison
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
 from checkpoints_zoo.methods.comparing.estimates import SHORT
-from checkpoints_zoo.methods.fit import METHODS
+from checkpoints_zoo.methods.fitting import METHODS
 from docs.make import comparison_fits as fits
 from docs.make import comparison_tables as laid
 from docs.make.comparison_tables import JUDGED, Table, markdown

@@ -10,7 +10,7 @@ from scipy import stats
 
 from checkpoints_zoo.methods.comparing.comparison import COLUMN_NAMES, MODES, REFERENCE, Comparison, Row, stated
 from checkpoints_zoo.methods.comparing.estimates import SHORT
-from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
+from checkpoints_zoo.methods.comparing.worth import WORTH_FIGURES
 
 Table = Mapping[tuple[str, str], Mapping[str, float]]
 COLUMNS = ("mmd", "ns", "accuracy", "ece", "ace", "brier", "aupr", "fpr95", "mi_id", "mi_ood")
@@ -87,7 +87,7 @@ def poster_table(name: str) -> str:
 
 def worth_table(found: Comparison) -> str:
     """Lay out how many independent members each row's figures are worth."""
-    placed = [n for n in GROWING if any(n in row.worth for row in found.rows)]
+    placed = [n for n in WORTH_FIGURES if any(n in row.worth for row in found.rows)]
     rows = [
         (row.method, MODES[row.mode], *(str(row.worth[n]) if n in row.worth else "-" for n in placed))
         for row in found.rows

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, compare_compact, fit_and_compare
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
+from checkpoints_zoo.methods.comparing.compact_study import compare_compact, fit_and_compare
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.training import recipes

@@ -10,7 +10,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.fit import fit
+from checkpoints_zoo.methods.fitting import fit
 from checkpoints_zoo.training import recipe_files
 from tests.support.commands import run, values
 from tests.support.few_draws import DRAWS, few_images, noisy
@@ -177,7 +177,7 @@ def test_a_method_that_needs_what_is_missing_is_left_out_unless_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "checkpoints_zoo.methods.comparing.drawn._installed", lambda need: not need.startswith("posteriors")
+        "checkpoints_zoo.methods.comparing.draws._installed", lambda need: not need.startswith("posteriors")
     )
     dry = values(run("compare", "convnet-digits", "--out", tmp_path, "--dry-run", "--format", "json"))
     assert "sgld" in dry["left_out"]

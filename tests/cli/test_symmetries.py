@@ -11,7 +11,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.mass import along_training, ends, take
+from checkpoints_zoo.populations.mass import along_training, last_snapshots, masses_of
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from checkpoints_zoo.training.recipes import RECIPES
 from tests.hub import Hub
@@ -155,8 +155,8 @@ def test_epochs_that_are_named(trained: Path) -> None:
 def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
-    epochs = [epoch for _, epoch in members._keys]
-    last = take(masses, ends(masses, epochs))
+    epochs = [epoch for _, epoch in members.keys]
+    last = masses_of(masses, last_snapshots(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)
     assert torch.equal(last.before, alone.before)
@@ -164,7 +164,7 @@ def test_snapshots_by_the_library(trained: Path) -> None:
     assert {n: s.shape for n, s in last.scales.items()} == {n: s.shape for n, s in alone.scales.items()}
     assert last.history.shape[1] == 3
     assert [step.epoch for step in along_training(masses, epochs)] == [0, 1, 2]
-    for function in (along_training, ends):
+    for function in (along_training, last_snapshots):
         with pytest.raises(UsageError, match=r"^epochs: expected 9, one of each snapshot; found 2\.$"):
             function(masses, [1, 2])
 

@@ -15,9 +15,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.evaluation.evaluating import Report
-from checkpoints_zoo.evaluation.growth import Growth, growth
+from checkpoints_zoo.evaluation.growth import Growth, estimate_growth
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.plots import draw, draw_curves
+from checkpoints_zoo.evaluation.report import draw, draw_curves
 from checkpoints_zoo.evaluation.subsets import Population
 from tests.support.commands import run, values
 
@@ -87,7 +87,7 @@ def test_of_two_classes_with_gaussian_logits() -> None:
         measured = {k: (plan, population.measure(plan.chosen)) for k, plan in plans.items()}
         for name, true in (("nll", limit), ("brier", brier)):
             at = population.names.index(name)
-            found = growth(name, singles[:, at], {k: (plan, x[:, at]) for k, (plan, x) in measured.items()})
+            found = estimate_growth(name, singles[:, at], {k: (plan, x[:, at]) for k, (plan, x) in measured.items()})
             assert found.limit.low is not None
             assert found.limit.high is not None
             covered.append(found.limit.low <= true <= found.limit.high)

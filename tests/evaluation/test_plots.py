@@ -16,7 +16,8 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import plots
+from checkpoints_zoo.evaluation import report as reports
+from checkpoints_zoo.evaluation.tables import stated
 from tests.support.reports import Bounds, Drawn
 
 
@@ -32,11 +33,11 @@ def sketched(members: int, ood: bool = True) -> tuple[Drawn, dict[str, Any]]:
 
 
 def axes_of(report: Drawn) -> dict[str, Any]:
-    return {axes.get_label(): axes for axes in plots.draw(report).axes}
+    return {axes.get_label(): axes for axes in reports.draw(report).axes}
 
 
 def test_a_png_of_the_expected_size(tmp_path: Path) -> None:
-    path = plots.report(Drawn(8), tmp_path / "new" / "folder" / "report.png")
+    path = Drawn(8).plot(tmp_path / "new" / "folder" / "report.png")
     assert path == tmp_path / "new" / "folder" / "report.png"
     with Image.open(path) as image:
         assert (image.format, image.size) == ("PNG", (1650, 1260))
@@ -46,7 +47,7 @@ def test_a_png_of_the_expected_size(tmp_path: Path) -> None:
 
 
 def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (plots.report(Drawn(3), tmp_path / f"{i}.png").read_bytes() for i in range(2))
+    first, second = (Drawn(3).plot(tmp_path / f"{i}.png").read_bytes() for i in range(2))
     assert first == second
 
 
@@ -64,8 +65,8 @@ def test_reliability_holds_the_bins(members: int, ood: bool) -> None:
         assert gap[at].get_y() == report.drawing["reliability_accuracy"][b]
         assert top == pytest.approx(report.drawing["reliability_confidence"][b], abs=1e-12)
     assert [bar.get_height() for bar in axes["counts"].patches] == [inputs[b] for b in filled]
-    stated = "ECE 0.0120 [0.0086, 0.0154]" if members >= 3 else "ECE 0.012"
-    assert axes["reliability"].get_title(loc="right") == stated
+    shown = "ECE 0.0120 [0.0086, 0.0154]" if members >= 3 else "ECE 0.012"
+    assert axes["reliability"].get_title(loc="right") == shown
 
 
 @pytest.mark.parametrize(("members", "ood"), [(1, True), (2, False), (3, False), (16, True), (65, True)])
@@ -155,11 +156,11 @@ def test_one_member_has_no_information() -> None:
 
 def test_the_foot_names_the_members_without_the_folder() -> None:
     report = Drawn(5)
-    foot = str(plots.draw(report).get_supxlabel())
+    foot = str(reports.draw(report).get_supxlabel())
     assert foot.endswith(f"\nMembers: {'4' * 40}/convnet-digits#0-4~01234567")
     assert "home" not in foot
     report.citation = f"embedded@{'4' * 40}/convnet-digits#{','.join(map(str, range(0, 900, 2)))}~01234567"
-    foot = str(plots.draw(report).get_supxlabel())
+    foot = str(reports.draw(report).get_supxlabel())
     assert "…" in foot
     assert foot.endswith("~01234567")
     assert max(map(len, foot.split("\n"))) < 180
@@ -174,9 +175,9 @@ def inked(text: Text) -> Bbox:
 @pytest.mark.parametrize(("members", "ood"), [(1, True), (2, False), (5, True), (65, True)])
 def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     figures = []
-    draw = plots.draw
-    monkeypatch.setattr(plots, "draw", lambda report: figures.append(draw(report)) or figures[0])
-    plots.report(drawn(members, ood), tmp_path / "r.png")
+    draw = reports.draw
+    monkeypatch.setattr(reports, "draw", lambda report: figures.append(draw(report)) or figures[0])
+    drawn(members, ood).plot(tmp_path / "r.png")
     figure = figures[0]
     page = figure.bbox
     # Matplotlib keeps labels of ticks outside the limits, and does not draw them.
@@ -218,32 +219,32 @@ def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.Mon
     ],
 )
 def test_a_figure_has_the_digits_its_interval_allows(figure: Bounds, scale: float, text: str) -> None:
-    assert plots.stated(figure, scale) == text
+    assert stated(figure, scale) == text
 
 
 def test_places_that_can_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path, found in ((tmp_path / "file" / "r.png", "File exists"), (tmp_path / f"{'x' * 300}.png", "File name")):
         with pytest.raises(UsageError) as caught:
-            plots.report(Drawn(3), path)
+            Drawn(3).plot(path)
         assert str(caught.value).startswith(f"picture {path}: expected a place that can be written to; found {found}")
         assert str(caught.value).endswith(". Give another path.")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(UsageError, match="expected a place that can be written to; found Is a directory"):
-        plots.report(Drawn(3), tmp_path / "folder.png")
+        Drawn(3).plot(tmp_path / "folder.png")
     with pytest.raises(UsageError) as caught:
-        plots.report(Drawn(3), tmp_path / "r.pdf")
+        Drawn(3).plot(tmp_path / "r.pdf")
     assert str(caught.value) == f"picture {tmp_path}/r.pdf: expected a name that ends in .png; found 'r.pdf'."
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.png"]
 
 
 def test_what_was_there_stays_if_drawing_fails(tmp_path: Path) -> None:
-    path = plots.report(Drawn(3), tmp_path / "r.png")
+    path = Drawn(3).plot(tmp_path / "r.png")
     before = path.read_bytes()
     broken = Drawn(3)
     broken.drawing.pop("member_accuracy")
     with pytest.raises(KeyError):
-        plots.report(broken, path)
+        broken.plot(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["r.png"]
 
@@ -256,9 +257,8 @@ def settings():
     # Reading "backend" would choose one.
     return {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
 before = settings()
-from checkpoints_zoo.evaluation import plots
 from tests.support.reports import Drawn
-plots.report(Drawn(3), sys.argv[1])
+Drawn(3).plot(sys.argv[1])
 assert settings() == before
 assert matplotlib.get_backend(auto_select=False) is None
 assert "matplotlib.pyplot" not in sys.modules
@@ -272,4 +272,4 @@ def test_the_callers_settings_are_neither_used_nor_changed(tmp_path: Path) -> No
         env={"PATH": "", "HOME": str(tmp_path)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "r.png").read_bytes() == plots.report(Drawn(3), tmp_path / "again.png").read_bytes()
+    assert (tmp_path / "r.png").read_bytes() == Drawn(3).plot(tmp_path / "again.png").read_bytes()

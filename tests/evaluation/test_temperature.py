@@ -19,7 +19,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import held_out, metrics, subsets
 from checkpoints_zoo.evaluation.evaluating import Report
-from checkpoints_zoo.evaluation.figures import SCALED
+from checkpoints_zoo.evaluation.figures import SCALED, TEMPERATURE
+from checkpoints_zoo.evaluation.metrics import scaling
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
 from tests.support.commands import run, values
@@ -147,7 +148,7 @@ def labels() -> torch.Tensor:
 def test_the_inputs_held_out_follow_the_rule_and_are_in_no_figure(
     report: Report, parts: tuple[torch.Tensor, torch.Tensor], members: zoo.Collection
 ) -> None:
-    left, held = held_out.drawn(zoo.images.load("digits").fingerprint, 540, 0.3)
+    left, held = held_out.draw_held_out(zoo.images.load("digits").fingerprint, 540, 0.3)
     assert torch.equal(left, parts[0])
     assert torch.equal(held, parts[1])
     assert report.calibrated is not None
@@ -298,7 +299,7 @@ def test_a_part_of_stored_logits_is_those_inputs(
     at = torch.tensor([0, 3, 4, 100, 101, 300, 539])
     for longest in (1, 50, 1000):
         monkeypatch.setattr(subsets, "READ_BYTES", longest * COUNT * 10 * 2)
-        part = subsets.Part(stored["digits-test"], at)
+        part = subsets.InputSubset(stored["digits-test"], at)
         assert part.shape == (COUNT, 7, 10)
         for begin in range(7):
             for end in range(begin, 8):
@@ -398,8 +399,12 @@ def test_a_label_level_with_another_class_stays_level() -> None:
     logits = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
     logits[..., 1] = logits[..., 0]
     logits[:, 0] = torch.tensor([-300.0, -300.0, 0.0])  # where both underflow the label's is still exact
-    side = subsets.Side(logits, torch.arange(40) % 2)
+    side = subsets.DataSetLogits(logits, torch.arange(40) % 2)
     at = torch.arange(5)
     found = side.log_probs(at, logits.softmax(-1).mean(0))
     assert torch.equal(found[1:, 0], found[1:, 1])
     assert found[0, 0].item() == pytest.approx(-300.0, rel=1e-6)
+
+
+def test_the_range_of_the_figure_is_that_of_the_metric() -> None:
+    assert (SCALED[TEMPERATURE].least, SCALED[TEMPERATURE].largest) == (scaling.LOWEST, scaling.HIGHEST)

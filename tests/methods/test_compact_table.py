@@ -15,7 +15,8 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, compare_compact
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
+from checkpoints_zoo.methods.comparing.compact_study import compare_compact
 from tests.support import scenarios
 from tests.support.few_digits import some
 

@@ -167,7 +167,7 @@ def test_one_point_far_away_is_as_far_as_can_be(members: zoo.Collection, tmp_pat
     )  # fmt: skip
     mode = modes("hmc", far)[0]
     work = prepare(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).work
-    value = work.closeness.of(mode.run(0), None)["mmd"]["all"].value
+    value = work.closeness.measure(mode.run(0), None)["mmd"]["all"].value
     inside = []
     for metric, power in (("euclidean", 2), ("cityblock", 1)):
         pairs = cdist(flat(reference), flat(reference), metric)[np.triu_indices(8, 1)]

@@ -16,13 +16,14 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods import fit as chosen
-from checkpoints_zoo.methods.comparing import drawn
+from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.comparing.comparison import Comparison
+from checkpoints_zoo.methods.comparing.draws import Fits, methods_of
 from checkpoints_zoo.methods.comparing.study import prepare
-from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, Snapshot
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits
 from tests.support.few_draws import asked, draws, members  # noqa: F401 (fixtures)
@@ -79,8 +80,8 @@ class Lacking(Quick):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Let there be three methods, and a recipe of one epoch."""
-    monkeypatch.setattr(chosen, "METHODS", {kind.name: kind for kind in (Quick, Refusing, Lacking)})
-    monkeypatch.setattr(chosen, "CHOSEN", {})
+    monkeypatch.setattr(fitting, "METHODS", {kind.name: kind for kind in (Quick, Refusing, Lacking)})
+    monkeypatch.setattr(fitting, "CHOSEN", {})
     Quick.fitted.clear()
     return replace(convnet_digits(), epochs=1)
 
@@ -149,9 +150,9 @@ def test_a_search_is_kept_and_its_best_is_fitted(
 
 
 def test_members_are_trained_without_a_search(tmp_path: Path) -> None:
-    fits = drawn.Fits(convnet_digits(), tmp_path, 2, 3, 0, search=True)
-    assert fits.settled(DeepEnsemble()) == DeepEnsemble()
-    assert fits.settled(Snapshot()) is None
+    fits = Fits(convnet_digits(), tmp_path, 2, 3, 0, search=True)
+    assert fits.with_settings(DeepEnsemble()) == DeepEnsemble()
+    assert fits.with_settings(Snapshot()) is None
 
 
 def test_draws_that_the_reference_has_are_told_of(members: zoo.Collection, tmp_path: Path) -> None:
@@ -210,6 +211,6 @@ def test_what_can_not_be_compared(
 
 
 def test_all_methods_are_those_that_this_machine_can_fit(quick: Recipe) -> None:
-    found, missing = drawn.methods_of(None, "convnet-digits")
+    found, missing = methods_of(None, "convnet-digits")
     assert [m.name for m in found] == ["quick", "refusing"]
     assert list(missing) == ["lacking"]

@@ -17,8 +17,8 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.methods.comparing import comparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, escaped, stated
-from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate, Worth
-from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
+from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate
+from checkpoints_zoo.methods.comparing.worth import WORTH_FIGURES, Worth
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS
 
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
@@ -40,7 +40,7 @@ def found() -> Comparison:
         if method == "reference":
             figures |= {"mmd": Estimate(-0.0002, p=0.5), "disagreement": Estimate(math.nan)}
         layers = {n: {layer: estimate(n, mode) for layer in LAYERS} for n in MMD_FIGURES}
-        sizes = dict(zip(GROWING, (0.0, 3.0, math.inf, 70.0, 1.5, 2.5, 4.5, 8.0, 64.0), strict=True))
+        sizes = dict(zip(WORTH_FIGURES, (0.0, 3.0, math.inf, 70.0, 1.5, 2.5, 4.5, 8.0, 64.0), strict=True))
         worth = {n: Worth(size, 0.0, math.inf, 64, 0.1) for n, size in sizes.items()}
         return Row(method, mode, RUNS, DRAWS, figures, layers, float(random.uniform()), {"conv1": 0.25}, worth)
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from checkpoints_zoo.methods.comparing.estimates import Curve, Estimate, Worth, joint_p, mean_of, worth
+from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
+from checkpoints_zoo.methods.comparing.worth import Curve, Worth, worth_of
 
 
 def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Curve:
@@ -29,7 +30,7 @@ def test_a_figure_of_k_members_is_worth_k(limit: float, b: float, rising: bool, 
 
 def test_worth_in_words_and_where_it_says_nothing() -> None:
     curve = curve_of(0.1, 0.8)
-    placed = worth(curve, Estimate(0.3, 0.2, 0.5))
+    placed = worth_of(curve, Estimate(0.3, 0.2, 0.5))
     assert placed is not None
     assert (placed.members, placed.low, placed.high) == pytest.approx((4, 2, 8))
     assert (str(placed), placed.short) == ("4 [2, 8]", "4 [2, 8]")
@@ -39,15 +40,15 @@ def test_worth_in_words_and_where_it_says_nothing() -> None:
         Estimate(0.05): ("more than 16 (the limit is 0.1)", ">16"),
     }
     for estimate, (long, short) in words.items():
-        placed = worth(curve, estimate)
+        placed = worth_of(curve, estimate)
         assert placed is not None
         assert (str(placed), placed.short) == (long, short)
         assert Worth.from_json(json.loads(json.dumps(placed.to_json(), allow_nan=False))) == placed
     uneven = Curve((1, 2, 4, 8), (0.9, 0.98, 0.96, 1.0), 1.0)  # levelled: sizes 2 and 4 both 0.97
     assert uneven.monotone() == pytest.approx([0.1, 0.03, 0.03, 0.0])
     assert uneven.size_of(0.97) == 4
-    assert worth(curve, Estimate(math.nan)) is None
-    assert worth(Curve((1, 2), (0.5, 0.5), 0.5), Estimate(0.5)) is None
+    assert worth_of(curve, Estimate(math.nan)) is None
+    assert worth_of(Curve((1, 2), (0.5, 0.5), 0.5), Estimate(0.5)) is None
 
 
 def test_means_and_joint_p_values() -> None:

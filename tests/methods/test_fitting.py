@@ -13,14 +13,15 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods import fit
-from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, Snapshot
+from checkpoints_zoo.methods import fitting
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.dropout import Dropout
-from checkpoints_zoo.methods.fit import CHOSEN, METHODS, method_of
+from checkpoints_zoo.methods.fitting import CHOSEN, METHODS, method_of
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
+from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.training.recipes import convnet_digits
@@ -52,7 +53,7 @@ ORACLES = {
 
 
 def fitted(name: str, out: Path) -> zoo.Collection:
-    return fit.fit(BRIEF[name], RECIPE, out=out, runs=RUNS, draws=DRAWS)
+    return fitting.fit(BRIEF[name], RECIPE, out=out, runs=RUNS, draws=DRAWS)
 
 
 def test_all_methods_are_here() -> None:
@@ -117,7 +118,7 @@ def test_draws_are_a_collection_like_any_other(
 
     again = fitted(name, out)
     assert again.citation == drawn.citation
-    known = fit.known(out, drawn.name)
+    known = fitting.recorded_fit(out, drawn.name)
     assert known is not None
     assert (known.method, known.runs, known.draws) == (name, RUNS, DRAWS)
     assert known.settings == dataclasses.asdict(BRIEF[name])
@@ -131,10 +132,10 @@ def test_draws_are_a_collection_like_any_other(
 
 
 def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
-    drawn = fit.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
+    drawn = fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
     assert drawn.name == "brief-digits-snapshot"
     with pytest.raises(UsageError) as error:
-        fit.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
+        fitting.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
     assert str(error.value) == (
         f"collection brief-digits-snapshot in folder {tmp_path}: expected none, or draws of snapshot with settings"
         ' {"lr": 0.01, "cycle": 1}; found settings {"lr": 0.05, "cycle": 1}. Give another folder, or delete'
@@ -145,12 +146,12 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
     # A kill after the manifest leaves draws without a word on them: they are made again, and are the same.
     (tmp_path / "fits" / f"{drawn.name}.json").unlink()
     with pytest.raises(UsageError, match="expected none, or the first of these draws; found another draw"):
-        fit.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
-    assert fit.known(tmp_path, drawn.name) is None
-    assert fit.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2).citation == drawn.citation
-    known = fit.known(tmp_path, drawn.name)
+        fitting.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
+    assert fitting.recorded_fit(tmp_path, drawn.name) is None
+    assert fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2).citation == drawn.citation
+    known = fitting.recorded_fit(tmp_path, drawn.name)
     assert known is not None
     assert known.settings == dataclasses.asdict(Snapshot())
     for change, text in (({"runs": 0}, "runs: expected 1 or more; found 0"), ({"draws": 1}, "draws: expected 2")):
         with pytest.raises(UsageError, match=text):
-            fit.fit(Snapshot(), RECIPE, out=tmp_path, **change)
+            fitting.fit(Snapshot(), RECIPE, out=tmp_path, **change)

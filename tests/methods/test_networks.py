@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods import fit
-from checkpoints_zoo.methods.deep_ensemble import Snapshot
+from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.dropout import dropped
-from checkpoints_zoo.methods.fit import METHODS
+from checkpoints_zoo.methods.fitting import METHODS
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import LaplaceLastLayer
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
+from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.training.recipe import Recipe
@@ -208,7 +208,7 @@ def test_float16_goes_on_with_scaled_gradients() -> None:
 
 def test_a_build_with_arguments_is_fitted(tmp_path: Path) -> None:
     recipe = own(narrow, arguments={"width": 12}, epochs=2, batch_size=250)
-    drawn = fit.fit(Snapshot(), recipe, out=tmp_path, runs=2, draws=2)
+    drawn = fitting.fit(Snapshot(), recipe, out=tmp_path, runs=2, draws=2)
     assert drawn.stack()["1.weight"].shape == (4, 12, 64)
     again = zoo.load(drawn.name, source=tmp_path, architecture=lambda: narrow(12))
     assert len(again) == 4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.fit import CHOSEN, METHODS
+from checkpoints_zoo.methods.fitting import CHOSEN, METHODS
 from checkpoints_zoo.methods.method import check_settings
 
 WRONG: dict[str, tuple[Any, ...]] = {

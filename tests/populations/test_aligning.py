@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.program import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_figure, alignment_of, draw
+from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_of, draw
 from checkpoints_zoo.populations.loss_barrier import barriers
 from tests.support.matching_oracles import swaps
 
@@ -108,7 +108,7 @@ def test_refusals() -> None:
     with pytest.raises(MemberNotFound):
         alignment(members, to=7)
     with pytest.raises(UsageError, match=r"picture .*p\.jpg: expected a name that ends in \.png"):
-        alignment_figure(alignment(members), "p.jpg")
+        alignment(members).plot("p.jpg")
 
 
 def test_the_picture_shows_every_member(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_picture_shows_every_member(tmp_path: Path) -> None:
     assert np.allclose(means[0].get_ydata(), lines[0].losses.mean(0))
     assert np.allclose(means[1].get_ydata(), lines[1].losses.mean(0))
     assert [len(draw(found, None).axes), len(draw(_of_one(found), None).axes)] == [2, 2]
-    assert alignment_figure(found, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert found.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _of_one(found: Alignment) -> Alignment:

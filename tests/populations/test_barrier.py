@@ -18,9 +18,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.populations import compact_posterior
 from checkpoints_zoo.populations import evaluator as evaluating
-from checkpoints_zoo.populations.evaluator import Evaluator, Inputs, evaluator
+from checkpoints_zoo.populations import loss_barrier
+from checkpoints_zoo.populations.evaluator import Evaluator, Inputs, make_evaluator
 from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, barriers, interpolate
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.symmetry import Element, random_element
@@ -154,7 +154,7 @@ def test_the_line_is_a_loop_over_modules(name: str) -> None:
 
 def test_averaged_running_buffers_are_not_the_statistics_of_the_average() -> None:
     members = zoo.load("resnet8-digits", n=2)
-    judge = evaluator(members, TEST, TRAIN, "cpu", 512)
+    judge = make_evaluator(members, TEST, TRAIN, "cpu", 512)
     first, second = ({n: t for n, t in m.state_dict().items() if t.is_floating_point()} for m in members)
     middle = interpolate(first, second, torch.tensor([0.5]))
     averaged, estimated = (float(judge.losses(judge.log_probs(middle, anew=anew))) for anew in (False, True))
@@ -270,16 +270,16 @@ def test_integers_that_agree_stay() -> None:
 def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=3)
     before, after = (barriers(m, TEST, points=3) for m in (members, members.align(to=0)))
-    figure: Figure = compact_posterior.draw_barriers(before, after, "convnet-digits")
+    figure: Figure = loss_barrier.draw_barriers(before, after, "convnet-digits")
     panels = {axes.get_label(): axes for axes in figure.axes}
     means = [line for line in panels["loss"].lines if line.get_linewidth() > 2]
     np.testing.assert_allclose(np.asarray(means[0].get_ydata()), before.losses.mean(0).numpy())
     np.testing.assert_allclose(np.asarray(means[1].get_ydata()), after.losses.mean(0).numpy())
-    path = compact_posterior.barrier_figure(before, after, tmp_path / "new" / "b.png", name="convnet-digits")
-    again = compact_posterior.barrier_figure(before, after, tmp_path / "c.png", name="convnet-digits")
+    path = loss_barrier.barrier_figure(before, after, tmp_path / "new" / "b.png", name="convnet-digits")
+    again = loss_barrier.barrier_figure(before, after, tmp_path / "c.png", name="convnet-digits")
     assert path.read_bytes() == again.read_bytes()
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="expected the same pairs before and after alignment; found 2 and 1, not all"):
-        compact_posterior.barrier_figure(before, barriers(members[:2], TEST, points=3), tmp_path / "d.png")
+        loss_barrier.barrier_figure(before, barriers(members[:2], TEST, points=3), tmp_path / "d.png")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.png"):
-        compact_posterior.barrier_figure(before, after, tmp_path / "d.pdf")
+        loss_barrier.barrier_figure(before, after, tmp_path / "d.pdf")

@@ -20,10 +20,10 @@ from torch.optim.swa_utils import update_bn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.evaluation import drawing, metrics
 from checkpoints_zoo.populations import compact_posterior
 from checkpoints_zoo.populations.compact_posterior import Compact, compact
-from checkpoints_zoo.populations.evaluator import evaluator
+from checkpoints_zoo.populations.evaluator import make_evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian, fit, fit_subsets
 from checkpoints_zoo.populations.loss_barrier import barriers
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
@@ -317,18 +317,18 @@ def test_what_a_compact_posterior_cannot_take() -> None:
 
 
 def test_the_picture_shows_the_numbers(digits: Compact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact_posterior, "DPI", 40)
-    figure: Figure = compact_posterior.draw_compact(digits)
+    monkeypatch.setattr(drawing, "DPI", 40)
+    figure: Figure = compact_posterior.draw(digits)
     panels = {axes.get_label(): axes for axes in figure.axes}
     assert set(panels) == {"sigma", "accuracy", "pruning"}
     lines = {str(line.get_label()): np.asarray(line.get_ydata()) for line in panels["pruning"].lines}
     np.testing.assert_allclose(lines["mean of $q_r$, largest |μ|/σ kept"], 100 * np.array(digits.pruning["snr"]["q_r"]))
     counts = sum(sum(p.get_height() for p in c) for c in panels["sigma"].containers if hasattr(c, "patches"))
     assert math.isfinite(counts)
-    path = compact_posterior.compact_figure(digits, tmp_path / "new" / "c.png")
+    path = digits.plot(tmp_path / "new" / "c.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.png"):
-        compact_posterior.compact_figure(digits, tmp_path / "c.svg")
+        digits.plot(tmp_path / "c.svg")
 
 
 def numbers() -> Any:
@@ -354,7 +354,7 @@ def test_the_numbers_are_what_is_measured_now(name: str) -> None:
         found = barriers(view, points=3)  # of 25 points, every twelfth
         known = written["barrier"][when]["first_losses"][::12]
         np.testing.assert_allclose(found.losses[0], known, rtol=0.02, atol=1e-3)
-    judge = evaluator(members, None, None, "cpu", 512)
+    judge = make_evaluator(members, None, None, "cpu", 512)
     singles = judge.accuracies(judge.log_probs(members.stack(), anew=False))
     assert float(singles.mean()) == pytest.approx(written["compact"]["table"]["members"]["sample_accuracy"]["value"])
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.populations.discrepancy import MMD, discrepancy, mmd, ns
+from checkpoints_zoo.populations.discrepancy import MMD, mmd, mmd_of_stacks, ns
 from checkpoints_zoo.populations.kernels import (
     bandwidths,
     choices,
@@ -73,7 +73,7 @@ def test_the_estimate_is_the_double_sum(dtype: torch.dtype) -> None:
     first, second = (
         {n: t.to(dtype) for n, t in drawn(m, shift, s).items()} for m, shift, s in ((7, 0, 1), (5, 0.3, 2))
     )
-    found = discrepancy(first, second, permutations=9)
+    found = mmd_of_stacks(first, second, permutations=9)
     groups = {"conv": ["conv.weight", "conv.bias"], "fc": ["fc.weight"]}
     assert_double_sums(found, first, second, groups)
     assert [k for k, _ in found["fc"].kernels] == ["gaussian"] * 10 + ["laplace"] * 10
@@ -82,10 +82,10 @@ def test_the_estimate_is_the_double_sum(dtype: torch.dtype) -> None:
 
 def test_groups_and_bandwidths_of_ones_own() -> None:
     first, second = drawn(4, 0, 1), drawn(6, 0.5, 2)
-    by_tensor = discrepancy(first, second, groups="tensor", permutations=9)
+    by_tensor = mmd_of_stacks(first, second, groups="tensor", permutations=9)
     assert_double_sums(by_tensor, first, second, {n: [n] for n in first})
     widths = {"laplace": [3.0, 40.0], "gaussian": [5.0]}
-    own = discrepancy(first, second, groups={"weights": ["conv.weight", "fc.weight"]}, widths=widths, permutations=9)
+    own = mmd_of_stacks(first, second, groups={"weights": ["conv.weight", "fc.weight"]}, widths=widths, permutations=9)
     assert own["weights"].kernels == (("laplace", 3.0), ("laplace", 40.0), ("gaussian", 5.0))
     both = {n: t for n, t in first.items() if n != "conv.bias"}
     assert_double_sums(own, both, second, {"weights": list(both)})
@@ -94,7 +94,7 @@ def test_groups_and_bandwidths_of_ones_own() -> None:
 def test_near_members_far_from_zero_lose_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = ({"w": 1000 + 1e-3 * torch.randn(6, 3000, generator=generator)} for _ in range(2))
-    found = discrepancy(first, second, widths={"gaussian": [0.05, 0.1], "laplace": [2.0, 5.0]}, permutations=9)
+    found = mmd_of_stacks(first, second, widths={"gaussian": [0.05, 0.1], "laplace": [2.0, 5.0]}, permutations=9)
     assert_double_sums(found, first, second, {"w": ["w"]})
 
 
@@ -133,15 +133,15 @@ def test_bandwidths_from_pairs_across_leave_out_those_within() -> None:
     first, second = drawn(5, 0, 1), drawn(4, 3, 2)
     names = list(first)
     x, y = flat(first, names), flat(second, names)
-    found = discrepancy(first, second, grid="cross", permutations=9)["all"].kernels
+    found = mmd_of_stacks(first, second, grid="cross", permutations=9)["all"].kernels
     across = cdist(x, y)
     assert found[0][1] == pytest.approx(across.min() / 2, rel=1e-6)
     assert found[9][1] == pytest.approx(across.max() * 2, rel=1e-6)
-    second_alone = discrepancy(first, second, grid="second", permutations=9)["all"].kernels
+    second_alone = mmd_of_stacks(first, second, grid="second", permutations=9)["all"].kernels
     within = cdist(y, y)[np.triu_indices(4, 1)]
     assert (second_alone[0][1], second_alone[9][1]) == pytest.approx((within.min() / 2, within.max() * 2), rel=1e-6)
     together = cdist(np.r_[x, y], np.r_[x, y], "cityblock")[np.triu_indices(9, 1)]
-    pooled = discrepancy(first, second, permutations=9)["all"].kernels
+    pooled = mmd_of_stacks(first, second, permutations=9)["all"].kernels
     assert (pooled[10][1], pooled[19][1]) == pytest.approx((together.min() / 2, together.max() * 2), rel=1e-6)
 
 
@@ -176,7 +176,7 @@ def test_p_values_are_uniform_under_the_null_and_small_where_the_sets_differ() -
 
 def test_p_value_is_the_share_of_relabellings_that_are_as_far_apart() -> None:
     first, second = drawn(5, 0, 3), drawn(4, 0.4, 4)
-    found = discrepancy(first, second, permutations=60, widths={"gaussian": [15.0]}, seed=7)["all"]
+    found = mmd_of_stacks(first, second, permutations=60, widths={"gaussian": [15.0]}, seed=7)["all"]
     names = list(first)
     x = np.r_[flat(first, names), flat(second, names)]
     values = [double_sum(x[chosen], x[~chosen], "gaussian", 15.0) for chosen in choices(5, 4, 60, 7).T.bool().numpy()]
@@ -186,7 +186,7 @@ def test_p_value_is_the_share_of_relabellings_that_are_as_far_apart() -> None:
 
 def test_seeds_give_the_same_and_choices_are_of_the_size_of_the_set() -> None:
     first, second = drawn(5, 0, 3), drawn(4, 0.2, 4)
-    a, b, c = (discrepancy(first, second, permutations=200, seed=s) for s in (1, 1, 2))
+    a, b, c = (mmd_of_stacks(first, second, permutations=200, seed=s) for s in (1, 1, 2))
     assert a == b
     assert (a.value, a.p_value) != (c.value, c.p_value)
     drawn_sets = choices(5, 4, 200, 1)
@@ -197,7 +197,7 @@ def test_seeds_give_the_same_and_choices_are_of_the_size_of_the_set() -> None:
 
 def test_the_same_members_twice_are_no_further_apart_than_any() -> None:
     members = drawn(6)
-    found = discrepancy(members, members, permutations=99)
+    found = mmd_of_stacks(members, members, permutations=99)
     for group in found.groups.values():
         assert max(group.values) <= 0
         assert group.p_value > 0.9
@@ -205,7 +205,7 @@ def test_the_same_members_twice_are_no_further_apart_than_any() -> None:
 
 def test_constant_weights_have_no_distance_and_the_least_bandwidths() -> None:
     same = {"w": torch.full((4, 7), 0.3)}
-    found = discrepancy(same, same, permutations=19)["all"]
+    found = mmd_of_stacks(same, same, permutations=19)["all"]
     assert found.values == pytest.approx([0] * 20, abs=1e-15)
     assert found.p_value == 1
     assert [w for _, w in found.kernels[::9][:2]] == pytest.approx([0.05, 0.6])
@@ -253,7 +253,7 @@ TWO = {"w": torch.zeros(2, 3)}
 )  # fmt: skip
 def test_what_can_not_be_compared_is_refused(second: Stacked, more: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as error:
-        discrepancy(TWO, second, **more)
+        mmd_of_stacks(TWO, second, **more)
     assert str(error.value) == text
 
 
@@ -266,7 +266,7 @@ def test_what_can_not_be_compared_is_refused(second: Stacked, more: dict[str, An
 )
 def test_members_of_another_architecture_are_refused(second: Stacked, text: str) -> None:
     with pytest.raises(LayoutError) as error:
-        discrepancy(TWO, second)
+        mmd_of_stacks(TWO, second)
     assert str(error.value) == text
 
 
@@ -275,7 +275,7 @@ def test_collections_in_small_memory_give_what_stacks_give() -> None:
     first, second = members[:8], members[8:]
     found = mmd(first, second, permutations=50, memory=12 * members.nbytes // 14)
     stacks = [{n: t.clone() for n, t in c.stack().items()} for c in (first, second)]
-    plain = discrepancy(*stacks, permutations=50)
+    plain = mmd_of_stacks(*stacks, permutations=50)
     assert list(found.groups) == list(plain.groups)
     for name, group in found.groups.items():
         assert group.values == pytest.approx(plain[name].values, abs=1e-9)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.discrepancy import discrepancy
+from checkpoints_zoo.populations.discrepancy import mmd_of_stacks
 from checkpoints_zoo.populations.kernels import choices
 from tests.populations.test_mmd import assert_double_sums, double_sum, drawn, flat
 
@@ -51,19 +51,19 @@ SIGNS = torch.sign(normal(6, 4, seed=2))  # members that are often the same
 )
 def test_degenerate_sets_are_the_double_sums(first: Tensor, second: Tensor) -> None:
     a, b = {"w": first}, {"w": second}
-    found = discrepancy(a, b, permutations=29)
+    found = mmd_of_stacks(a, b, permutations=29)
     assert_double_sums(found, a, b, {"w": ["w"]})
     for group in found.groups.values():
         assert 1 / 30 <= group.p_value <= 1
         assert all(-2 <= value <= 2 for value in group.values)
-    swapped = discrepancy(b, a, permutations=29)
+    swapped = mmd_of_stacks(b, a, permutations=29)
     assert swapped["w"].values == pytest.approx(found["w"].values, abs=1e-9)
 
 
 def test_a_p_value_counts_relabellings_that_tie() -> None:
     """Members of two kinds: many relabellings are as far apart as the sets, and all of those count."""
     first, second = ({"w": torch.tensor(x, dtype=torch.float32)[:, None]} for x in ([0, 0, 0, 1], [1, 1, 0, 1]))
-    found = discrepancy(first, second, permutations=200, widths={"gaussian": [1.5]}, seed=1)["w"]
+    found = mmd_of_stacks(first, second, permutations=200, widths={"gaussian": [1.5]}, seed=1)["w"]
     every = np.r_[flat(first, ["w"]), flat(second, ["w"])]
     values = [double_sum(every[c], every[~c], "gaussian", 1.5) for c in choices(4, 4, 200, 1).T.bool().numpy()]
     reached = sum(v >= values[0] - 1e-9 for v in values[1:])
@@ -90,7 +90,9 @@ def test_p_values_of_trained_members_are_uniform_before_and_after_removing_symme
         for seed in range(60):
             drawn_members = torch.tensor(random.permutation(64)[:10])
             halves = [{n: t[drawn_members[some]] for n, t in stacked.items()} for some in (slice(0, 5), slice(5, 10))]
-            tested = discrepancy(*halves, groups={"conv1": ["conv1.weight", "conv1.bias"]}, permutations=19, seed=seed)
+            tested = mmd_of_stacks(
+                *halves, groups={"conv1": ["conv1.weight", "conv1.bias"]}, permutations=19, seed=seed
+            )
             found.append([tested["conv1"].p_value, tested.p_value])
         for values in np.array(found).T:
             counts = np.bincount(np.rint(values * 20).astype(int) - 1, minlength=20).reshape(5, 4).sum(1)
@@ -103,7 +105,7 @@ def test_p_values_of_members_that_are_often_the_same_are_no_smaller_than_uniform
     found = []
     for seed in range(150):
         sets = [{"w": torch.randint(2, (5, 2), generator=random).float()} for _ in range(2)]
-        found.append(discrepancy(*sets, permutations=39, seed=seed, widths=WIDTHS).p_value)
+        found.append(mmd_of_stacks(*sets, permutations=39, seed=seed, widths=WIDTHS).p_value)
     for level in (0.05, 0.1, 0.25, 0.5):
         assert np.mean(np.array(found) <= level) <= level + 3 * math.sqrt(level * (1 - level) / len(found))
 
@@ -113,7 +115,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     for value in (math.inf, math.nan):
         bad["w"][1, 2] = value
         with pytest.raises(UsageError) as error:
-            discrepancy(good, bad)
+            mmd_of_stacks(good, bad)
         text = "weights of two sets of members: expected finite ones, with finite squares; found others in 'w'."
         assert str(error.value) == text
 
@@ -127,7 +129,7 @@ def test_an_estimate_has_no_bias() -> None:
         if len(first) == 3:
             second = [i for i in range(6) if i not in first]
             halves = [{n: t[some] for n, t in members.items()} for some in (first, second)]
-            found.append(discrepancy(*halves, permutations=1, widths={"laplace": [60.0]}).value)
+            found.append(mmd_of_stacks(*halves, permutations=1, widths={"laplace": [60.0]}).value)
     assert len(found) == 10
     # Every pair is within a half in 4 of 10 splits and across in 6: the shares of pairs they are averaged over.
     assert np.mean(found) == pytest.approx(0, abs=1e-12)

@@ -22,16 +22,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.populations.pairwise_information import (
-    Pairs,
-    Pairwise,
-    compare,
-    correlation,
-    embedding,
-    measure,
-    over_inputs,
-    pairwise,
-)
+from checkpoints_zoo.populations.divergence import Pairs, compare, embedding, over_inputs
+from checkpoints_zoo.populations.pairwise_information import Pairwise, correlation, measure, pairwise
 
 NATS = 1e-6
 

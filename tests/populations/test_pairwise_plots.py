@@ -17,7 +17,8 @@ from PIL import Image
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import STYLE
 from checkpoints_zoo.populations import pairwise_information
-from checkpoints_zoo.populations.pairwise_information import Pairs, Pairwise, measure
+from checkpoints_zoo.populations.divergence import Pairs
+from checkpoints_zoo.populations.pairwise_information import Pairwise, measure
 
 
 @cache
@@ -137,7 +138,7 @@ def test_a_png_of_the_same_bytes_each_time(tmp_path: Path) -> None:
     found = pairs(12, ood=False)
     path = found.plot(tmp_path / "new" / "pairs.png")
     assert path == tmp_path / "new" / "pairs.png"
-    assert path.read_bytes() == pairwise_information.pairwise_figure(found, tmp_path / "again.png").read_bytes()
+    assert path.read_bytes() == found.plot(tmp_path / "again.png").read_bytes()
     with Image.open(path) as image:
         assert (image.format, image.size) == ("PNG", (1470, 675))
         assert image.info["Title"] == "resnet18-cifar100: 66 pairs of 12 members"

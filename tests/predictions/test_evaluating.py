@@ -18,13 +18,11 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.evaluation import subsets as population
-from checkpoints_zoo.evaluation import subsets as sides
+from checkpoints_zoo.evaluation import metrics, subsets
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.populations.pairwise_information import compare
+from checkpoints_zoo.populations.divergence import compare
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
 from tests.support.commands import run, values
 
@@ -90,17 +88,17 @@ def test_the_members_themselves_give_the_same_to_rounding(members: zoo.Collectio
 def test_blocks_change_nothing(
     stored: tuple[Predictions, Predictions], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sides, "BLOCK_BYTES", 7 * 4 * COUNT * 10)  # 7 inputs, 540 = 77 * 7 + 1
-    monkeypatch.setattr(sides, "READ_BYTES", 2 * 14 * COUNT * 10)  # two blocks
-    monkeypatch.setattr(population, "TOGETHER", 7)
-    monkeypatch.setattr(population, "MEMORY", 3 * 4 * 540 * 10)  # 3 subsets
+    monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * COUNT * 10)  # 7 inputs, 540 = 77 * 7 + 1
+    monkeypatch.setattr(subsets, "READ_BYTES", 2 * 14 * COUNT * 10)  # two blocks
+    monkeypatch.setattr(subsets, "TOGETHER", 7)
+    monkeypatch.setattr(subsets, "MEMORY", 3 * 4 * 540 * 10)  # 3 subsets
     close(zoo.evaluate(stored[0], ood=stored[1], subsets=12), report, smooth=1e-6, counted=1e-6)
 
 
 def test_every_figure_of_a_subset_equals_a_direct_one(
     stored: tuple[Predictions, Predictions], oracle: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sides, "BLOCK_BYTES", 50 * 4 * COUNT * 10)
+    monkeypatch.setattr(subsets, "BLOCK_BYTES", 50 * 4 * COUNT * 10)
     inside, outside = stored
     labels = inside.labels
     assert labels is not None
@@ -242,11 +240,11 @@ def growth_of_a_large_evaluation(root: Path) -> float | None:
     spec.loader.exec_module(benchmark)
     for name, signal, seed in ((benchmark.INSIDE, 3.0, 1), (benchmark.OUTSIDE, 0.0, 2)):
         benchmark.write(root, name, 120, 5000, 30, signal, seed)  # 36 MB, 72 MB in float32
-    population.MEMORY, sides.READ_BYTES, sides.BLOCK_BYTES = 2**22, 2**22, 2**21
+    subsets.MEMORY, subsets.READ_BYTES, subsets.BLOCK_BYTES = 2**22, 2**22, 2**21
 
-    def measure(members: int, subsets: list[torch.Tensor]) -> None:
+    def measure(members: int, chosen: list[torch.Tensor]) -> None:
         inside, outside = (benchmark.opened(root, name)[:members] for name in (benchmark.INSIDE, benchmark.OUTSIDE))
-        Population(inside, inside.labels, outside).measure(subsets)
+        Population(inside, inside.labels, outside).measure(chosen)
 
     measure(8, [torch.tensor([0, 1])])  # imports what is imported late
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # what is free already would hide growth

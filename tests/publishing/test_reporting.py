@@ -19,7 +19,7 @@ from torch import nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.populations.discrepancy import mmd, ns
 from checkpoints_zoo.predictions import predict, predictions_of
 from checkpoints_zoo.publishing.html_report import Page, gather, origin

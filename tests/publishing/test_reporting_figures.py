@@ -17,7 +17,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.publishing.html_report import charts, detection, gather
 from checkpoints_zoo.publishing.html_report.gather import Measured

@@ -1,10 +1,9 @@
-"""What a figure may be given. Each function raises ValueError (thing, expected, found, do) or returns."""
+"""Checks of the arguments of metrics. Each function raises ValueError (thing, expected, found, do) or returns."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 # Softmax in float32 and a mean over members stay within 1e-5, probabilities rounded to float16 within this.
 SUM_TOLERANCE = 1e-3
@@ -145,26 +144,3 @@ def _same_device(thing: str, values: Tensor, other: Tensor) -> None:
 
 def _name(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
-
-
-# Equal scores have no order, so a figure that sorts gives every input of a tie the mean of the tie.
-
-
-def tie_means(scores: Tensor, values: Tensor) -> Tensor:
-    """Replace each value by the mean over the inputs of equal score, and return (column, input) values.
-
-    The figure then depends neither on the order of the inputs nor on the processor (torch.sort leaves ties
-    in an order of its own), and it is what a random order of the ties gives on average wherever it is
-    linear in the values.
-
-    Args:
-        scores: (column, input), sorted along the inputs.
-        values: (column, input), in the same order.
-    """
-    steps = scores[:, 1:] != scores[:, :-1]
-    if bool(steps.all()):
-        return values
-    tie = F.pad(steps.cumsum(-1), (1, 0))
-    sums = torch.zeros_like(values).scatter_add_(-1, tie, values)
-    sizes = torch.zeros_like(values).scatter_add_(-1, tie, torch.ones_like(values))
-    return (sums / sizes).gather(-1, tie)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from checkpoints_zoo.evaluation.metrics import _check
-from checkpoints_zoo.evaluation.metrics._check import tie_means
+from checkpoints_zoo.evaluation.metrics._ties import tie_means
 
 
 class Reliability(NamedTuple):

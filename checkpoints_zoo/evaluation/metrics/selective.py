@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics import _check
-from checkpoints_zoo.evaluation.metrics._check import tie_means
+from checkpoints_zoo.evaluation.metrics._ties import tie_means
 
 
 def aurc(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:

@@ -166,7 +166,7 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
         SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
     """
     from checkpoints_zoo import images
-    from checkpoints_zoo.evaluation import measuring
+    from checkpoints_zoo.evaluation import arguments
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
     if build is None and description.architecture not in ARCHITECTURES:
@@ -186,7 +186,7 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )
-    inside, _ = measuring.labelled(images.of(evaluate), description)
+    inside, _ = arguments.labelled(images.of(evaluate), description)
     inside.inputs(inside.images[:1], images.Preprocess.from_json(description.preprocessing))
     return inside
 

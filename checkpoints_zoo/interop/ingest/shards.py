@@ -214,7 +214,7 @@ def _measure(
         return
     members = Collection(source, "", description, manifest.table(rows), build)
     try:
-        found = measuring.measured(members, inside, device)
+        found = measuring.manifest_columns(members, inside, device)
     except DamagedError as error:
         if len(rows) == 1:
             rows[0].update({"status": "failed", "reason": str(error)})

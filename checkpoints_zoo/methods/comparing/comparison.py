@@ -1,4 +1,4 @@
-"""What a comparison found: one row a method and mode, each figure with its interval."""
+"""The result of a comparison: one row a method and mode, each figure with its interval; its tables and its picture."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
-from checkpoints_zoo.evaluation.plots import NAMES
+from checkpoints_zoo.evaluation.figures import KNOWN
+from checkpoints_zoo.evaluation.tables import write_frame, write_text
 from checkpoints_zoo.formats.text import aligned
-from checkpoints_zoo.methods.comparing.estimates import ALL, SHORT, Estimate, Worth
-from checkpoints_zoo.methods.comparing.estimates import WORTH_FIGURES as GROWING
-from checkpoints_zoo.populations import pairwise_information
+from checkpoints_zoo.methods.comparing.estimates import ALL, SHORT, Estimate
+from checkpoints_zoo.methods.comparing.worth import WORTH_FIGURES, Worth
 from checkpoints_zoo.populations.kernels import WHOLE
 
 if TYPE_CHECKING:
@@ -23,149 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+VERSION = 1  # of the JSON
+REFERENCE = "reference"
 
-# Tables of a comparison: text for people, LaTeX; all figures times 100, as the paper's posters have them.
-
-
-SCALE = 100
+SCALE = 100  # of the tables: all figures times 100, as the paper's posters have them
 MODES = {"one": "one mode", "multi": "multi mode", "members": "members"}
 COLUMN_NAMES = {"aurc": "AURC"} | SHORT
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
 }  # fmt: skip
-
-
-def text(found: Comparison) -> str:
-    """Return the tables for people, and what they mean."""
-    columns = [n for n in SHORT if any(n in row.figures for row in found.rows)]
-    figures = [
-        {**_named(row), "runs × draws": _size(row)} | {SHORT[n]: stated(row.figures.get(n)) for n in columns}
-        for row in found.rows
-    ]
-    placed = [n for n in GROWING if any(n in row.worth for row in found.rows)]
-    worth = [
-        _named(row) | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in placed}
-        for row in found.rows
-        if row.worth
-    ]
-    tests = [
-        _named(row) | {"MMD": _p(row.figures.get("mmd")), "NS": _p(row.figures.get("ns")),
-                       "corollary": "-" if row.corollary is None else f"{row.corollary:.2g}"}
-        for row in found.rows
-    ]  # fmt: skip
-    blocks = [
-        "All figures times 100: MMD² and NS (no unit), shares in %, Brier (0..200), NLL and mutual information in"
-        f" nats × 100.\n{_table(figures)}",
-        f"Worth as many independent members of the reference:\n{_table(worth)}" if worth and placed else "",
-        f"p-values:\n{_table(tests)}",
-        "\n".join(meaning(found)),
-    ]
-    return "\n\n".join(block for block in blocks if block)
-
-
-def latex(found: Comparison) -> str:
-    """Return the table of figures for LaTeX: booktabs, values as $value \\pm half$ of the interval."""
-    columns = [n for n in SHORT if any(n in row.figures for row in found.rows)]
-    lines = [
-        r"% Figures times 100: shares in \%, Brier 0..200, NLL and mutual information in nats; MMD^2 has no unit.",
-        rf"\begin{{tabular}}{{ll{'r' * len(columns)}}}",
-        r"\toprule",
-        " & ".join(["Method", "Mode", *(escaped(SHORT[n]) for n in columns)]) + r" \\",
-    ]
-    before = ""
-    for row in found.rows:
-        group = "reference" if row.method == "reference" else "method"
-        lines += [r"\midrule"] if group != before else []
-        before = group
-        cells = [_latex_value(row.figures.get(n)) for n in columns]
-        lines.append(" & ".join([escaped(row.method), escaped(MODES[row.mode]), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def escaped(value: str) -> str:
-    """Return text with LaTeX's special characters escaped.
-
-    >>> escaped("a_b & 5 %")
-    'a\\\\_b \\\\& 5 \\\\%'
-    """
-    return "".join(_LATEX.get(c, c) for c in value)
-
-
-def meaning(found: Comparison) -> list[str]:
-    """Say what rows, figures and intervals mean; return the lines."""
-    on = found.data.split(" ")[0] + (f"; OOD: {found.ood.split(' ')[0]}" if found.ood else "; no OOD images")
-    lines = [
-        f"Measured on {on}. Reference: {found.members:,} members; its own MMD and NS are those of its members at even"
-        " positions against those at odd ones.",
-        "One mode: each run's draws alone, mean over runs ± Student's 95 % interval. Multi mode: every R-th draw of all"
-        " R runs together; members: independent ones; both ± a 95 % delete-d jackknife, over runs or members. One run"
-        " has no interval.",
-        "MMD: MMD² of all weights, unbiased, mean over 20 kernels; bandwidths from the reference's own pairs, so that"
-        " all rows are on one scale. Draws at one point far from the reference have 1 + its mean kernel, below 2."
-        " NS: the same after scale unit-norm, permute first.",
-        f"p of MMD and NS: {found.settings.get('permutations', 0):,} permutations, bandwidths from all pairs; of one"
-        " mode twice the median over runs (Rüger 1978). Exact where draws are independent, as one run's are not.",
-        "Corollary: p-value that each layer's largest weight is equally often in each unit; one mode: of the first run."
-        " Exact for independent members alone: draws of one run share a start, and fail it for that.",
-        "Worth: the size at which ensembles of the reference's members have the figure on average; [ ] by the figure's"
-        " own interval; <1: worse than a single member, >: than all members at hand.",
-    ]
-    return lines + [f"Left out: {name}: {reason}" for name, reason in found.left_out.items()]
-
-
-def stated(found: Estimate | None, scale: float = SCALE) -> str:
-    """Write a figure and half its interval, in digits that the interval allows; return the text.
-
-    >>> stated(Estimate(0.97712, 0.97312, 0.98112)), stated(Estimate(0.05, None, None)), stated(None)
-    ('97.7±0.4', '5.00', '-')
-    """
-    if found is None or not math.isfinite(found.value):
-        return "-"
-    value = found.value * scale
-    if found.low is None or found.high is None:
-        return f"{value:.{_digits(value)}f}"
-    half = max(found.high - found.value, found.value - found.low) * scale
-    digits = _digits(value)
-    if half > 0:
-        power = math.floor(math.log10(half))
-        digits = min(4, max(0, (half < 2 * 10**power) - power))  # two digits of an interval that begins with 1
-    return f"{value:.{digits}f}±{half:.{digits}f}"
-
-
-def _digits(value: float) -> int:
-    """Return how many digits after the point three significant ones take, two or fewer unless it is small."""
-    return 2 if value == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(value)))))
-
-
-def _latex_value(found: Estimate | None) -> str:
-    written = stated(found)
-    return "--" if written == "-" else "$" + written.replace("±", r" \pm ") + "$"
-
-
-def _named(row: Row) -> dict[str, str]:
-    return {"method": row.method, "mode": MODES[row.mode]}
-
-
-def _size(row: Row) -> str:
-    if row.mode == "members":
-        return f"{row.draws:,}"
-    return f"{row.runs} × {row.draws if row.mode == 'one' else row.draws // row.runs}"
-
-
-def _p(found: Estimate | None) -> str:
-    return "-" if found is None or found.p is None else f"{found.p:.2g}"
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Lay rows out in columns, all but the first two to the right; return the text."""
-    if not rows:
-        return ""
-    return aligned([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
-
-
-# The picture of a comparison: how near draws are to a population in weight space, against what they are good for.
-
 
 WIDE, HIGH = 2.9, 2.5  # inches a panel
 PAIRS = 2  # figures a row, each against MMD and against NS
@@ -175,170 +42,6 @@ LEAST = 0.01  # MMD² × 100 that is nothing: smaller ones, and those below 0, l
 # Okabe & Ito's, without yellow, and shapes that are told apart in grey too.
 COLOURS = (BLUE, RED, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^v<>PXhp"
-
-
-class Point(Protocol):
-    """A figure and its interval: see `comparing.estimates.Estimate`."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-class RowLike(Protocol):
-    """What a row must have to be drawn: see `comparing.comparison.Row`."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def figures(self) -> Mapping[str, Point]: ...
-
-
-class Drawable(Protocol):
-    """What a comparison must have to be drawn: see `comparing.comparison.Comparison`."""
-
-    @property
-    def collection(self) -> str: ...
-    @property
-    def members(self) -> int: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def ood(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[RowLike]: ...
-
-
-def comparison(found: Drawable, path: str | Path) -> Path:
-    """Draw each figure against MMD² and NS into a PNG, by temporary name and rename; return its path.
-
-    Args:
-        found: of `zoo.compare`.
-        path: of the PNG; its folder is made.
-
-    Raises:
-        UsageError: no draws, a name that is no PNG's, or a place that can't be written to.
-    """
-    path = path_of(path)
-    if not _drawn(found):
-        raise UsageError(f"picture {path}", expected="a comparison with draws of a method", found="none", path=path)
-    return save(lambda: draw(found), path, title_of(found))
-
-
-def title_of(found: Drawable) -> str:
-    """Return the title of the picture."""
-    return f"Approximate posteriors against {found.members:,} members of {found.collection}"
-
-
-def draw(found: Drawable) -> Figure:
-    """Draw two panels a figure, against MMD² and against NS; return the picture, axes labelled "figure distance"."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    rows = _drawn(found)
-    names = [n for n in FIGURES if any(n in row.figures for row in rows)]
-    distances = [d for d in DISTANCES if any(d in row.figures for row in rows)]
-    lines, columns = math.ceil(len(names) / PAIRS), PAIRS * len(distances)
-    size = (max(7.0, columns * WIDE), lines * HIGH + 2.0)
-    figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
-    on = found.data.split(" ")[0] + (f"; out of distribution: {found.ood.split(' ')[0]}" if found.ood else "")
-    figure.suptitle(f"{title_of(found)}\n{on}", fontsize=12, parse_math=False)
-    looks = _looks([row.method for row in rows])
-    for at, name in enumerate(names):
-        shared: Axes | None = None
-        for beside, distance in enumerate(distances):
-            place = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
-            axes = figure.add_subplot(lines, columns, place, label=f"{name} {distance}", sharey=shared)
-            _panel(axes, found, rows, name, distance, looks)
-            axes.set_ylabel(NAMES[name] if shared is None else "", fontsize=9)
-            shared = shared or axes
-    _key(figure, rows, looks, lines)
-    return figure
-
-
-def _drawn(found: Drawable) -> list[RowLike]:
-    """Return the rows that become markers: all but the reference's."""
-    return [row for row in found.rows if row.method != "reference"]
-
-
-def _looks(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Choose a colour and a marker for each method; return them by its name."""
-    names = list(dict.fromkeys(methods))
-    return {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
-
-
-def _panel(
-    axes: Axes,
-    found: Drawable,
-    rows: Sequence[RowLike],
-    name: str,
-    distance: str,
-    looks: Mapping[str, tuple[str, str]],
-) -> None:
-    """Draw one figure against one distance, a marker a row, hollow for one mode; dashed: the reference's ensemble."""
-    scale = 100 if name == "accuracy" else 1
-    for row in rows:
-        if name not in row.figures or distance not in row.figures:
-            continue
-        colour, marker = looks[row.method]
-        x, y = row.figures[distance], row.figures[name]
-        axes.errorbar(
-            [_at(x.value)], [y.value * scale], xerr=_ends(_at, x), yerr=_ends(lambda v: v * scale, y), fmt=marker,
-            color=colour, markerfacecolor="white" if row.mode == "one" else colour, markersize=6, linewidth=1,
-            markeredgewidth=1.3, alpha=0.9,
-        )  # fmt: skip
-    for row in found.rows:
-        if row.method == "reference" and name in row.figures:
-            axes.axhline(row.figures[name].value * scale, color=GREY, linestyle="--", linewidth=1)
-    values = [row.figures[name].value * scale for row in found.rows if name in row.figures]
-    finite = [value for value in values if math.isfinite(value)]
-    if finite and max(finite) > min(finite):  # wide intervals are cut: the markers have to be told apart
-        room = 0.12 * (max(finite) - min(finite))
-        axes.set_ylim(min(finite) - room, max(finite) + room)
-    axes.set_xscale("log")
-    axes.set_xlim(LEAST * 0.8, 250)
-    axes.set_xticks(ticks := [LEAST, 0.1, 1, 10, 100], [f"≤{LEAST:g}", *(f"{t:g}" for t in ticks[1:])])
-    axes.minorticks_off()
-    axes.set_xlabel(DISTANCES[distance], fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.ticklabel_format(axis="y", useOffset=False)
-
-
-def _at(value: float) -> float:
-    """Return where MMD² lies on the axis."""
-    return max(LEAST, 100 * value)
-
-
-def _ends(place: object, point: Point) -> list[list[float]] | None:
-    """Return how far an interval's ends are from the value on the axis, None without an interval."""
-    if point.low is None or point.high is None or not callable(place):
-        return None
-    value = place(point.value)
-    return [[max(0.0, value - place(point.low))], [max(0.0, place(point.high) - value)]]
-
-
-def _key(figure: Figure, rows: Sequence[RowLike], looks: Mapping[str, tuple[str, str]], lines: int) -> None:
-    """Name the methods, the fills and the line below all panels."""
-    from matplotlib.lines import Line2D
-
-    marks = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in looks.items()]
-    fills = {"one": "white", "multi": GREY, "members": GREY}
-    words = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
-    for mode in dict.fromkeys(row.mode for row in rows):
-        marks.append(
-            Line2D([], [], color=GREY, marker="o", markerfacecolor=fills[mode], linestyle="", label=words[mode])
-        )
-    marks.append(Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="ensemble of the reference"))
-    figure.legend(handles=marks, loc="outside lower center", ncols=min(5, len(marks)), fontsize=8.5)
-
-
-VERSION = 1  # of the JSON
-REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
@@ -390,12 +93,12 @@ class Row:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read what `to_json` gave; return it."""
-        figures = {n: Estimate.from_json(x) for n, x in given["figures"].items()}
-        layers = {n: {g: Estimate.from_json(x) for g, x in of.items()} for n, of in given["layers"].items()}
-        placed = {n: Worth.from_json(x) for n, x in given["worth"].items()}
-        plain = {n: given[n] for n in ("method", "mode", "runs", "draws", "corollary", "corollary_layers")}
+        figures = {n: Estimate.from_json(x) for n, x in values["figures"].items()}
+        layers = {n: {g: Estimate.from_json(x) for g, x in of.items()} for n, of in values["layers"].items()}
+        placed = {n: Worth.from_json(x) for n, x in values["worth"].items()}
+        plain = {n: values[n] for n in ("method", "mode", "runs", "draws", "corollary", "corollary_layers")}
         return cls(figures=figures, layers=layers, worth=placed, **plain)
 
 
@@ -492,14 +195,14 @@ class Comparison:
             FormatError: something else, or of a newer version.
         """
         try:
-            given = json.loads(text)
-            if given["version"] != VERSION:
-                raise FormatError("comparison", expected=f"version {VERSION}", found=str(given["version"])[:80])
+            values = json.loads(text)
+            if values["version"] != VERSION:
+                raise FormatError("comparison", expected=f"version {VERSION}", found=str(values["version"])[:80])
             plain = {
-                n: given[n]
+                n: values[n]
                 for n in ("collection", "reference", "members", "data", "ood", "methods", "left_out", "settings")
             }
-            return cls(rows=tuple(Row.from_json(row) for row in given["rows"]), **plain)
+            return cls(rows=tuple(Row.from_json(row) for row in values["rows"]), **plain)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, FormatError):
                 raise
@@ -507,11 +210,48 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with booktabs, in the columns' order of Laurent et al. 2024, all times 100."""
-        return latex(self)
+        columns = [n for n in SHORT if any(n in row.figures for row in self.rows)]
+        lines = [
+            r"% Figures times 100: shares in \%, Brier 0..200, NLL and mutual information in nats; MMD^2 has no unit.",
+            rf"\begin{{tabular}}{{ll{'r' * len(columns)}}}",
+            r"\toprule",
+            " & ".join(["Method", "Mode", *(escaped(SHORT[n]) for n in columns)]) + r" \\",
+        ]
+        before = ""
+        for row in self.rows:
+            group = "reference" if row.method == "reference" else "method"
+            lines += [r"\midrule"] if group != before else []
+            before = group
+            cells = [_latex_value(row.figures.get(n)) for n in columns]
+            lines.append(" & ".join([escaped(row.method), escaped(MODES[row.mode]), *cells]) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def to_text(self) -> str:
         """Return the tables for people: figures, how many members they are worth, p-values, and what they mean."""
-        return text(self)
+        columns = [n for n in SHORT if any(n in row.figures for row in self.rows)]
+        figures = [
+            {**_named(row), "runs × draws": _size(row)} | {SHORT[n]: stated(row.figures.get(n)) for n in columns}
+            for row in self.rows
+        ]
+        placed = [n for n in WORTH_FIGURES if any(n in row.worth for row in self.rows)]
+        worth = [
+            _named(row) | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in placed}
+            for row in self.rows
+            if row.worth
+        ]
+        tests = [
+            _named(row) | {"MMD": _p(row.figures.get("mmd")), "NS": _p(row.figures.get("ns")),
+                           "corollary": "-" if row.corollary is None else f"{row.corollary:.2g}"}
+            for row in self.rows
+        ]  # fmt: skip
+        blocks = [
+            "All figures times 100: MMD² and NS (no unit), shares in %, Brier (0..200), NLL and mutual information in"
+            f" nats × 100.\n{_table(figures)}",
+            f"Worth as many independent members of the reference:\n{_table(worth)}" if worth and placed else "",
+            f"p-values:\n{_table(tests)}",
+            "\n".join(meaning(self)),
+        ]
+        return "\n\n".join(block for block in blocks if block)
 
     def write_json(self, path: str | Path) -> Path:
         """Write the JSON; return its path.
@@ -519,7 +259,7 @@ class Comparison:
         Raises:
             StorageError: a place that can't be written to.
         """
-        return pairwise_information.write_text(self.to_json(), path)
+        return write_text(self.to_json(), path)
 
     def write_latex(self, path: str | Path) -> Path:
         """Write the table for LaTeX; return its path.
@@ -527,7 +267,7 @@ class Comparison:
         Raises:
             StorageError: a place that can't be written to.
         """
-        return pairwise_information.write_text(self.to_latex(), path)
+        return write_text(self.to_latex(), path)
 
     def write_frame(self, path: str | Path) -> Path:
         """Write the frame as .csv or .parquet; return its path.
@@ -536,12 +276,203 @@ class Comparison:
             UsageError: another ending.
             StorageError: a place that can't be written to.
         """
-        return pairwise_information.write(self.to_frame(), path)
+        return write_frame(self.to_frame(), path)
 
     def plot(self, path: str | Path) -> Path:
         """Draw each figure against MMD² and NS into a PNG, one marker a method; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: no draws, a name that is no PNG's, or a place that can't be written to.
         """
-        return comparison(self, path)
+        path = path_of(path)
+        if not _drawn(self):
+            raise UsageError(f"picture {path}", expected="a comparison with draws of a method", found="none", path=path)
+        return save(lambda: draw(self), path, title_of(self))
+
+
+def meaning(result: Comparison) -> list[str]:
+    """Say what rows, figures and intervals mean; return the lines."""
+    on = result.data.split(" ")[0] + (f"; OOD: {result.ood.split(' ')[0]}" if result.ood else "; no OOD images")
+    lines = [
+        f"Measured on {on}. Reference: {result.members:,} members; its own MMD and NS are those of its members at even"
+        " positions against those at odd ones.",
+        "One mode: each run's draws alone, mean over runs ± Student's 95 % interval. Multi mode: every R-th draw of all"
+        " R runs together; members: independent ones; both ± a 95 % delete-d jackknife, over runs or members. One run"
+        " has no interval.",
+        "MMD: MMD² of all weights, unbiased, mean over 20 kernels; bandwidths from the reference's own pairs, so that"
+        " all rows are on one scale. Draws at one point far from the reference have 1 + its mean kernel, below 2."
+        " NS: the same after scale unit-norm, permute first.",
+        f"p of MMD and NS: {result.settings.get('permutations', 0):,} permutations, bandwidths from all pairs; of one"
+        " mode twice the median over runs (Rüger 1978). Exact where draws are independent, as one run's are not.",
+        "Corollary: p-value that each layer's largest weight is equally often in each unit; one mode: of the first run."
+        " Exact for independent members alone: draws of one run share a start, and fail it for that.",
+        "Worth: the size at which ensembles of the reference's members have the figure on average; [ ] by the figure's"
+        " own interval; <1: worse than a single member, >: than all members at hand.",
+    ]
+    return lines + [f"Left out: {name}: {reason}" for name, reason in result.left_out.items()]
+
+
+def stated(estimate: Estimate | None, scale: float = SCALE) -> str:
+    """Write a figure and half its interval, in digits that the interval allows; return the text.
+
+    >>> stated(Estimate(0.97712, 0.97312, 0.98112)), stated(Estimate(0.05, None, None)), stated(None)
+    ('97.7±0.4', '5.00', '-')
+    """
+    if estimate is None or not math.isfinite(estimate.value):
+        return "-"
+    value = estimate.value * scale
+    if estimate.low is None or estimate.high is None:
+        return f"{value:.{_digits(value)}f}"
+    half = max(estimate.high - estimate.value, estimate.value - estimate.low) * scale
+    digits = _digits(value)
+    if half > 0:
+        power = math.floor(math.log10(half))
+        digits = min(4, max(0, (half < 2 * 10**power) - power))  # two digits of an interval that begins with 1
+    return f"{value:.{digits}f}±{half:.{digits}f}"
+
+
+def _digits(value: float) -> int:
+    """Return how many digits after the point three significant ones take, two or fewer unless it is small."""
+    return 2 if value == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(value)))))
+
+
+def _latex_value(estimate: Estimate | None) -> str:
+    written = stated(estimate)
+    return "--" if written == "-" else "$" + written.replace("±", r" \pm ") + "$"
+
+
+def escaped(value: str) -> str:
+    """Return text with LaTeX's special characters escaped.
+
+    >>> escaped("a_b & 5 %")
+    'a\\\\_b \\\\& 5 \\\\%'
+    """
+    return "".join(_LATEX.get(c, c) for c in value)
+
+
+def _named(row: Row) -> dict[str, str]:
+    return {"method": row.method, "mode": MODES[row.mode]}
+
+
+def _size(row: Row) -> str:
+    if row.mode == "members":
+        return f"{row.draws:,}"
+    return f"{row.runs} × {row.draws if row.mode == 'one' else row.draws // row.runs}"
+
+
+def _p(estimate: Estimate | None) -> str:
+    return "-" if estimate is None or estimate.p is None else f"{estimate.p:.2g}"
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Lay rows out in columns, all but the first two to the right; return the text."""
+    if not rows:
+        return ""
+    return aligned([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
+
+
+def draw(result: Comparison) -> Figure:
+    """Draw two panels a figure, against MMD² and against NS; return the picture, axes labelled "figure distance"."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    rows = _drawn(result)
+    names = [n for n in FIGURES if any(n in row.figures for row in rows)]
+    distances = [d for d in DISTANCES if any(d in row.figures for row in rows)]
+    lines, columns = math.ceil(len(names) / PAIRS), PAIRS * len(distances)
+    size = (max(7.0, columns * WIDE), lines * HIGH + 2.0)
+    figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
+    on = result.data.split(" ")[0] + (f"; out of distribution: {result.ood.split(' ')[0]}" if result.ood else "")
+    figure.suptitle(f"{title_of(result)}\n{on}", fontsize=12, parse_math=False)
+    looks = _looks([row.method for row in rows])
+    for at, name in enumerate(names):
+        shared: Axes | None = None
+        for beside, distance in enumerate(distances):
+            place = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
+            axes = figure.add_subplot(lines, columns, place, label=f"{name} {distance}", sharey=shared)
+            _panel(axes, result, rows, name, distance, looks)
+            axes.set_ylabel(KNOWN[name].label if shared is None else "", fontsize=9)
+            shared = shared or axes
+    _key(figure, rows, looks, lines)
+    return figure
+
+
+def title_of(result: Comparison) -> str:
+    """Return the title of the picture."""
+    return f"Approximate posteriors against {result.members:,} members of {result.collection}"
+
+
+def _drawn(result: Comparison) -> list[Row]:
+    """Return the rows that become markers: all but the reference's."""
+    return [row for row in result.rows if row.method != "reference"]
+
+
+def _looks(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Choose a colour and a marker for each method; return them by its name."""
+    names = list(dict.fromkeys(methods))
+    return {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+
+
+def _panel(
+    axes: Axes,
+    result: Comparison,
+    rows: Sequence[Row],
+    name: str,
+    distance: str,
+    looks: Mapping[str, tuple[str, str]],
+) -> None:
+    """Draw one figure against one distance, a marker a row, hollow for one mode; dashed: the reference's ensemble."""
+    scale = KNOWN[name].scale
+    for row in rows:
+        if name not in row.figures or distance not in row.figures:
+            continue
+        colour, marker = looks[row.method]
+        x, y = row.figures[distance], row.figures[name]
+        axes.errorbar(
+            [_at(x.value)], [y.value * scale], xerr=_ends(_at, x), yerr=_ends(lambda v: v * scale, y), fmt=marker,
+            color=colour, markerfacecolor="white" if row.mode == "one" else colour, markersize=6, linewidth=1,
+            markeredgewidth=1.3, alpha=0.9,
+        )  # fmt: skip
+    for row in result.rows:
+        if row.method == "reference" and name in row.figures:
+            axes.axhline(row.figures[name].value * scale, color=GREY, linestyle="--", linewidth=1)
+    values = [row.figures[name].value * scale for row in result.rows if name in row.figures]
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and max(finite) > min(finite):  # wide intervals are cut: the markers have to be told apart
+        room = 0.12 * (max(finite) - min(finite))
+        axes.set_ylim(min(finite) - room, max(finite) + room)
+    axes.set_xscale("log")
+    axes.set_xlim(LEAST * 0.8, 250)
+    axes.set_xticks(ticks := [LEAST, 0.1, 1, 10, 100], [f"≤{LEAST:g}", *(f"{t:g}" for t in ticks[1:])])
+    axes.minorticks_off()
+    axes.set_xlabel(DISTANCES[distance], fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def _at(value: float) -> float:
+    """Return where MMD² lies on the axis."""
+    return max(LEAST, 100 * value)
+
+
+def _ends(place: object, point: Estimate) -> list[list[float]] | None:
+    """Return how far an interval's ends are from the value on the axis, None without an interval."""
+    if point.low is None or point.high is None or not callable(place):
+        return None
+    value = place(point.value)
+    return [[max(0.0, value - place(point.low))], [max(0.0, place(point.high) - value)]]
+
+
+def _key(figure: Figure, rows: Sequence[Row], looks: Mapping[str, tuple[str, str]], lines: int) -> None:
+    """Name the methods, the fills and the line below all panels."""
+    from matplotlib.lines import Line2D
+
+    marks = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in looks.items()]
+    fills = {"one": "white", "multi": GREY, "members": GREY}
+    words = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
+    for mode in dict.fromkeys(row.mode for row in rows):
+        marks.append(
+            Line2D([], [], color=GREY, marker="o", markerfacecolor=fills[mode], linestyle="", label=words[mode])
+        )
+    marks.append(Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="ensemble of the reference"))
+    figure.legend(handles=marks, loc="outside lower center", ncols=min(5, len(marks)), fontsize=8.5)

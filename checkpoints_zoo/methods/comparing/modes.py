@@ -73,12 +73,12 @@ def modes(name: str, members: Collection) -> list[Mode]:
     for at, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
         by_run.setdefault(-1 if run is None else run, []).append((at if draw is None else draw, at))
     runs = [[at for _, at in sorted(by_run[run])] for run in sorted(by_run)]
-    found = []
+    ways = []
     if min(map(len, runs)) > 1:
-        found.append(_mode(ONE, members, runs))
+        ways.append(_mode(ONE, members, runs))
     if len(runs) > 1:
-        found.append(_mode(MULTI, members, [run[:: len(runs)] for run in runs]))
-    return found
+        ways.append(_mode(MULTI, members, [run[:: len(runs)] for run in runs]))
+    return ways
 
 
 def everyone(members: Collection) -> Mode:

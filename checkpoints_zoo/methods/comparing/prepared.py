@@ -1,9 +1,7 @@
-"""A comparison whose arguments were checked: what it has yet to do, and doing it."""
+"""A comparison whose arguments were checked: what has yet to be fitted and measured, and the run that does it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,93 +13,19 @@ from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.text import finite_or_null
-from checkpoints_zoo.methods.comparing import drawn
+from checkpoints_zoo.methods.comparing.cells import MEASURED, Cells, Measuring, Task, tasks_of
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
-from checkpoints_zoo.methods.comparing.drawn import Draws, Fits
-from checkpoints_zoo.methods.comparing.estimates import (
-    PERMUTE,
-    SCALE,
-    Closeness,
-    Estimate,
-    Uncertainty,
-    all_worth,
-    joint_p,
-    mean_of,
-)
-from checkpoints_zoo.methods.comparing.measured import MEASURED, Measuring, Task, tasks_of
+from checkpoints_zoo.methods.comparing.draws import Draws, Fits, finite, fit_all
+from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
+from checkpoints_zoo.methods.comparing.measures import PERMUTE, SCALE, Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.modes import INDEPENDENT, MEMBERS, cited, everyone, modes
+from checkpoints_zoo.methods.comparing.worth import all_worth
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.kernels import WHOLE
 from checkpoints_zoo.workers import Job, check_picklable, engine
-
-# What was measured already: one JSON file a cell, written by rename, read back and checked.
-
-
-Key = Mapping[str, Any]
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Cells:
-    """A folder of cells.
-
-    Args:
-        folder: it is made when the first is written.
-        say: told of files that are damaged.
-    """
-
-    folder: Path
-    say: Callable[[str], object] = field(default=lambda text: None, repr=False)
-
-    def path(self, key: Key) -> Path:
-        """Return where a cell lies: its name tells the method, the mode and what was measured, and hashes the key."""
-        digest = hashlib.sha256(_text(key).encode()).hexdigest()[:12]
-        return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
-
-    def read(self, key: Key) -> Values | None:
-        """Return a cell's values, None where it was not measured yet, or is damaged, which is said."""
-        path = self.path(key)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (ValueError, OSError):
-            found = None
-        if not isinstance(found, dict) or found.get("sha256") != _check(found.get("key"), found.get("values")):
-            self.say(f"{path} is damaged: measured anew")
-            return None
-        if _text(found["key"]) != _text(key):
-            self.say(f"{path} is another cell: measured anew")
-            return None
-        values: Values = found["values"]
-        return values
-
-    def write(self, key: Key, values: Values) -> Values:
-        """Keep a cell's values; return them as they will be read.
-
-        Raises:
-            StorageError: a place that can't be written to.
-        """
-        content = {"key": dict(key), "values": values, "sha256": _check(key, values)}
-        text = json.dumps(content, indent=1, allow_nan=False)
-        with disk.writing_into(self.folder), replacing(self.path(key)) as file:
-            file.write(text)
-        kept: Values = json.loads(text)["values"]
-        return kept
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _check(key: Any, values: Any) -> str:
-    return hashlib.sha256(_text([key, values]).encode()).hexdigest()
-
 
 Say = Callable[[str], object]
 
@@ -127,7 +51,21 @@ class Todo:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A comparison whose arguments were checked, before anything is fitted."""
+    """A comparison whose arguments were checked, before anything is fitted.
+
+    Args:
+        name: of the collection whose recipe the methods are fitted to.
+        reference: the population.
+        closeness, uncertainty: how draws are measured.
+        out: folder of draws, cells and comparison.json.
+        fits: what methods are fitted to; None where none is fitted.
+        methods: to be fitted.
+        named: whether the caller named them, so that none may be left out.
+        missing: method -> why it can't be fitted here.
+        others: draws that were made elsewhere.
+        workers: processes.
+        say: told of the progress.
+    """
 
     name: str
     reference: Collection
@@ -138,7 +76,7 @@ class Prepared:
     methods: tuple[Method, ...]
     named: bool
     missing: Mapping[str, str]
-    given: tuple[Draws, ...]
+    others: tuple[Draws, ...]
     workers: int
     say: Say = field(repr=False)
 
@@ -152,8 +90,8 @@ class Prepared:
 
     def todo(self) -> Todo:
         """Look at what is there; return what would be fitted and measured."""
-        there = {m.name: None if self.fits is None else self.fits.there(m) for m in self.methods}
-        tasks = self._tasks([*(d for d in there.values() if d is not None), *self.given])
+        there = {m.name: None if self.fits is None else self.fits.existing(m) for m in self.methods}
+        tasks = self._tasks([*(d for d in there.values() if d is not None), *self.others])
         missing = tuple(task.name for task in tasks if self.cells.read(self.work.key(task)) is None)
         folders = {m.name: str(self.fits.folder(m)) for m in self.methods if self.fits and there[m.name] is not None}
         fits = tuple(n for n, d in there.items() if d is None)
@@ -169,31 +107,31 @@ class Prepared:
         disk.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.missing)
         if self.fits is not None and self.methods:
-            draws, refused = drawn.fit(self.fits, self.methods, self.workers, self.say)
+            draws, refused = fit_all(self.fits, self.methods, self.workers, self.say)
             if refused and self.named:
                 name, reason = next(iter(refused.items()))
                 raise UsageError(f"method {name!r}", expected="one that can be fitted here", found=reason)
             left_out |= refused
             draws = [_fresh(d, self.reference) for d in draws]
-        draws += self.given
-        for given in self.given:
-            if shared := _shared(given.members, self.reference):
-                self.say(f"{given.name}: {shared:,} of its draws are members of the reference too: p-values don't hold")
+        draws += self.others
+        for other in self.others:
+            if shared := _shared(other.members, self.reference):
+                self.say(f"{other.name}: {shared:,} of its draws are members of the reference too: p-values don't hold")
         tasks = self._tasks(draws)
         values = {task.name: self.cells.read(self.work.key(task)) for task in tasks}
         missing = [task for task in tasks if values[task.name] is None]
         if missing:
             self.say(f"{self.name}: measuring {len(missing)} of {len(tasks)} cells …")
-            for task, found in self._measured(missing):
-                values[task.name] = self.cells.write(self.work.key(task), found)
+            for task, measured in self._measured(missing):
+                values[task.name] = self.cells.write(self.work.key(task), measured)
         comparison = self._assembled(draws, tasks, values, left_out)
         comparison.write_json(self.out / "comparison.json")
         return comparison
 
     def _tasks(self, draws: Iterable[Draws]) -> list[Task]:
         """List what is measured, each method's modes in turn, the reference last."""
-        found = [t for d in draws for mode in modes(d.name, d.members) for t in tasks_of(d.name, mode)]
-        return [*found, *tasks_of(REFERENCE, everyone(self.reference))]
+        tasks = [t for d in draws for mode in modes(d.name, d.members) for t in tasks_of(d.name, mode)]
+        return [*tasks, *tasks_of(REFERENCE, everyone(self.reference))]
 
     def _measured(self, tasks: list[Task]) -> Iterable[tuple[Task, dict[str, Any]]]:
         workers = min(self.workers, len(tasks))
@@ -204,8 +142,8 @@ class Prepared:
                 self.say(f"measuring in one process: {error.found}")
                 workers = 1
         jobs = (Job(task.name, task) for task in tasks)
-        for job, found in engine(workers, (self.closeness.device,), say=self.say).run(self.work, jobs):
-            yield job.argument, found
+        for job, measured in engine(workers, (self.closeness.device,), say=self.say).run(self.work, jobs):
+            yield job.argument, measured
 
     def _assembled(
         self, draws: list[Draws], tasks: list[Task], values: Mapping[str, Any], left_out: Mapping[str, str]
@@ -231,10 +169,10 @@ class Prepared:
             collection=self.name,
             reference=cited(self.reference),
             members=len(self.reference),
-            data=measuring.named(inside),
-            ood="" if outside is None else measuring.named(outside),
+            data=arguments.image_key(inside),
+            ood="" if outside is None else arguments.image_key(outside),
             rows=tuple(_row(some, values, growth) for some in of_rows.values()),
-            methods=finite_or_null({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
+            methods=finite({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
         )
@@ -246,10 +184,10 @@ def _fresh(draws: Draws, reference: Collection) -> Draws:
     Raises:
         UsageError: some of them are.
     """
-    sides = [members.rows.column(n) for members in (draws.members, reference) for n in ("method", "sha256")]
-    if set(sides[0].to_pylist()) != {INDEPENDENT}:
+    columns = [members.rows.column(n) for members in (draws.members, reference) for n in ("method", "sha256")]
+    if set(columns[0].to_pylist()) != {INDEPENDENT}:
         return draws
-    known = sides[1].null_count + sides[3].null_count == 0
+    known = columns[1].null_count + columns[3].null_count == 0
     if known:
         check_fresh(draws.members, reference)
     return replace(draws, facts={**draws.facts, "fresh": True if known else None})
@@ -257,8 +195,8 @@ def _fresh(draws: Draws, reference: Collection) -> Draws:
 
 def _shared(draws: Collection, reference: Collection) -> int:
     """Count, by their hashes, the draws that are members of the reference."""
-    own, theirs = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
-    return sum(count for digest, count in own.items() if digest is not None and digest in theirs)
+    counts, theirs = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
+    return sum(count for digest, count in counts.items() if digest is not None and digest in theirs)
 
 
 def _row(tasks: list[Task], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
@@ -288,8 +226,8 @@ def _row(tasks: list[Task], values: Mapping[str, Any], growth: Mapping[str, Any]
 
 def _joined(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
     """Average a figure over runs that were measured alone; return it as it is otherwise."""
-    found = [Estimate.from_json(cell) for cell in cells]
+    estimates = [Estimate.from_json(cell) for cell in cells]
     if not alone:
-        return found[0]
-    p_values = [x.p for x in found if x.p is not None]
-    return mean_of(name, [x.value for x in found], joint_p(p_values) if p_values else None)
+        return estimates[0]
+    p_values = [x.p for x in estimates if x.p is not None]
+    return mean_of(name, [x.value for x in estimates], joint_p(p_values) if p_values else None)

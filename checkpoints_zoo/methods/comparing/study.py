@@ -1,4 +1,4 @@
-"""`zoo.compare`: methods fitted or found, measured cell by cell, put beside the population."""
+"""`zoo.compare`: draws of methods, fitted now or made elsewhere, measured cell by cell against the population."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from pathlib import Path
 
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import measuring
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given
-from checkpoints_zoo.methods import fit
-from checkpoints_zoo.methods.comparing import drawn
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.drawn import Fits
-from checkpoints_zoo.methods.comparing.estimates import Closeness, Uncertainty, images_of
+from checkpoints_zoo.methods.comparing.draws import Fits, check_draws, methods_of
+from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty, comparison_images
 from checkpoints_zoo.methods.comparing.modes import modes
 from checkpoints_zoo.methods.comparing.prepared import Prepared, Say
+from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import cores
-
-# The arguments of a comparison, checked before anything is fitted.
-
 
 PERMUTATIONS = 999
 SUBSETS = 100  # of runs or members, for the jackknife
@@ -39,8 +35,8 @@ def prepare(
     reference: Collection | str | None = None,
     draws: Mapping[str, Collection] | None = None,
     recipe: Recipe | None = None,
-    runs: int = fit.RUNS,
-    per_run: int = fit.DRAWS,
+    runs: int = RUNS,
+    per_run: int = DRAWS,
     permutations: int = PERMUTATIONS,
     search: bool = False,
     workers: int | None = None,
@@ -56,7 +52,7 @@ def prepare(
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
         if (known := whole(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
-    measuring.check_draws(seed)
+    arguments.check_draws(seed)
     check_device(device)
     fitted_to = load(collection) if isinstance(collection, str) else collection
     target = fitted_to if reference is None else load(reference) if isinstance(reference, str) else reference
@@ -70,19 +66,19 @@ def prepare(
     if root.exists() and not root.is_dir():
         raise UsageError(f"out {root}", expected="a folder, or a name that is free", found="a file")
     wanted = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
-    found, missing = drawn.methods_of(wanted, fitted_to.name)
+    fitted, missing = methods_of(wanted, fitted_to.name)
     fits = None
-    if found:
-        own = _recipe(fitted_to, recipe, required=wanted is not None or not draws)
-        fits = None if own is None else Fits(own, root, runs, per_run, seed, search, device)
-        found, missing = (found, missing) if fits is not None else ([], {})
+    if fitted:
+        recipe = _recipe(fitted_to, recipe, required=wanted is not None or not draws)
+        fits = None if recipe is None else Fits(recipe, root, runs, per_run, seed, search, device)
+        fitted, missing = (fitted, missing) if fits is not None else ([], {})
     if fits is not None:
         _check_same(f"methods fitted to {fitted_to.name}", fitted_to, target)
-    others = drawn.given(draws, [m.name for m in found])
+    others = check_draws(draws, [m.name for m in fitted])
     for draw in others:
         _check_same(f"draws {draw.name!r}", draw.members, target)
         modes(draw.name, draw.members)
-    inside, outside = images_of(target, data, ood)
+    inside, outside = comparison_images(target, data, ood)
     return Prepared(
         name=fitted_to.name,
         reference=target,
@@ -90,10 +86,10 @@ def prepare(
         uncertainty=Uncertainty(inside, outside, SUBSETS, seed, device),
         out=root,
         fits=fits,
-        methods=tuple(found),
+        methods=tuple(fitted),
         named=wanted is not None,
         missing=missing,
-        given=tuple(others),
+        others=tuple(others),
         workers=cores() if workers is None else workers,
         say=say,
     )
@@ -114,16 +110,16 @@ def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Re
             found="neither",
             do="Give the recipe that its members were trained by (recipe=, --recipe), or no methods and draws of yours",
         )
-    found = recipes.named(members.name) if recipe is None else recipe
+    chosen = recipes.named(members.name) if recipe is None else recipe
     hashes = set(members.rows.column("recipe_hash").to_pylist()) - {None}
-    if hashes - {found.hash}:
+    if hashes - {chosen.hash}:
         raise UsageError(
             f"recipe of {members.name}",
             expected=f"the one that its members were trained by, {', '.join(sorted(hashes))}",
-            found=f"{found.name}, {found.hash}",
+            found=f"{chosen.name}, {chosen.hash}",
             do="Methods have to approximate the posterior that the population is of",
         )
-    return found
+    return chosen
 
 
 def _check_same(thing: str, members: Collection, reference: Collection) -> None:
@@ -131,14 +127,14 @@ def _check_same(thing: str, members: Collection, reference: Collection) -> None:
 
     Args:
         thing: what they are, for the error.
-        members, reference: both sides.
+        members, reference: to be compared.
 
     Raises:
         UsageError: they have others.
     """
-    own, theirs = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
-    if own != theirs:
-        differ = [n for n in {**theirs, **own} if own.get(n) != theirs.get(n)]
+    shapes, wanted = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
+    if shapes != wanted:
+        differ = [n for n in {**wanted, **shapes} if shapes.get(n) != wanted.get(n)]
         raise UsageError(
             thing,
             expected=f"the tensors of {reference.name}",
@@ -157,8 +153,8 @@ def compare(
     reference: Collection | str | None = None,
     draws: Mapping[str, Collection] | None = None,
     recipe: Recipe | None = None,
-    runs: int = fit.RUNS,
-    per_run: int = fit.DRAWS,
+    runs: int = RUNS,
+    per_run: int = DRAWS,
     permutations: int = PERMUTATIONS,
     search: bool = False,
     workers: int | None = None,
@@ -199,10 +195,10 @@ def compare(
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits")
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     found = zoo.compare(
+    ...     comparison = zoo.compare(
     ...         members[:8], (), ood="none", draws={"others": members[8:12]}, out=out, permutations=19, workers=1
     ...     )
-    >>> found["others", "members"]["mmd"].p > 0.05
+    >>> comparison["others", "members"]["mmd"].p > 0.05
     True
     """
     return prepare(

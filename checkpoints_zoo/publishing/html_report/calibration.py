@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREEN, GREY, RED
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, diagonal, layout, line
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.glance import cell, unit_of

@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.figures import OOD_FIGURES
-from checkpoints_zoo.evaluation.plots import FAINTEST, stated
+from checkpoints_zoo.evaluation.tables import FAINTEST, stated
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, counts, diagonal, layout, line, stairs
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.glance import curves

@@ -12,9 +12,9 @@ from torch import Tensor
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError, UsageError
-from checkpoints_zoo.evaluation import held_out as aside
-from checkpoints_zoo.evaluation import measuring, metrics
+from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
+from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
 from checkpoints_zoo.formats.text import counted, in_bytes
 from checkpoints_zoo.images import Given, ImageData
@@ -97,7 +97,7 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     """
     labels = None
     if labelled:
-        inside, labels = measuring.labelled(inside, members.description)
+        inside, labels = arguments.labelled(inside, members.description)
     with one_thread(members._member_nbytes < SMALL_MEMBER):
         return Held(members, inside, predictions.logits(members, inside, device), labels)
 
@@ -317,7 +317,7 @@ def measure(
     said_outside = None if outside is None else walk(outside, None)
     left = None
     if report.calibrated is not None and report.calibrated.share is not None:
-        left, _ = aside.drawn(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+        left, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
     said = walk(inside, inside.labels, left)
     return Measured(members, inside, outside, report, said, said_outside, pairs, weighed, command)
 
@@ -352,7 +352,9 @@ def _predicted(
         check_same(inside, members)
         say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
         return inside, ood if isinstance(ood, Predictions) else None
-    given = measuring.own(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
+    given = (
+        arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
+    )
     others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if others is None else f" against {others.name}"
     say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {given.name}{against} …")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.plots import FAINTEST, stated
+from checkpoints_zoo.evaluation.tables import FAINTEST, stated
 from checkpoints_zoo.publishing.html_report.charts import axis, layout, size_axis, sizes
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.page import WORDS, Chart, Html, Note, Panel, Part, Rows, better, tag, word

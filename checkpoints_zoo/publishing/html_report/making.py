@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation.evaluating import SUBSETS, checked
+from checkpoints_zoo.evaluation.evaluating import SUBSETS, check_arguments
 from checkpoints_zoo.formats.text import counted
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import check_device
@@ -82,7 +82,7 @@ def report(
         own = isinstance(members, Collection) and not isinstance(data, Predictions)
         ood = OOD.get(members.description.dataset) if own and isinstance(members, Collection) else None
     sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
-    known, kept = checked(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    known, kept = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
     on = check_device(device)
     text = origin.command(members, data, ood, sizes, Scaling(temperature, held_out, within), subsets, on, seed)
     found = measure(members, data, ood, known, Scaling(temperature, kept, within), subsets, on, seed, text, say)

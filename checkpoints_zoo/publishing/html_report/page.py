@@ -17,7 +17,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.figures import FIGURES
+from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.text import one_line
 
@@ -240,54 +240,7 @@ def _short(values: Any) -> Any:
 
 
 WORDS = {
-    "accuracy": (
-        "accuracy",
-        "Share of inputs whose most probable class is the label; in percent here. The probabilities of an "
-        "ensemble are the mean of its members'.",
-    ),
-    "nll": ("NLL", "Negative log-likelihood of the label under the mean probabilities, nats, mean over inputs."),
-    "brier": ("Brier score", "Squared error of the probabilities, summed over classes, mean over inputs, 0 to 2."),
-    "ece": (
-        "ECE",
-        "Expected calibration error of the top label: 15 bins of equal width over the largest probability; the "
-        "mean of |accuracy − mean confidence| over bins, each weighed by its inputs (L1).",
-    ),
-    "adaptive_ece": ("adaptive ECE", "As ECE, with 15 bins of equal mass, so that each holds as many inputs."),
-    "ace": (
-        "ACE",
-        "Adaptive calibration error of each class: for each class 15 bins of equal mass over its probability; "
-        "mean over classes.",
-    ),
-    "aurc": (
-        "AURC",
-        "Area under the risk-coverage curve: the error rate of the inputs that are kept, mean over all coverages,"
-        " the most confident first.",
-    ),
-    "mi_id": (
-        "mutual information, ID",
-        "Mutual information of label and member, H(mean p) − mean H(p), nats, mean over the test inputs. 0 where "
-        "all members say the same.",
-    ),
-    "disagreement": (
-        "disagreement",
-        "Share of inputs on which two members' classes differ, mean over pairs of members.",
-    ),
-    "mi_ood": ("mutual information, OOD", "The same on the inputs out of distribution (OOD)."),
-    "auroc": (
-        "AUROC",
-        "Area under the ROC curve, out-of-distribution inputs positive, by the score −(largest mean probability)."
-        " 1/2 is chance.",
-    ),
-    "aupr": (
-        "AUPR",
-        "Area under the precision-recall curve (average precision) of the same. Chance is the share of out-of-"
-        "distribution inputs.",
-    ),
-    "fpr95": (
-        "FPR95",
-        "False positive rate: share of test inputs that are flagged at the highest threshold that finds 95 % of "
-        "the out-of-distribution inputs.",
-    ),
+    **{name: (figure.title, figure.definition) for name, figure in FIGURES.items()},
     "disagreement_ood": ("disagreement, OOD", "Disagreement on the inputs out of distribution."),
     "correlation": (
         "correlation of pairs",
@@ -330,11 +283,7 @@ WORDS = {
         "transpositions",
         "Fewest swaps of two units that make the permutation which aligns a member: units − cycles.",
     ),
-    "temperature": (
-        "temperature",
-        "Mean probabilities p become softmax(log p / T), with the T of the least NLL on inputs that are in no figure; "
-        "each random ensemble has its own. Above 1 the ensemble was too confident.",
-    ),
+    TEMPERATURE: (SCALED[TEMPERATURE].title, SCALED[TEMPERATURE].definition),
     "mass": ("mass", "Sum of squared weights, without biases and running statistics."),
     "excess": (
         "excess",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.populations.pairwise_information import Pairwise, upper
 from checkpoints_zoo.publishing.html_report.charts import (
     DOTS,

@@ -12,7 +12,7 @@ from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
-from checkpoints_zoo.evaluation.plots import stated
+from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
 from checkpoints_zoo.publishing.html_report.charts import axis, bars, count_axis, counts, edges_of, layout, upright

@@ -1,23 +1,34 @@
-"""One cell of a comparison: which draws, in which mode, what is measured; and the work that gives its values."""
+"""The cells of a comparison: which draws, in which mode, which measure; the work that gives their values; their files.
+
+A cell is one JSON file, written by rename, read back and checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation.metrics import Plan
+from checkpoints_zoo.formats import disk
+from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
-from checkpoints_zoo.methods.comparing.estimates import Closeness, Uncertainty
+from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.modes import ONE, Mode, content
 from checkpoints_zoo.populations.corollary_check import corollary
 
 DEFINITION = 1  # of the figures: cells of another one are measured anew
 MEASURED = ("closeness", "uncertainty", "corollary")
+
+Key = Mapping[str, Any]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ def tasks_of(method: str, mode: Mode) -> Iterator[Task]:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The work of all cells.
+    """The work that gives the values of any cell.
 
     Args:
         closeness, uncertainty: how they are measured.
@@ -79,7 +90,7 @@ class Measuring:
         return content(self.closeness.reference)
 
     def key(self, task: Task) -> dict[str, Any]:
-        """Return what decides a cell's values."""
+        """Return the facts that decide a cell's values."""
         key: dict[str, Any] = {
             "definition": DEFINITION, "method": task.method, "mode": task.place, "measured": task.measured,
             "draws": content(task.draws), "seed": self.closeness.seed,
@@ -103,14 +114,71 @@ class Measuring:
             with suppress(SymmetryError):
                 task.mode.members.symmetry_table  # noqa: B018 (derived once, its runs have it then)
         if task.measured == "closeness":
-            near = self.closeness.halves() if task.method == REFERENCE else self.closeness.of(task.draws, plan)
+            near = self.closeness.halves() if task.method == REFERENCE else self.closeness.measure(task.draws, plan)
             return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in near.items()}
         if task.measured == "uncertainty":
             if task.method == REFERENCE:
                 return self.uncertainty.curve(task.draws)
-            return {"figures": {n: x.to_json() for n, x in self.uncertainty.of(task.draws, plan).items()}}
+            return {"figures": {n: x.to_json() for n, x in self.uncertainty.measure(task.draws, plan).items()}}
         try:
-            found = corollary(task.draws, seed=self.closeness.seed)
+            test = corollary(task.draws, seed=self.closeness.seed)
         except SymmetryError:
             return {"p": None, "layers": {}}
-        return {"p": found.p, "layers": {layer.name: layer.p for layer in found.layers}}
+        return {"p": test.p, "layers": {layer.name: layer.p for layer in test.layers}}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A folder of cells.
+
+    Args:
+        folder: it is made when the first is written.
+        say: told of files that are damaged.
+    """
+
+    folder: Path
+    say: Callable[[str], object] = field(default=lambda text: None, repr=False)
+
+    def path(self, key: Key) -> Path:
+        """Return where a cell lies: its name tells the method, the mode and what was measured, and hashes the key."""
+        digest = hashlib.sha256(_text(key).encode()).hexdigest()[:12]
+        return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
+
+    def read(self, key: Key) -> Values | None:
+        """Return a cell's values, None where it was not measured yet, or is damaged, of which `say` is told."""
+        path = self.path(key)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError):
+            content = None
+        if not isinstance(content, dict) or content.get("sha256") != _digest(content.get("key"), content.get("values")):
+            self.say(f"{path} is damaged: measured anew")
+            return None
+        if _text(content["key"]) != _text(key):
+            self.say(f"{path} is another cell: measured anew")
+            return None
+        values: Values = content["values"]
+        return values
+
+    def write(self, key: Key, values: Values) -> Values:
+        """Keep a cell's values; return them as they will be read.
+
+        Raises:
+            StorageError: a place that can't be written to.
+        """
+        content = {"key": dict(key), "values": values, "sha256": _digest(key, values)}
+        text = json.dumps(content, indent=1, allow_nan=False)
+        with disk.writing_into(self.folder), replacing(self.path(key)) as file:
+            file.write(text)
+        kept: Values = json.loads(text)["values"]
+        return kept
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _digest(key: Any, values: Any) -> str:
+    return hashlib.sha256(_text([key, values]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Choose a method's settings on training images that are held out: the search, and what it tried."""
+"""Fit methods by name: draws are stored as a collection with their settings, and settings are chosen by a search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.interop.checkpoints import Facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
-from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, Snapshot, train_members
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, train_members
 from checkpoints_zoo.methods.dropout import Dropout
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
@@ -30,14 +30,15 @@ from checkpoints_zoo.methods.method import Method, Run
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
+from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
-# Settings of the methods, chosen for collections by a search on training images that were held out.
-
+RUNS, DRAWS = 10, 100  # of a fit, by default
+HELD_OUT = 250  # images, of a search, by default
 
 METHODS: dict[str, type[Method]] = {
     "dropout": Dropout,
@@ -53,8 +54,8 @@ METHODS: dict[str, type[Method]] = {
     "deep-ensemble": DeepEnsemble,
 }
 
-# Chosen by the NLL that the draws of one mode have together on the last 250 training images (in rank order), fitted to
-# the others; the test split was never looked at. A collection that is not here has the defaults.
+# Settings chosen by a search: by the NLL that the draws of one mode have together on the last 250 training images (in
+# rank order), fitted to the others; the test split was never looked at. Other collections have the defaults.
 CHOSEN: Mapping[str, Mapping[str, Method]] = {
     "convnet-digits": {  # the search's record is in docs/studies/comparison.json
         "dropout": Dropout(rate=0.02),
@@ -101,15 +102,9 @@ def method_of(name: str, collection: str) -> Method:
     return CHOSEN.get(collection, {}).get(name) or METHODS[name]()
 
 
-# A method's draws become a source: fitted, drawn, stored, with the settings they come from beside them.
-
-
-RUNS, DRAWS = 10, 100
-
-
 @dataclass(frozen=True)
 class Fit:
-    """What is known of a method's draws in a folder.
+    """The record of a method's draws in a folder.
 
     Args:
         collection: its name.
@@ -174,8 +169,8 @@ def fit(
 ) -> Collection:
     """Fit a method to a recipe's training images, and store its draws; return the collection of them.
 
-    One that is in the folder already, with the same settings, is given as it is. Members are numbered run by run. A
-    method of independent members trains `draws` of them, whatever the runs.
+    Draws that are in the folder already, with the same settings, are returned as they are. Members are numbered run by
+    run. A method of independent members trains `draws` of them, whatever the runs.
 
     Args:
         method: its name, with the settings chosen for the recipe, or the method itself.
@@ -203,16 +198,16 @@ def fit(
     fingerprint = recipe.split("train").fingerprint
     key = key_of(wanted.name, settings, recipe.hash, fingerprint, runs, draws, seed)
     build = recipe.skeleton if recipe.build is not None else None
-    there = known(root, name)
+    recorded = recorded_fit(root, name)
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
-        if there is not None and there.key == key:
+        if recorded is not None and recorded.key == key:
             return load(name, source=root, architecture=build)
-        # Without a word on them they are of a fit that was killed at the end: made again, they are the same.
-        if there is not None and not wanted.independent:
+        # Draws without a record are of a fit that was killed at the end: made again, they are the same.
+        if recorded is not None and not wanted.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
                 expected=f"none, or draws of {wanted.name} with settings {json.dumps(settings)}",
-                found=f"settings {json.dumps(dict(there.settings))}",
+                found=f"settings {json.dumps(dict(recorded.settings))}",
                 do=f"Give another folder, or delete manifests/{name}.parquet there",
                 collection=name,
             )
@@ -236,8 +231,8 @@ def fit(
     return load(name, source=root, architecture=build)
 
 
-def known(root: Path, name: str) -> Fit | None:
-    """Return what a folder says of a method's draws, None where it says nothing, or nothing that can be read."""
+def recorded_fit(root: Path, name: str) -> Fit | None:
+    """Read the record of a method's draws in a folder; return it, None if there is none that can be read."""
     try:
         return Fit(**json.loads(_path(root, name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -296,9 +291,6 @@ def _store(
 def _versions(method: Method) -> dict[str, str]:
     packages = [need.split(">")[0].split("<")[0].split("=")[0] for need in method.needs]
     return {name: version(name) for name in ("checkpoints-zoo", "torch", *packages)}
-
-
-HELD_OUT = 250  # images, where nothing else is said
 
 
 @dataclass(frozen=True)
@@ -368,13 +360,13 @@ def judged(problem: Problem, states: Tensors) -> tuple[float, float]:
         problem: with images held out.
         states: name -> (draw, *shape).
     """
-    held = problem.held_out
-    if held is None or held.labels is None:
+    held_out = problem.held_out
+    if held_out is None or held_out.labels is None:
         raise UsageError("problem", expected="labelled images held out", found="none")
     draws = len(next(iter(states.values())))
     ensemble = Ensemble(problem.network().eval().requires_grad_(False), states, range(draws))
     with torch.inference_mode():
-        parts = [ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held.images, PIECE)]
+        parts = [ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, PIECE)]
     log_probs = torch.cat(parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
-    accuracy = metrics.accuracy(log_probs.exp(), held.labels, check=False)  # NaN says that settings are none
-    return float(accuracy), float(metrics.nll(log_probs, held.labels, check=False))
+    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN says that settings are none
+    return float(accuracy), float(metrics.nll(log_probs, held_out.labels, check=False))

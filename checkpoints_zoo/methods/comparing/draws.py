@@ -1,4 +1,4 @@
-"""The draws that are compared: found in a folder, or fitted now, several methods at once."""
+"""The draws that are compared: read from a folder, fitted now, several methods at once, or made elsewhere."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats.catalog import read_json
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.text import finite_or_null
-from checkpoints_zoo.methods import fit as chosen
-from checkpoints_zoo.methods import fit as fitting
-from checkpoints_zoo.methods import fit as searching
+from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
@@ -34,13 +32,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Draws:
-    """What is compared with the reference.
+    """Draws to be compared with the reference.
 
     Args:
         name: of the method.
         members: the draws.
-        facts: what is known of them, JSON values: title, source, settings, seconds, what the fit says of each run, what
-            a search tried, versions; empty for draws that were made elsewhere.
+        facts: JSON values: title, source, settings, seconds, the facts of each run, the settings that a search tried,
+            versions; empty for draws that were made elsewhere.
     """
 
     name: str
@@ -63,7 +61,7 @@ class Fits:
     Args:
         recipe: of the network.
         out: folder of the comparison.
-        runs, draws, seed: as in `methods.fitting.fit`.
+        runs, draws, seed: as in `fitting.fit`.
         search: whether each method's settings are searched for first.
         device: to compute on.
     """
@@ -84,7 +82,7 @@ class Fits:
     def _fingerprint(self) -> str:
         return self.recipe.split("train").fingerprint
 
-    def settled(self, method: Method) -> Method | None:
+    def with_settings(self, method: Method) -> Method | None:
         """Return a method with the settings that it is fitted with, None where a search has yet to find them."""
         if not self.search or method.independent:  # members are trained as the recipe says
             return method
@@ -93,17 +91,17 @@ class Fits:
 
     def folder(self, method: Method) -> Path | None:
         """Return the source of a method's draws, None where a search has yet to find its settings."""
-        settled = self.settled(method)
+        settled = self.with_settings(method)
         return None if settled is None else self._root(settled)
 
-    def there(self, method: Method) -> Draws | None:
+    def existing(self, method: Method) -> Draws | None:
         """Return the draws of a method that was fitted already, None if it was not."""
-        settled = self.settled(method)
+        settled = self.with_settings(method)
         if settled is None:
             return None
         root, name = self._root(settled), self._name(settled)
-        known = fitting.known(root, name)
-        if known is None or known.key != self._key(settled):
+        record = fitting.recorded_fit(root, name)
+        if record is None or record.key != self._key(settled):
             return None
         build = Skeleton(self.recipe) if self.recipe.build is not None else None
         try:
@@ -111,15 +109,15 @@ class Fits:
         except CollectionNotFound:
             return None
         tried = {"search": self._searched(method)} if self.search and not method.independent else {}
-        facts = {"title": settled.title, "source": settled.source, "fit": asdict(known), **tried}
+        facts = {"title": settled.title, "source": settled.source, "fit": asdict(record), **tried}
         return Draws(settled.name, members, finite_or_null(facts))
 
     def __call__(self, method: Method, device: str) -> Outcome:
         """Fit a method; return where its draws are, or why the network or this machine has none."""
         try:
-            settled = self.settled(method) or self._search(method)
+            settled = self.with_settings(method) or self._search(method)
             root, name = self._root(settled), self._name(settled)
-            if not settled.independent and fitting.known(root, name) is None:
+            if not settled.independent and fitting.recorded_fit(root, name) is None:
                 shutil.rmtree(root, ignore_errors=True)  # of a fit that never came to an end; members go on
             fitting.fit(
                 settled, self.recipe, out=root, runs=self.runs, draws=self.draws, seed=self.seed, device=device,
@@ -134,11 +132,11 @@ class Fits:
         return _received, (sent(self.recipe), *rest)
 
     def _search(self, method: Method) -> Method:
-        problem = Problem.of(self.recipe, held_out=searching.HELD_OUT, folder=self.modes, device=self.device)
-        best, tried = searching.search(type(method), problem, seed=self.seed)
-        found = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
+        problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
+        best, tried = fitting.search(type(method), problem, seed=self.seed)
+        record = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
         with replacing(self._search_path(method)) as file:
-            file.write(json.dumps(finite_or_null(found), indent=1, allow_nan=False))
+            file.write(json.dumps(finite_or_null(record), indent=1, allow_nan=False))
         return best
 
     def _searched(self, method: Method) -> dict[str, Any] | None:
@@ -149,7 +147,7 @@ class Fits:
             return None
 
     def _search_path(self, method: Method) -> Path:
-        facts = [self.recipe.hash, self._fingerprint, self.seed, searching.HELD_OUT]
+        facts = [self.recipe.hash, self._fingerprint, self.seed, fitting.HELD_OUT]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
         return self.out / "searches" / f"{method.name}-{digest}.json"
 
@@ -180,14 +178,14 @@ def methods_of(names: Iterable[str] | None, collection: str) -> tuple[list[Metho
     Raises:
         UsageError: no such method, one twice, or one that is named and needs what is not installed.
     """
-    wanted = list(chosen.METHODS if names is None else names)
+    wanted = list(fitting.METHODS if names is None else names)
     if len(set(wanted)) < len(wanted):
         raise UsageError("methods", expected="each once", found=", ".join(wanted))
-    found, left_out = [], {}
-    for method in [chosen.method_of(name, collection) for name in wanted]:
+    available, left_out = [], {}
+    for method in [fitting.method_of(name, collection) for name in wanted]:
         missing = [need for need in method.needs if not _installed(need)]
         if not missing:
-            found.append(method)
+            available.append(method)
             continue
         error = UsageError(
             f"method {method.name!r}",
@@ -198,7 +196,7 @@ def methods_of(names: Iterable[str] | None, collection: str) -> tuple[list[Metho
         if names is not None:
             raise error
         left_out[method.name] = str(error)
-    return found, left_out
+    return available, left_out
 
 
 def _installed(requirement: str) -> bool:
@@ -211,7 +209,7 @@ def _installed(requirement: str) -> bool:
         return False
 
 
-def fit(
+def fit_all(
     fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
 ) -> tuple[list[Draws], dict[str, str]]:
     """Fit the methods that are not in the folder yet, several at once; return all draws, and why others have none.
@@ -226,13 +224,13 @@ def fit(
         WorkerError, StorageError, and others that are no refusal of a method.
     """
     refused: dict[str, str] = {}
-    if any(fits.there(method) is None for method in methods):
+    if any(fits.existing(method) is None for method in methods):
         # Two calls with one folder: the second waits, and finds what the first has fitted.
         with cache.locked(cache.writable("local/fits"), str(fits.out.resolve())):
-            left = [method for method in methods if fits.there(method) is None]
+            left = [method for method in methods if fits.existing(method) is None]
             refused = _fitted(fits, left, workers, say)
-    found = [fits.there(method) for method in methods]
-    return [draws for draws in found if draws is not None], refused
+    fitted = [fits.existing(method) for method in methods]
+    return [draws for draws in fitted if draws is not None], refused
 
 
 def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[str], object]) -> dict[str, str]:
@@ -245,7 +243,7 @@ def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[
     say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
     jobs = [Job(method.name, method) for method in ordered]
     for job, outcome in engine(workers, (fits.device,), say=say).run(fits, jobs):
-        done = fits.there(job.argument)
+        done = fits.existing(job.argument)
         if outcome.refused:
             refused[job.name] = outcome.refused
             say(f"{job.name}: left out: {outcome.refused}")
@@ -255,7 +253,7 @@ def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[
     return refused
 
 
-def given(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[Draws]:
+def check_draws(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[Draws]:
     """Check draws that were made elsewhere; return them.
 
     Args:
@@ -265,7 +263,7 @@ def given(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[
     Raises:
         UsageError: something else than collections, or a name that is none or taken.
     """
-    found = []
+    checked = []
     if draws is not None and not isinstance(draws, Mapping):
         raise UsageError("draws", expected="a dict of name -> Collection", found=type(draws).__name__)
     for name, members in (draws or {}).items():
@@ -281,5 +279,5 @@ def given(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[
                 expected="a Collection, as `zoo.load` and `zoo.from_samples` give it",
                 found=type(members).__name__,
             )
-        found.append(Draws(name, members))
-    return found
+        checked.append(Draws(name, members))
+    return checked

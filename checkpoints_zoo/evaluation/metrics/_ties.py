@@ -1,0 +1,27 @@
+"""Inputs of equal score have no order: a metric that sorts gives each of them the mean over the tie."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def tie_means(scores: Tensor, values: Tensor) -> Tensor:
+    """Replace each value by the mean over the inputs of equal score, and return (column, input) values.
+
+    The figure then depends neither on the order of the inputs nor on the processor (torch.sort leaves ties
+    in an order of its own), and it is what a random order of the ties gives on average wherever it is
+    linear in the values.
+
+    Args:
+        scores: (column, input), sorted along the inputs.
+        values: (column, input), in the same order.
+    """
+    steps = scores[:, 1:] != scores[:, :-1]
+    if bool(steps.all()):
+        return values
+    tie = F.pad(steps.cumsum(-1), (1, 0))
+    sums = torch.zeros_like(values).scatter_add_(-1, tie, values)
+    sizes = torch.zeros_like(values).scatter_add_(-1, tie, torch.ones_like(values))
+    return (sums / sizes).gather(-1, tie)

@@ -1,0 +1,77 @@
+"""What tables have in common: a figure written with its interval, and tables and texts written as files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import disk
+from checkpoints_zoo.formats.disk import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from checkpoints_zoo.evaluation.metrics import Interval
+
+FAINTEST = 1e-7  # of an interval's width, or of a mutual information: what is below it is float32's rounding
+
+
+def stated(interval: Interval, scale: float = 1) -> str:
+    """Write a figure and its interval, in four digits or the fewer that the interval allows; return the text.
+
+    Args:
+        interval: of the figure; bounds that rounding alone sets apart are left out.
+        scale: what to multiply by: 100 for percent.
+    """
+    value = interval.value * scale
+    if not math.isfinite(value):
+        return "-"
+    if interval.low is None or interval.high is None or interval.high - interval.low < FAINTEST:
+        return f"{round(value, 7):.4g}"
+    half = (interval.high - interval.low) * scale / 2
+    places = [1 - math.floor(math.log10(half)), 3 - math.floor(math.log10(max(abs(value), half)))]
+    digits = max(0, min(places))
+    return f"{value:.{digits}f} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+
+
+def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
+    """Write a table as Parquet or CSV, by the ending of the name; return its path.
+
+    Args:
+        frame: its rows, without the index.
+        path: of the file; its folder is made.
+
+    Raises:
+        UsageError: another ending.
+        StorageError: a place that can't be written to.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    path = Path(path).expanduser()
+    writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
+    if path.suffix.lower() not in writers:
+        expected = "a name that ends in .parquet or .csv"
+        raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
+    with disk.writing_into(path.parent), replacing(path, "wb") as file:
+        writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
+    return path
+
+
+def write_text(text: str, path: str | Path) -> Path:
+    """Write a text, with an end of line; return its path.
+
+    Args:
+        text: such as JSON, or a table for LaTeX.
+        path: of the file; its folder is made.
+
+    Raises:
+        StorageError: a place that can't be written to.
+    """
+    path = Path(path).expanduser()
+    with disk.writing_into(path.parent), replacing(path) as file:
+        file.write(f"{text}\n")
+    return path

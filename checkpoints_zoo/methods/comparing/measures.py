@@ -1,0 +1,200 @@
+"""Measures of draws: MMD and NS to a reference population, all methods on one scale, and their figures as ensembles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import images, predictions
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import SymmetryError
+from checkpoints_zoo.evaluation import arguments
+from checkpoints_zoo.evaluation.evaluating import evaluate
+from checkpoints_zoo.evaluation.metrics import Interval, Plan
+from checkpoints_zoo.evaluation.subsets import Population
+from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate
+from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.populations import discrepancy
+from checkpoints_zoo.populations.kernels import Distances, Grid, choices, kernel_matrix, kernels_of, permutation_test
+
+SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
+NO_OOD = "none"
+# The images out of distribution for each data set, by default: the first two as in Laurent et al. 2024, MNIST's as in
+# torch-uncertainty, the digits' what comes with the package.
+OOD = {
+    "cifar10": "svhn", "cifar100": "svhn", "tiny-imagenet": "svhn", "mnist": "fashion-mnist", "fashion-mnist": "mnist",
+    "digits": "photos",
+}  # fmt: skip
+
+ByGroup = dict[str, dict[str, Estimate]]  # "mmd" and "ns" -> group of tensors -> estimate
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How distances to a reference are measured.
+
+    Args:
+        reference: the population.
+        permutations: of the test.
+        subsets: of runs that the jackknife measures.
+        seed: of permutations and subsets.
+        device: where to compute.
+    """
+
+    reference: Collection
+    permutations: int
+    subsets: int
+    seed: int
+    device: str = "cpu"
+
+    def measure(self, draws: Collection, plan: Plan | None) -> ByGroup:
+        """Measure MMD² and NS of draws, by layer and whole; return them.
+
+        Args:
+            draws: two or more.
+            plan: subsets of them for the jackknife; None for no interval.
+        """
+        return self._views(draws, self.reference, "second", plan)
+
+    def halves(self) -> ByGroup:
+        """Measure the reference's members at even positions against those at odd ones, on the same scale; return it."""
+        return self._views(self.reference[::2], self.reference[1::2], "pooled", None)
+
+    def _views(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> ByGroup:
+        near = {"mmd": self._measure(discrepancy.apart(draws, reference, device=self.device), len(draws), grid, plan)}
+        try:
+            views = [c.canonicalize(scale=SCALE, permute=PERMUTE) for c in (draws, reference)]
+        except SymmetryError:
+            return near  # no table of symmetries: no NS
+        return {**near, "ns": self._measure(discrepancy.apart(*views, device=self.device), len(draws), grid, plan)}
+
+    def _measure(
+        self, distances: dict[str, Distances], first: int, grid: Grid, plan: Plan | None
+    ) -> dict[str, Estimate]:
+        """Return MMD² by group; with a plan, around all draws those of the subsets."""
+        by_group = {}
+        for group, apart in distances.items():
+            chosen = choices(first, len(apart.l2) - first, self.permutations, self.seed).to(apart.l2.device)
+            p = permutation_test(apart, kernels_of(apart, first, "pooled", None), chosen)[1]
+            kernel = mean_kernel(apart, kernels_of(apart, first, grid, None))
+            if plan is None or not plan.widen:
+                by_group[group] = Estimate(float(mmd2(kernel, first, [torch.arange(first)])), p=p)
+            else:
+                by_group[group] = estimate("mmd", plan.intervals(mmd2(kernel, first, plan.chosen)[:, None])[0], p)
+        return by_group
+
+
+def mean_kernel(apart: Distances, kernels: Sequence[tuple[str, float]]) -> Tensor:
+    """Return the mean of the kernels of all pairs, (member, member) float64: its MMD² is the mean of theirs.
+
+    Args:
+        apart: distances of all members.
+        kernels: (name, bandwidth) of each.
+    """
+    total = torch.zeros_like(apart.l2)
+    for kernel, width in kernels:
+        total += kernel_matrix(apart, kernel, width)
+    return total / len(kernels)
+
+
+def mmd2(kernel: Tensor, first: int, subsets: Sequence[Tensor]) -> Tensor:
+    """Estimate MMD² between subsets of the first set and all of the second, without bias; return (subset,) on the CPU.
+
+    Args:
+        kernel: (member, member), symmetric.
+        first: members of the first set.
+        subsets: positions in the first set, two or more each.
+
+    >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
+    >>> f"{mmd2(kernel, 2, [torch.arange(2)]).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
+    '1.4000'
+    """
+    pairs = kernel.double().clone().fill_diagonal_(0)
+    chosen = torch.zeros(first, len(subsets), dtype=torch.float64)
+    for column, subset in enumerate(subsets):
+        chosen[subset, column] = 1
+    chosen = chosen.to(kernel.device)
+    size, other = chosen.sum(0), len(kernel) - first
+    within = (chosen * (pairs[:first, :first] @ chosen)).sum(0) / (size * (size - 1))
+    across = (pairs[:first, first:].sum(1) @ chosen) / (size * other)
+    return (within + pairs[first:, first:].sum() / (other * (other - 1)) - 2 * across).cpu()
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """How draws are measured as ensembles, and on which images.
+
+    Args:
+        inside: labelled images, in the order of the members' classes.
+        outside: images out of distribution; None leaves those figures out.
+        subsets: of runs that the jackknife measures.
+        seed: of the subsets.
+        device: what the draws run on.
+    """
+
+    inside: ImageData
+    outside: ImageData | None
+    subsets: int
+    seed: int
+    device: str = "cpu"
+
+    def measure(self, draws: Collection, plan: Plan | None) -> dict[str, Estimate]:
+        """Measure draws as one ensemble; return figure -> estimate.
+
+        Args:
+            draws: of a method.
+            plan: subsets of them for the jackknife; None for no interval.
+        """
+        with one_thread(draws._member_nbytes < SMALL_MEMBER):
+            labels = arguments.labels_of(self.inside, draws.description)
+            outside = None if self.outside is None else self._logits(draws, self.outside)
+            population = Population(self._logits(draws, self.inside), labels, outside)
+            if plan is None:
+                values = population.measure([torch.arange(len(draws))])[0].tolist()
+                return {n: estimate(n, Interval(x, None, None)) for n, x in zip(population.names, values, strict=True)}
+            intervals = plan.intervals(population.measure(plan.chosen))
+        return {n: estimate(n, x) for n, x in zip(population.names, intervals, strict=True)}
+
+    def curve(self, members: Collection) -> dict[str, Any]:
+        """Measure a population's ensembles of all sizes; return the figures of all members, and how they grow.
+
+        Returned are JSON values: "ensemble" figure -> estimate, "growth" figure -> sizes, distances from the limit, and
+        the limit.
+        """
+        outside = self.outside
+        report = evaluate(members, self.inside, outside, subsets=self.subsets, seed=self.seed, device=self.device)
+        growth = {
+            name: {"sizes": list(x.sizes), "distances": list(x.distances), "limit": x.limit.value,
+                   "first": report.member[name].value if name in report.member else x.limit.value + x.distances[0]}
+            for name, x in report.growth.items()
+        }  # fmt: skip
+        figures = {n: estimate(n, x).to_json() for n, x in report.ensemble.items()}
+        return {"figures": figures, "growth": growth}
+
+    def _logits(self, members: Collection, data: ImageData) -> Tensor:
+        return predictions.logits(members, data, self.device)
+
+
+def comparison_images(members: Collection, data: Given | None, ood: Given | None) -> tuple[ImageData, ImageData | None]:
+    """Find the images to measure draws on; return labelled images, and images out of distribution, None for none.
+
+    Args:
+        members: whose classes count.
+        data: as in `zoo.evaluate`.
+        ood: likewise; None for those that the data set is told apart from (`OOD`), "none" for none.
+
+    Raises:
+        UsageError: images without labels of the members' classes.
+        SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be had.
+    """
+    chosen = arguments.images_of(members.description) if data is None else images.of(data)
+    inside, _ = arguments.labelled(chosen, members.description)
+    named = OOD.get(inside.name) if ood is None else ood
+    if named is None or (isinstance(named, str) and named == NO_OOD):
+        return inside, None
+    return inside, images.of(named)

@@ -1,0 +1,146 @@
+"""How many independent members an ensemble is worth: figures placed on the population's curve over ensemble sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from checkpoints_zoo.methods.comparing.estimates import Estimate
+
+# Figures that grow or fall with the size; calibration errors need not.
+WORTH_FIGURES = ("accuracy", "nll", "brier", "aurc", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure of ensembles of independent members, over their sizes.
+
+    Args:
+        sizes: rising, from 1 to all members.
+        values: mean figure of each size.
+        limit: of an infinite ensemble.
+    """
+
+    sizes: Sequence[int]
+    values: Sequence[float]
+    limit: float
+
+    @classmethod
+    def from_growth(cls, growth: Mapping[str, Any]) -> Self:
+        """Read a figure's growth as `Uncertainty.curve` gives it; return the curve."""
+        return cls(growth["sizes"], [growth["limit"] + d for d in growth["distances"]], growth["limit"])
+
+    def monotone(self) -> list[float]:
+        """Return the distances from the limit towards the single member's side, falling with the size, none below 0.
+
+        What random subsets leave uneven is levelled by averaging neighbours (isotonic regression); the limit counts as
+        a further point that no size passes.
+        """
+        from scipy.optimize import isotonic_regression
+
+        side = 1.0 if self.values[0] >= self.limit else -1.0
+        levelled = isotonic_regression([side * (v - self.limit) for v in self.values], increasing=False)
+        return [max(0.0, float(value)) for value in levelled.x]
+
+    def size_of(self, value: float) -> float:
+        """Find the size of the ensembles whose mean figure is a value; return it, between sizes straight in 1/k.
+
+        0 for a figure that a single member passes, infinity for one at the limit or beyond it; past all members the
+        distance from the limit goes by 1/k.
+
+        >>> curve = Curve((1, 2, 4), (0.9, 0.5, 0.3), 0.1)  # 0.1 + 0.8/k
+        >>> curve.size_of(0.5), round(curve.size_of(0.4), 3), round(curve.size_of(0.2), 3), curve.size_of(1.0)
+        (2.0, 2.667, 8.0, 0.0)
+        """
+        distances = self.monotone()
+        side = 1.0 if self.values[0] >= self.limit else -1.0
+        wanted = side * (value - self.limit)
+        if wanted <= 0:
+            return math.inf
+        if wanted > distances[0]:
+            return 0.0
+        for at in range(1, len(distances)):
+            if wanted > distances[at]:
+                share = (distances[at - 1] - wanted) / (distances[at - 1] - distances[at])
+                return 1 / ((1 - share) / self.sizes[at - 1] + share / self.sizes[at])
+            if wanted == distances[at] and (at + 1 == len(distances) or distances[at + 1] < wanted):
+                return float(self.sizes[at])
+        return self.sizes[-1] * distances[-1] / wanted
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The size of the ensembles of independent members that have a figure on average.
+
+    Args:
+        members: how many; 0 for less than one, infinity where the figure is at the limit or beyond it.
+        low, high: of the figure's own 95 % interval; None where it has none. The curve's error is not in them.
+        at_hand: members that the curve was measured with; more go by 1/k.
+        limit: the figure of an infinite ensemble.
+    """
+
+    members: float
+    low: float | None
+    high: float | None
+    at_hand: int
+    limit: float
+
+    def __str__(self) -> str:
+        if self.members == 0:
+            return "less than 1"
+        if self.members > self.at_hand:
+            return f"more than {self.at_hand:,} (the limit is {self.limit:.4g})"
+        return self.short
+
+    @property
+    def short(self) -> str:
+        """The same for a table: "<1 [<1, 2.2]", ">64 [12, >64]"."""
+        bounds = [] if self.low is None or self.high is None else [self.low, self.high]
+        interval = f" [{', '.join(map(self._bound, bounds))}]" if bounds else ""
+        return self._bound(self.members) + interval
+
+    def _bound(self, size: float) -> str:
+        return "<1" if size < 1 else f">{self.at_hand}" if size > self.at_hand else f"{size:.2g}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; infinity is "inf"."""
+        sizes = {"members": self.members, "low": self.low, "high": self.high}
+        return {n: "inf" if x == math.inf else x for n, x in sizes.items()} | {
+            "at_hand": self.at_hand, "limit": self.limit,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_json` gave; return it."""
+        low, high = (None if values[n] is None else float(values[n]) for n in ("low", "high"))
+        return cls(float(values["members"]), low, high, values["at_hand"], values["limit"])
+
+
+def worth_of(curve: Curve, figure: Estimate) -> Worth | None:
+    """Place a figure on the population's curve; return how many members it is worth, None where that says nothing.
+
+    Args:
+        curve: of the population.
+        figure: of an ensemble. It says nothing where it isn't finite, or where members added change nothing.
+    """
+    if not math.isfinite(figure.value) or curve.monotone()[0] <= 0 or len(curve.sizes) < 2:
+        return None
+    low = high = None
+    if figure.low is not None and figure.high is not None:
+        low, high = sorted(curve.size_of(x) for x in (figure.low, figure.high))
+    return Worth(curve.size_of(figure.value), low, high, curve.sizes[-1], curve.limit)
+
+
+def all_worth(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, Worth]:
+    """Place all figures that grow with the size; return figure -> how many members it is worth.
+
+    Args:
+        growth: figure -> growth, as `Uncertainty.curve` gives it.
+        figures: of an ensemble.
+    """
+    placed = {
+        n: worth_of(Curve.from_growth(growth[n]), figures[n]) for n in WORTH_FIGURES if n in growth and n in figures
+    }
+    return {n: x for n, x in placed.items() if x is not None}

@@ -1,0 +1,59 @@
+"""Snapshot ensembles: SGD falls into one minimum after another, and each is a draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+
+from checkpoints_zoo.methods.method import Run, check_settings
+from checkpoints_zoo.methods.problem import Problem
+from checkpoints_zoo.methods.sgd import train_on
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """SGD with a cosine rate that starts anew, and a draw at the end of each cycle (Huang et al. 2017).
+
+    The first cycle is the recipe's own training: the first draw of a run is its mode. Running statistics are those of
+    the training. With `lr` as in the recipe this is the recipe with schedule "cosine-restarts" and its milestones as
+    snapshots, but that momentum starts at zero after the first cycle.
+
+    Args:
+        lr: at the start of each further cycle.
+        cycle: epochs of each further cycle.
+    """
+
+    lr: float = 0.05
+    cycle: int = 1
+
+    name: ClassVar[str] = "snapshot"
+    title: ClassVar[str] = "Snapshot ensembles"
+    source: ClassVar[str] = "Huang et al. 2017, Snapshot ensembles: train 1, get M for free (arXiv 1704.00109)"
+    needs: ClassVar[tuple[str, ...]] = ()
+    independent: ClassVar[bool] = False
+
+    def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+        """Train each mode on for a cycle a draw, but for the first draw, the mode itself; return the runs.
+
+        Args:
+            problem: the network and its training images.
+            runs: how many.
+            draws: of each run.
+            seed: of the order that images come in after the mode.
+
+        Raises:
+            UsageError: settings out of their range, or losses that were not finite.
+        """
+        check_settings(self, runs, draws)
+        after = range(0, draws * self.cycle, self.cycle)
+        ends = list(train_on(problem, runs, seed, schedule="cosine-restarts", lr=self.lr, after=after).values())
+        stacked = {name: torch.stack([end[name] for end in ends], 1) for name in ends[0]}  # (run, draw, *shape)
+        return [Run(problem.whole({name: tensor[run] for name, tensor in stacked.items()})) for run in range(runs)]
+
+    @classmethod
+    def grid(cls, problem: Problem) -> Sequence[Self]:
+        """Return cycles of one epoch from a quarter of the recipe's rate to four times as much."""
+        return [cls(lr=problem.recipe.lr * times) for times in (0.25, 0.5, 1.0, 2.0, 4.0)]

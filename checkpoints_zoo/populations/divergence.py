@@ -1,0 +1,301 @@
+"""The mutual information of every pair of members, as one product of matrices.
+
+That of a pair is the Jensen-Shannon divergence of its predictions. A table turns probabilities into vectors whose
+squared distances are these divergences, so that all pairs cost one matrix product.
+
+Axes: predictions (member, input, class), results (member, member).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.networks.device import check_device
+
+Array = npt.NDArray[np.float64]
+Kind = Literal["logits", "probabilities"]
+
+TOLERANCE = 1e-6  # nats of a pair, whatever the probabilities, beside float32's rounding
+FINER = 9  # bits: rows of the table an octave of probabilities, between which it is linear
+CACHED = 1 << 16  # probabilities whose vectors stay in a CPU's cache
+SUMS = 1e-3  # what rounding to float16 may add to a sum of probabilities
+DEPTH = 4096  # of a float32 product: a longer one rounds 1e-5 of its value away where a matrix is small
+ROWS = 256  # members of a product, so that little is computed twice
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two figures of every pair of members, (member, member), float64 on the CPU, symmetric with a zero diagonal.
+
+    Args:
+        information: H((p + q) / 2) - (H(p) + H(q)) / 2 in nats, mean over inputs.
+        disagreement: share of inputs whose arg-max differs (of equal values the first class counts).
+        inputs: how many the figures are means over.
+    """
+
+    information: Tensor
+    disagreement: Tensor
+    inputs: int
+
+    def __len__(self) -> int:
+        return len(self.information)
+
+
+def compare(
+    predictions: Tensor | Iterable[Tensor],
+    kind: Kind = "logits",
+    *,
+    device: str | torch.device = "cpu",
+    memory: int = 1 << 27,
+) -> Pairs:
+    """Compare all pairs of members on all inputs, in one pass; return their mutual information and disagreement.
+
+    An information is right to 1e-6 nats. float32, added up in float64.
+
+    Args:
+        predictions: (member, input, class), any float dtype; or blocks of inputs, each with all members in order.
+        kind: of the predictions; logits may lie within [0, 1], and probabilities may be 0 and 1.
+        device: where to compute; blocks are moved there.
+        memory: bytes to work in, beside the predictions and a few (member, member) matrices.
+
+    Raises:
+        UsageError: no predictions, of one member, of another shape than the first block's, or other values.
+
+    >>> import torch
+    >>> pairs = compare(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 1.0]]]), kind="probabilities")
+    >>> [round(x, 4) for x in pairs.information[0].tolist()]  # log 2 = 0.6931
+    [0.0, 0.6931, 0.6931]
+    """
+    if kind not in ("logits", "probabilities"):
+        raise UsageError("kind of predictions", expected="'logits' or 'probabilities'", found=repr(kind))
+    place, sums, inputs = check_device(device), None, 0
+    with _exact_products():
+        for block in [predictions] if isinstance(predictions, Tensor) else predictions:
+            shape = _check_shape(block, None if sums is None else (len(sums.products), sums.classes))
+            sums = sums or _Sums(*shape, place)
+            size = max(1, memory // (4 * shape[0] * shape[1] * (sums.embedding.table.shape[1] + 2)))
+            for piece in torch.split(block, size, dim=1) if block.shape[1] else ():
+                sums.add(piece, kind)
+            inputs += block.shape[1]
+    if sums is None or not inputs:
+        raise UsageError("predictions", expected="an input or more", found="none")
+    return Pairs(*sums.means(inputs), inputs)
+
+
+def over_inputs(members: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Turn blocks of members into blocks of inputs; yield them (member, input, class), as `compare` takes them.
+
+    Args:
+        members: blocks (member, input, class); walked once for each block of inputs, so no iterator. Tensors that
+            are views of mapped files are read piece by piece.
+        size: inputs a block.
+
+    Raises:
+        UsageError: blocks that can be walked only once, or a size that is none.
+    """
+    if isinstance(members, Iterator) or size < 1:
+        found = "an iterator" if isinstance(members, Iterator) else f"size {size}"
+        raise UsageError("blocks of members", expected="a list or the like, and a size from 1", found=found)
+    at = 0
+    while pieces := [block[:, at : at + size] for block in members]:
+        lengths = {piece.shape[1] for piece in pieces}
+        if len(lengths) > 1:
+            raise UsageError("blocks of members", expected="the same inputs in each", found="different numbers of them")
+        if lengths == {0}:
+            return
+        yield torch.cat(pieces)
+        at += size
+
+
+class _Sums:
+    """Squared distances and agreements of all pairs, added up over inputs."""
+
+    def __init__(self, members: int, classes: int, device: torch.device) -> None:
+        self.classes, self.device = classes, device
+        self.embedding = embedding(classes).to(device)
+        # Metal has no float64.
+        self.place = torch.device("cpu") if device.type == "mps" else device
+        shape = (members, members)
+        self.products, self.agreed = (torch.zeros(shape, dtype=torch.float64, device=self.place) for _ in range(2))
+        self.rows = CACHED if device.type == "cpu" else 64 * CACHED
+
+    def add(self, piece: Tensor, kind: Kind) -> None:
+        """Add inputs, (member, input, class)."""
+        members, inputs, classes = piece.shape
+        vectors = torch.empty(
+            members, inputs * classes * self.embedding.table.shape[1], dtype=torch.float32, device=self.device
+        )
+        votes = torch.zeros(members, inputs, classes, dtype=torch.float32, device=self.device)
+        centre: Tensor | None = None
+        step = max(1, self.rows // (inputs * classes))
+        for at in range(0, members, step):
+            values = piece[at : at + step].to(self.device)
+            values = values if values.dtype == torch.float64 else values.float()
+            votes[at : at + step].scatter_(-1, values.argmax(-1, keepdim=True), 1.0)
+            probs = (values.softmax(-1) if kind == "logits" else values).float()
+            _check_values(probs, at, kind)
+            embedded = self.embedding(probs.reshape(-1)).view(len(values), -1)
+            # Distances don't change by it, and their rounding is the smaller the nearer it is to the members.
+            centre = embedded.mean(0) if centre is None else centre
+            torch.sub(embedded, centre, out=vectors[at : at + step])
+        self._multiply(vectors, self.products)
+        self._multiply(votes.view(members, -1), self.agreed)
+
+    def _multiply(self, vectors: Tensor, total: Tensor) -> None:
+        """Add the upper half of vectors @ vectors.T (and what else the blocks of members have)."""
+        for part in torch.split(vectors, DEPTH, dim=1):
+            for at in range(0, len(part), ROWS):
+                product = torch.mm(part[at : at + ROWS], part[at:].T)
+                total[at : at + ROWS, at:] += product.to(self.place)
+
+    def means(self, inputs: int) -> tuple[Tensor, Tensor]:
+        """Return mean divergences and disagreements, whole and on the CPU."""
+        products, agreed = ((t.triu() + t.triu(1).T).cpu() / inputs for t in (self.products, self.agreed))
+        norms = products.diagonal()
+        information = (norms[:, None] + norms - 2 * products).clamp_(min=0).fill_diagonal_(0)
+        return information, (1 - agreed).fill_diagonal_(0)
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Let float32 products be float32's, whatever precision the caller has allowed elsewhere."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+
+
+def _check_shape(block: Tensor, known: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the (members, classes) of a block.
+
+    Raises:
+        UsageError: it has none, or others than those before.
+    """
+    shape = f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
+    if block.ndim != 3 or not block.is_floating_point() or block.shape[0] < 2 or block.shape[2] < 2:
+        expected = "(member, input, class) floats, of two members and two classes or more"
+        raise UsageError("predictions", expected=expected, found=shape)
+    members, _, classes = block.shape
+    if known not in (None, (members, classes)):
+        raise UsageError("block of predictions", expected=f"{known[0]} members, {known[1]} classes", found=shape)
+    return members, classes
+
+
+def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
+    """Check that the values of members are predictions.
+
+    Args:
+        probs: (member, input, class).
+        first: position of the first member.
+        kind: of the predictions that the probabilities were made of.
+
+    Raises:
+        UsageError: they are not.
+    """
+    totals = probs.sum(-1)
+    if kind == "logits":
+        wrong, expected = ~totals.isfinite().all(-1), "finite logits, or −inf for a probability of 0"
+    else:
+        off = ((totals - 1).abs() > SUMS) | (probs.amin(-1) < 0) | ~totals.isfinite()
+        wrong, expected = off.any(-1), "no negative one, and a sum of 1 over the classes"
+    if bool(wrong.any()):
+        member = first + int(wrong.nonzero()[0, 0])
+        found = f"others for the member at position {member}"
+        do = "" if kind == "logits" else "Logits need kind='logits'"
+        raise UsageError(kind, expected=expected, found=found, do=do)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Maps a probability to a vector, so that squared distances of vectors are divergences.
+
+    Args:
+        table: (row, component): vectors of 2^-octaves (1 + i / 2^FINER), then on to 1, float32.
+        octaves: below 1 that the table covers; what is less probable is taken as the first row.
+        bound: the largest error of a divergence, in nats, over all pairs of distributions.
+    """
+
+    table: Tensor
+    octaves: int
+    bound: float
+
+    def __call__(self, probs: Tensor) -> Tensor:
+        """Look probabilities up; return vectors (probability, component).
+
+        Args:
+            probs: (probability), float32.
+        """
+        # A float32's bits are linear in its value within an octave: the upper ones count rows, the rest is between two.
+        bits = probs.clamp(2.0**-self.octaves, 1.0).view(torch.int32) - ((127 - self.octaves) << 23)
+        rows, shares = bits.new_empty(len(bits), 2), probs.new_empty(len(bits), 2)
+        torch.bitwise_right_shift(bits, 23 - FINER, out=rows[:, 0])
+        torch.add(rows[:, 0], 1, out=rows[:, 1])
+        torch.mul(bits & ((1 << (23 - FINER)) - 1), 2.0 ** (FINER - 23), out=shares[:, 1])
+        torch.sub(1.0, shares[:, 1], out=shares[:, 0])
+        return torch.nn.functional.embedding_bag(rows, self.table, mode="sum", per_sample_weights=shares)
+
+    def to(self, device: torch.device) -> Embedding:
+        return replace(self, table=self.table.to(device))
+
+
+@lru_cache(maxsize=8)
+def embedding(classes: int) -> Embedding:
+    """Find the fewest components that keep every divergence within the tolerance; return the embedding.
+
+    The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
+
+    Args:
+        classes: how many probabilities sum to one.
+    """
+    top = math.ceil(math.log2(classes / TOLERANCE))
+    # From where s p is nothing, to where even the least probability has been told from 0; the rest goes to the ends.
+    s = 2.0 ** np.arange(-20, top + 1)
+    width = math.log(2) / s
+    width[[0, -1]] *= 2
+
+    def functions(p: Array) -> Array:
+        values: Array = -np.expm1(-np.outer(p, s)) * np.sqrt(width) / 2
+        return values
+
+    octaves = top + 8
+    rows = np.arange((octaves << FINER) + 2)
+    at = 2.0 ** ((rows >> FINER) - octaves) * (1 + (rows & ((1 << FINER) - 1)) / (1 << FINER))
+    grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)
+    p = grid.double().numpy()
+    table, whole = functions(at), functions(p)
+    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer have never been enough
+        weight = 1 / np.sqrt(p + 1 / classes)
+        for _ in range(3):  # towards the smallest largest error: what is far off weighs more the next time
+            axes = np.linalg.svd(whole * weight[:, None], full_matrices=False)[2][:components]
+            missed = ((whole - whole @ axes.T @ axes) ** 2).sum(1) * weight**2
+            weight = weight * np.maximum(missed / missed.max(), 1e-3) ** 0.25
+        result = Embedding(torch.tensor(table @ axes.T, dtype=torch.float32), octaves, math.inf)
+        bound = _error(result(grid).double().numpy(), p, classes)
+        if bound <= TOLERANCE:
+            break
+    return replace(result, bound=bound)
+
+
+def _error(vectors: Array, p: Array, classes: int) -> float:
+    """Return the largest error of a divergence by these vectors of the probabilities of a grid."""
+    x, y = p[:, None], p[None]
+    z = x + y
+    plog = [-a * np.log(np.where(a > 0, a, 1)) for a in (z / 2, x, y)]
+    exact = plog[0] - (plog[1] + plog[2]) / 2
+    norms = (vectors**2).sum(1)
+    divergences = norms[:, None] + norms - 2 * vectors @ vectors.T
+    return float(2 * (np.abs(divergences - exact) / (z / 2 + 1 / classes)).max())
