@@ -11,6 +11,7 @@ import math
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -66,7 +67,10 @@ def module_of(path: Path, name: str) -> ModuleType:
     module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
     sys.modules[name] = module  # dataclasses and pickles of the file's classes look it up
     try:
-        spec.loader.exec_module(module)
+        with warnings.catch_warnings():
+            # A file of 0.1 can't be edited, since its text is hashed: a warning that it is old never stops it.
+            warnings.filterwarnings("default", r"training\.recipe is ", DeprecationWarning)
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         if before is not None:
