@@ -16,10 +16,9 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.evaluation import measuring, metrics
-from checkpoints_zoo.formats.shard_files import Location, check_bytes, duplicates
-from checkpoints_zoo.formats.shard_files import Problem as Problem
+from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, duplicates
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.predictions import sets as prediction_sets
+from checkpoints_zoo.predictions import sets
 
 # Another processor may round a borderline image over; more than this many is no rounding.
 IMAGES_ASTRAY = 2
@@ -106,16 +105,16 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int, own: Imag
         own: images of the caller's, by the name and split that claims have.
     """
     known = {} if own is None else {measuring.eval_data(own): own}
-    claimed, sets = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
+    claimed, claimed_on = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     able = [
         at
         for at in sound
-        if claimed[at] is not None and (sets[at] in known or str(sets[at]).split("/")[0] in images.DATASETS)
+        if claimed[at] is not None and (claimed_on[at] in known or str(claimed_on[at]).split("/")[0] in images.DATASETS)
     ]
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]
     problems = []
-    for name in sorted({sets[at] for at in chosen}):
-        some = [at for at in chosen if sets[at] == name]
+    for name in sorted({claimed_on[at] for at in chosen}):
+        some = [at for at in chosen if claimed_on[at] == name]
         inside = known.get(name) or images.in_order(images.load(*name.split("/")), members.classes)
         for at in some:
             try:
@@ -147,8 +146,8 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         SourceNotFound, FormatError: no such set, or one that can't be read.
         NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
     """
-    stored = prediction_sets.read(members.source, members.name, name)
-    found = prediction_sets.problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
+    stored = sets.read(members.source, members.name, name)
+    found = sets.problems(stored, sets.weights_of(members.source.read(members.name)[1]))
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
     able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints_zoo.sources import source
 from tests.support.commands import process, run, two_collections, values
 from tests.support.scenarios import Built, build, digest_of
 

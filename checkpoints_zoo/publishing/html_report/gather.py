@@ -28,7 +28,9 @@ from checkpoints_zoo.predictions.sets import LOGITS, Facts, PredictionSet, layou
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
-# Members run once, their logits held in memory as predictions that every figure is then made of.
+MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read
+MOST_PAIRED = 2000  # members whose pairs are compared
+Say = Callable[[str], object]
 
 
 class Held(Predictions):
@@ -159,12 +161,6 @@ def _pooled(bars: Sequence[Reliability]) -> Reliability:
     return Reliability(confidence / count, accuracy / count, count)
 
 
-# What needs the weights themselves: symmetries, distances of two halves, alignment, mass.
-
-
-MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read
-
-
 @dataclass(frozen=True)
 class Weighed:
     """What the weights of some members say.
@@ -218,10 +214,6 @@ def weigh(members: Collection, device: str | torch.device, seed: int, say: Calla
     aligned = alignment(some, to=some.ids[0]) if table is not None and len(some) > 1 else None
     masses = None if table is None else minimal_mass(some, device=device)
     return Weighed(some, len(members), table, why, before, after, aligned, masses)
-
-
-MOST_PAIRED = 2000  # members whose pairs are compared
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
