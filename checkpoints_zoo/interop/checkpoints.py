@@ -29,8 +29,9 @@ from checkpoints_zoo.sources.source import Source
 if TYPE_CHECKING:
     import pandas as pd
 
-
 SHOWN = 5  # members that a warning names
+Batch = tuple[Tensor, Tensor]
+NO_LABEL = -1
 
 
 class Facts(TypedDict, total=False):
@@ -226,13 +227,6 @@ def warn_of_others(source: Source, name: str, files: Mapping[int, str]) -> None:
 
 def _named(member: int, files: Mapping[int, str]) -> str:
     return f"member {member} ({files[member]})" if member in files else f"member {member}"
-
-
-# What a neighbour is given: members as an ensemble that is held in memory or read, images as batches of inputs.
-
-
-Batch = tuple[Tensor, Tensor]
-NO_LABEL = -1
 
 
 def ensemble_of(members: Collection | Ensemble) -> Ensemble:

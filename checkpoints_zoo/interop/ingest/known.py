@@ -1,4 +1,4 @@
-"""What a user knows of members and their files can't tell: columns of the manifest, by member or by file."""
+"""What a user knows and files of weights can't tell: columns of the manifest, and the facts of a description."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
+from checkpoints_zoo.interop.ingest.filling import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
-from checkpoints_zoo.interop.ingest.shards import FIGURES
 from checkpoints_zoo.sources.source import Source, resolve
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.
 Tells = Callable[[Mapping[str, int]], dict[int, Row]]
-
 FILE = "file"  # the column of a table that says whose row it is
 OWN = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
 SPLITS = ("train", "validation", "test")
+EMPTY: dict[str, Any] = {
+    "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
+}  # fmt: skip
+OF_IMAGES = ("dataset", "classes", "preprocessing")
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
 
 
 def of_members(given: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
@@ -288,16 +292,6 @@ def _expected(name: str, kind: pa.DataType) -> str:
     kinds = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
              (pa.types.is_floating, "a finite number"))  # fmt: skip
     return next((words for is_kind, words in kinds if is_kind(kind)), "a whole number in [0, 2³¹)")
-
-
-# What files of weights can't tell of a collection: its images, classes, preprocessing, licence and how to cite it.
-
-
-EMPTY: dict[str, Any] = {
-    "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
-}  # fmt: skip
-OF_IMAGES = ("dataset", "classes", "preprocessing")
-REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
 
 
 def described(
