@@ -388,3 +388,9 @@ def take(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
 def total(rows: pa.Table, column: str) -> int:
     """Return the sum of an integer column, 0 for no rows."""
     return int(pc.sum(rows.column(column)).as_py() or 0)
+
+
+def keys_of(rows: pa.Table) -> list[tuple[int, int | None]]:
+    """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
+    columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
+    return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]

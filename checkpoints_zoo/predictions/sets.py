@@ -15,7 +15,6 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Netwo
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.selection import keys_of
 from checkpoints_zoo.formats.shard_files import Location, Problem, prefix, stamp_of
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import HubSource, Source, bring, resolve
@@ -186,7 +185,7 @@ class PredictionSet:
         files = {inside: self.source.file(inside) for inside in set(paths)}
         return [
             Location(m, prefix(*known), files[inside], offset, self.facts.layouts[key])
-            for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
+            for m, known, inside, offset, key in zip(members, manifest.keys_of(rows), paths, offsets, keys, strict=True)
         ]
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.selection import format_ids, keys_of
+from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
 from checkpoints_zoo.predictions import sets
 from checkpoints_zoo.predictions.sets import PredictionSet
@@ -198,7 +198,7 @@ def _check_rows(held: Held) -> None:
     paths, hashes = (held.rows.column(c).to_pylist() for c in ("path", "sha256"))
     at = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
     if at:
-        without = keys_of(manifest.take(held.rows, at))
+        without = manifest.keys_of(manifest.take(held.rows, at))
         raise FormatError(
             f"manifest of {held.name}",
             expected="a sha256 in every row that has weights",

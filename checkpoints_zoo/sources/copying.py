@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
+from checkpoints_zoo.formats.selection import Key, format_ids
 from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.finding import Found
@@ -343,8 +343,8 @@ def _closed(making: Plan, found: Found) -> Found:
         if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
             path.unlink()
     description, rows = target.read(name)
-    at = {key: i for i, key in enumerate(keys_of(rows))}
-    chosen = manifest.take(rows, [at[key] for key in keys_of(found.rows)])
+    at = {key: i for i, key in enumerate(manifest.keys_of(rows))}
+    chosen = manifest.take(rows, [at[key] for key in manifest.keys_of(found.rows)])
     return Found(target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist())))
 
 

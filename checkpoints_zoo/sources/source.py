@@ -17,7 +17,6 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description, Listing
-from checkpoints_zoo.formats.selection import keys_of
 from checkpoints_zoo.formats.shard_files import Location, prefix, stamp_of
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import archived, indexing
@@ -192,7 +191,7 @@ class Source:
         files = {inside: self.file(inside) for inside in set(paths)}
         return [
             Location(m, prefix(*known), files[inside], offset, description.layouts[key])
-            for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
+            for m, known, inside, offset, key in zip(members, manifest.keys_of(rows), paths, offsets, keys, strict=True)
         ]
 
 
@@ -207,7 +206,7 @@ def bring(repo: hub.Repo, description: manifest.Described, rows: pa.Table, whole
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
     wanted = [
         fetching.Wanted(key, prefix(*key), inside, offset, description.layouts[layout], sha256)
-        for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
+        for key, (inside, offset, layout, sha256) in zip(manifest.keys_of(rows), columns, strict=True)
     ]
     return fetching.local(repo, description.name, wanted, whole)
 

@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description, Listing
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.selection import Key, keys_of
+from checkpoints_zoo.formats.selection import Key
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Index
@@ -58,11 +58,11 @@ class Described:
         Raises:
             DamagedError: one of them is no member after all.
         """
-        keys = keys_of(rows)
+        keys = manifest.keys_of(rows)
         then = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
         if all(self.places.get(key) == place for key, place in zip(keys, then, strict=True)):
             return rows
-        positions = {key: at for at, key in enumerate(keys_of(self.rows))}
+        positions = {key: at for at, key in enumerate(manifest.keys_of(self.rows))}
         missing = [key for key in keys if key not in positions]
         if missing:
             raise DamagedError(
@@ -105,7 +105,9 @@ def describe(listing: Listing, opened: Sequence[Opened], label: str) -> Describe
     table = manifest.table(rows)
     manifest.validate(table, description, Path(f"of {listing.name} in {label}"))
     places = zip(table.column("path").to_pylist(), table.column("offset").to_pylist(), strict=True)
-    _described[key] = Described(tuple(opened), description, table, dict(zip(keys_of(table), places, strict=True)))
+    _described[key] = Described(
+        tuple(opened), description, table, dict(zip(manifest.keys_of(table), places, strict=True))
+    )
     return _described[key]
 
 
@@ -126,7 +128,7 @@ def locate(root: Path, repo: hub.Repo | None, rows: pa.Table, described: Describ
     layouts = described.description.layouts
     columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
     found: list[Location | fetching.Wanted] = []
-    for key, member, inside, offset, layout in zip(keys_of(rows), *columns, strict=True):
+    for key, member, inside, offset, layout in zip(manifest.keys_of(rows), *columns, strict=True):
         one = opened[inside]
         if repo is None or one.unpacked:
             place = one.unpacked or root / inside
