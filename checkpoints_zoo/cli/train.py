@@ -18,8 +18,6 @@ import click
 
 from checkpoints_zoo.cli.program import BUG, INTERRUPTED, USAGE, code_of, table
 from checkpoints_zoo.errors import LockedError, UsageError, ZooError
-from checkpoints_zoo.training import recipe_files
-from checkpoints_zoo.training.recipes import RECIPES, named
 from checkpoints_zoo.workers import Engine, engine
 
 if TYPE_CHECKING:
@@ -114,6 +112,9 @@ def table_of(text: str | None) -> str:
     Raises:
         UsageError: no such recipe or file.
     """
+    from checkpoints_zoo.training import recipe_files
+    from checkpoints_zoo.training.recipes import RECIPES, named
+
     recipes = {name: make() for name, make in RECIPES.items()}
     if text is not None:
         recipes = recipe_files.read_all(Path(text)) if recipe_files.is_file(text) else {text: named(text)}

@@ -1,7 +1,7 @@
 """The card of a source: the README.md that the Hub shows, with a picture of each collection's test accuracies.
 
 It says what the manifests know, and nothing else: templates in `cards/`, one passage a fact. The same manifests give
-the same card. What comes from a file is written as text, never as markup (see `markup`).
+the same card. What comes from a file is written as text, never as markup (see `formats.text`).
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Held:
         return self.description.base
 
 
-def read(folder: str | Path) -> Folder:
+def read_folder(folder: str | Path) -> Folder:
     """Read the manifests of a folder, and check all that takes no bytes of weights; return what it has.
 
     Raises:

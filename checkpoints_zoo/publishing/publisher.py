@@ -29,7 +29,7 @@ from checkpoints_zoo.publishing.folder import (
     check_ranges,
     hashed,
     measure,
-    read,
+    read_folder,
     refuse,
     to_come,
 )
@@ -178,7 +178,7 @@ def publish(
     remote = parse(repo)
     _check_arguments(tag, create_pr, sample)
     (check_online if dry_run and not create_pr else check_login)(remote.label)
-    found = read(folder)
+    found = read_folder(folder)
     check_ranges(found)
     main = remote.branch(MAIN)
     _check_repo(remote, main, private, create_pr)
