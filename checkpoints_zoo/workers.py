@@ -23,15 +23,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from checkpoints_zoo.errors import NetworkError, UsageError, WorkerError
 
-# What all engines share: jobs, what is done for each, and the answer that comes back from a worker.
-
-
 A = TypeVar("A")
 R = TypeVar("R")
 A_in = TypeVar("A_in", contravariant=True)
 R_out = TypeVar("R_out", covariant=True)
-
 TRIES = 3
+GRACE_S = 5.0  # between asking a worker to end and killing it
+STORE_BYTES = 2**29  # of the object store of a cluster that is started here: results pass through it
+POLL_S = 5.0  # after which the cluster is asked anew how much room it has
 
 
 class Work(Protocol[A_in, R_out]):
@@ -73,6 +72,37 @@ class Engine(Protocol):
         """
 
 
+def engine(
+    workers: int | None = None,
+    devices: Sequence[str] = ("cpu",),
+    ray: str | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> Engine:
+    """Choose an engine; return it, with nothing started yet.
+
+    Args:
+        workers: jobs at a time; None for one a device, or with Ray as many as the cluster has room for.
+        devices: what workers compute on, in turn; with Ray "cuda" asks for one GPU a job.
+        ray: "auto" for the cluster that this machine belongs to, "local" for one of this machine alone, or an address;
+            None for no Ray.
+        say: told of workers that died, a line each.
+
+    Raises:
+        UsageError: no devices, or fewer than one worker.
+
+    >>> engine(), engine(workers=4)
+    (Here(device='cpu'), Processes(workers=4, devices=('cpu',)))
+    """
+    if not devices:
+        raise UsageError("devices", expected="one or more", found="none")
+    if workers is not None and workers < 1:
+        raise UsageError("workers", expected="a whole number from 1", found=str(workers))
+    if ray is not None:
+        return RayCluster(ray, workers, gpus=int(devices[0].startswith("cuda")), say=say)
+    wanted = len(devices) if workers is None else workers
+    return Here(devices[0]) if wanted == 1 else Processes(wanted, tuple(devices), say=say)
+
+
 @dataclass(frozen=True)
 class Here:
     """This process, one job after the other.
@@ -97,93 +127,6 @@ class Here:
                 error.add_note(f"in job {job.name}")
                 raise
             yield job, result
-
-
-def check_picklable(work: object) -> bytes:
-    """Pickle what goes to other processes; return the bytes.
-
-    Raises:
-        UsageError: it holds something that can't be sent, such as a function defined inside another.
-    """
-    try:
-        return pickle.dumps(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            "work for several processes",
-            expected="what can be pickled",
-            found=str(error),
-            do="Define functions and classes at the top of a module, or use one process",
-        ) from error
-
-
-def answer(work: bytes, argument: bytes, device: str, threads: int) -> bytes:
-    """Do the work in a worker; return its result or its error, pickled by value.
-
-    Args:
-        work, argument: as `check_picklable` gave them; reading them may raise, as the work itself.
-        device: to compute on.
-        threads: torch's.
-    """
-    try:
-        do = _loaded(work)
-        if "torch" in sys.modules:  # the work may have brought it
-            sys.modules["torch"].set_num_threads(threads)
-        given = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
-        # Plain pickle: torch's own way for processes shares memory, which goes with the worker that made it.
-        return pickle.dumps((True, do(given, device)))
-    except Exception as error:  # noqa: BLE001 (it is raised again in the caller)
-        return _failure(error)
-
-
-@lru_cache(1)
-def _loaded(work: bytes) -> Work[Any, Any]:
-    """Read pickled work, once for all jobs of a worker; return it."""
-    loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from the process that asked for it)
-    return loaded
-
-
-def _failure(error: Exception) -> bytes:
-    text = "".join(traceback.format_exception(error))
-    error.__cause__ = error.__context__ = None
-    try:
-        raw = pickle.dumps((False, (error, text)))
-        pickle.loads(raw)  # noqa: S301 (our own: some errors can be pickled and not be read back)
-    except Exception:  # noqa: BLE001 (whatever its class does when it is copied)
-        said = f"{type(error).__name__}: {error}"
-        raw = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=said), text)))
-    return raw
-
-
-def opened(job: Job[A], raw: bytes, where: str) -> tuple[bool, Any]:
-    """Read an answer; return whether it is a result, and that or the error with the job's name.
-
-    Args:
-        job: that it is of.
-        raw: what `answer` gave.
-        where: the worker, in words.
-    """
-    done, value = pickle.loads(raw)  # noqa: S301 (from a worker of ours)
-    if done:
-        return True, value
-    error, text = value
-    error.add_note(f"in job {job.name}, {where}:\n{text}")
-    return False, error
-
-
-def lost(job: Job[Any], tries: int, how: str) -> WorkerError:
-    """Return the error for a job whose worker died again and again."""
-    return WorkerError(
-        f"job {job.name}",
-        expected="a result",
-        found=f"that its worker died {tries} times, the last time by {how}",
-        do="Too little memory is the usual cause: use fewer workers. Workers may have said more above",
-    )
-
-
-# Several processes of this machine, each with a share of its cores and a device of its own.
-
-
-GRACE_S = 5.0  # between asking a worker to end and killing it
 
 
 @dataclass(frozen=True)
@@ -216,16 +159,11 @@ class Processes:
 
         Args, Raises: as of `Engine.run`.
         """
-        crew = _Crew(self, check_picklable(work))
-        coming, again = iter(jobs), deque[tuple[Job[A], int]]()
-        failure: Exception | None = None
+        crew, queue = _Crew(self, check_picklable(work)), _Queue(jobs, self.tries)
 
         def hand_out() -> None:
-            while failure is None and crew.has_room():
-                job, earlier = again.popleft() if again else (next(coming, None), 0)
-                if job is None:
-                    return
-                crew.give(job, earlier + 1)
+            while crew.has_room() and (start := queue.next()):
+                crew.give(*start)
 
         try:
             hand_out()
@@ -236,64 +174,72 @@ class Processes:
                     if raw is None:
                         how = crew.bury(worker)
                         self.say(f"{worker.name} was ended by {how} in job {job.name}, start {tries} of {self.tries}")
-                        if tries < self.tries:
-                            again.append((job, tries))
-                        else:
-                            failure = failure or lost(job, tries, how)
-                        continue
-                    done, value = opened(job, raw, worker.name)
-                    if done:
-                        finished.append((job, value))
+                        queue.died(job, tries, how)
                     else:
-                        failure = failure or value
+                        finished += queue.answered(job, raw, worker.name)
                 hand_out()  # before the caller works on what finished
                 yield from finished
-            if failure is not None:
-                raise failure
+            queue.check()
         finally:
             crew.stop()
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class _Queue(Generic[A]):
+    """Jobs that are still to be started in workers: again after their workers died, or anew; none after a failure.
 
+    Args:
+        jobs: taken one by one.
+        tries: how often a job is started whose workers die.
+    """
 
-class _Worker:
-    """A process, the connection to it, and the job it is at."""
-
-    def __init__(self, engine: Processes, slot: int, work: bytes) -> None:
-        context: Any = multiprocessing.get_context(engine.start)
-        self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
-        self.connection, theirs = context.Pipe()
-        threads = max(1, cores() // engine.workers)
-        self.process = context.Process(
-            target=_serve, args=(theirs, work, self.device, threads), name=f"zoo-worker-{slot}", daemon=True
-        )
-        with _interrupts_held():
-            self.process.start()
-        theirs.close()  # so that its end is seen here
-        self.job: Job[Any] | None = None
-        self.tries = 0
+    def __init__(self, jobs: Iterable[Job[A]], tries: int) -> None:
+        self.coming, self.again, self.tries = iter(jobs), deque[tuple[Job[A], int]](), tries
+        self.failure: Exception | None = None
 
     @property
-    def name(self) -> str:
-        return f"worker {self.slot} (process {self.process.pid})"
+    def open(self) -> bool:
+        """Whether further jobs are started."""
+        return self.failure is None
 
-    def give(self, job: Job[Any], tries: int) -> None:
-        raw = check_picklable(job.argument)
-        self.job, self.tries = job, tries
-        with suppress(OSError):  # it has died meanwhile, which `receive` finds
-            self.connection.send_bytes(raw)
+    def next(self) -> tuple[Job[A], int] | None:
+        """Return a job and which start of it this is; None where none is to be started."""
+        if not self.open:
+            return None
+        job, earlier = self.again.popleft() if self.again else (next(self.coming, None), 0)
+        return None if job is None else (job, earlier + 1)
 
-    def receive(self) -> tuple[Job[Any], int, bytes | None]:
-        """Read the answer; return the job, which start of it this was, and the answer, None where the worker died."""
-        if self.job is None:
-            raise RuntimeError(f"{self.name} is at no job")
-        job, self.job, raw = self.job, None, None
-        with suppress(EOFError, OSError):
-            raw = self.connection.recv_bytes() if self.connection.poll() else None
-        return job, self.tries, raw
+    def died(self, job: Job[A], tries: int, how: str) -> None:
+        """Note that the worker of a job died: the job is started again, or is the failure."""
+        if tries < self.tries:
+            self.again.append((job, tries))
+            return
+        self.failure = self.failure or WorkerError(
+            f"job {job.name}",
+            expected="a result",
+            found=f"that its worker died {tries} times, the last time by {how}",
+            do="Too little memory is the usual cause: use fewer workers. Workers may have said more above",
+        )
+
+    def answered(self, job: Job[A], raw: bytes, where: str) -> Iterator[tuple[Job[A], Any]]:
+        """Read an answer; yield the job with its result, or note its error as the failure.
+
+        Args:
+            job: that the answer is of.
+            raw: what `_answer` gave.
+            where: the worker, in words.
+        """
+        done, value = pickle.loads(raw)  # noqa: S301 (from a worker of ours)
+        if done:
+            yield job, value
+            return
+        error, text = value
+        error.add_note(f"in job {job.name}, {where}:\n{text}")
+        self.failure = self.failure or error
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        if self.failure is not None:
+            raise self.failure
 
 
 class _Crew:
@@ -356,6 +302,43 @@ class _Crew:
         self.workers.clear()
 
 
+class _Worker:
+    """A process, the connection to it, and the job it is at."""
+
+    def __init__(self, engine: Processes, slot: int, work: bytes) -> None:
+        context: Any = multiprocessing.get_context(engine.start)
+        self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
+        self.connection, theirs = context.Pipe()
+        threads = max(1, cores() // engine.workers)
+        self.process = context.Process(
+            target=_serve, args=(theirs, work, self.device, threads), name=f"zoo-worker-{slot}", daemon=True
+        )
+        with _interrupts_held():
+            self.process.start()
+        theirs.close()  # so that its end is seen here
+        self.job: Job[Any] | None = None
+        self.tries = 0
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.slot} (process {self.process.pid})"
+
+    def give(self, job: Job[Any], tries: int) -> None:
+        raw = check_picklable(job.argument)
+        self.job, self.tries = job, tries
+        with suppress(OSError):  # it has died meanwhile, which `receive` finds
+            self.connection.send_bytes(raw)
+
+    def receive(self) -> tuple[Job[Any], int, bytes | None]:
+        """Read the answer; return the job, which start of it this was, and the answer, None where the worker died."""
+        if self.job is None:
+            raise RuntimeError(f"{self.name} is at no job")
+        job, self.job, raw = self.job, None, None
+        with suppress(EOFError, OSError):
+            raw = self.connection.recv_bytes() if self.connection.poll() else None
+        return job, self.tries, raw
+
+
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back while a process is started: a child that inherits that never sees it, the parent stops it."""
@@ -369,6 +352,11 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _serve(connection: Connection[Any, Any], work: bytes, device: str, threads: int) -> None:
     """Be a worker: answer jobs until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -378,7 +366,7 @@ def _serve(connection: Connection[Any, Any], work: bytes, device: str, threads: 
     os.environ["OMP_NUM_THREADS"] = str(threads)
     while True:
         try:
-            connection.send_bytes(answer(work, connection.recv_bytes(), device, threads))
+            connection.send_bytes(_answer(work, connection.recv_bytes(), device, threads))
         except (EOFError, OSError):
             return
 
@@ -389,13 +377,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
-
-
-# A Ray cluster: jobs on every node that has room, and again elsewhere when a node is lost.
-
-
-STORE_BYTES = 2**29  # of the object store of a cluster that is started here: results pass through it
-POLL_S = 5.0  # after which the cluster is asked anew how much room it has
 
 
 @dataclass(frozen=True)
@@ -432,20 +413,15 @@ class RayCluster:
         ray = _import()
         with self._connected(ray):
             remote = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy="SPREAD")(
-                _answer
+                _answer_on_node
             )
             shared = ray.put(raw_work)
-            coming, again = iter(jobs), deque[tuple[Job[A], int]]()
-            running: dict[Any, tuple[Job[A], int]] = {}
-            failure: Exception | None = None
+            queue, running = _Queue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
             try:
                 while True:
-                    while failure is None and len(running) < self._room(ray):
-                        job, earlier = again.popleft() if again else (next(coming, None), 0)
-                        if job is None:
-                            break
-                        argument = check_picklable(job.argument)
-                        running[remote.remote(shared, argument, self.device, self.cpus)] = (job, earlier + 1)
+                    while queue.open and len(running) < self._room(ray) and (start := queue.next()):
+                        argument = check_picklable(start[0].argument)
+                        running[remote.remote(shared, argument, self.device, self.cpus)] = start
                     if not running:
                         break
                     ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
@@ -458,18 +434,10 @@ class RayCluster:
                         except ray.exceptions.RayError as error:
                             how = type(error).__name__
                             self.say(f"{how} in job {job.name}, start {tries} of {self.tries}")
-                            if tries < self.tries:
-                                again.append((job, tries))
-                            else:
-                                failure = failure or lost(job, tries, how)
-                            continue
-                        done, value = opened(job, raw, where)
-                        if done:
-                            yield job, value
+                            queue.died(job, tries, how)
                         else:
-                            failure = failure or value
-                if failure is not None:
-                    raise failure
+                            yield from queue.answered(job, raw, where)
+                queue.check()
             finally:
                 for reference in running:
                     ray.cancel(reference, force=True)
@@ -539,37 +507,61 @@ def _import() -> Any:
     return ray
 
 
-def _answer(work: bytes, argument: bytes, device: str, threads: int) -> tuple[bytes, str]:
+def _answer_on_node(work: bytes, argument: bytes, device: str, threads: int) -> tuple[bytes, str]:
     """Do the work on a node; return the answer, and where it was."""
-    return answer(work, argument, device, threads), f"on node {platform.node()}"
+    return _answer(work, argument, device, threads), f"on node {platform.node()}"
 
 
-def engine(
-    workers: int | None = None,
-    devices: Sequence[str] = ("cpu",),
-    ray: str | None = None,
-    say: Callable[[str], object] = lambda text: None,
-) -> Engine:
-    """Choose an engine; return it, with nothing started yet.
-
-    Args:
-        workers: jobs at a time; None for one a device, or with Ray as many as the cluster has room for.
-        devices: what workers compute on, in turn; with Ray "cuda" asks for one GPU a job.
-        ray: "auto" for the cluster that this machine belongs to, "local" for one of this machine alone, or an address;
-            None for no Ray.
-        say: told of workers that died, a line each.
+def check_picklable(work: object) -> bytes:
+    """Pickle what goes to other processes; return the bytes.
 
     Raises:
-        UsageError: no devices, or fewer than one worker.
-
-    >>> engine(), engine(workers=4)
-    (Here(device='cpu'), Processes(workers=4, devices=('cpu',)))
+        UsageError: it holds something that can't be sent, such as a function defined inside another.
     """
-    if not devices:
-        raise UsageError("devices", expected="one or more", found="none")
-    if workers is not None and workers < 1:
-        raise UsageError("workers", expected="a whole number from 1", found=str(workers))
-    if ray is not None:
-        return RayCluster(ray, workers, gpus=int(devices[0].startswith("cuda")), say=say)
-    wanted = len(devices) if workers is None else workers
-    return Here(devices[0]) if wanted == 1 else Processes(wanted, tuple(devices), say=say)
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            "work for several processes",
+            expected="what can be pickled",
+            found=str(error),
+            do="Define functions and classes at the top of a module, or use one process",
+        ) from error
+
+
+def _answer(work: bytes, argument: bytes, device: str, threads: int) -> bytes:
+    """Do the work in a worker; return its result or its error, pickled by value.
+
+    Args:
+        work, argument: as `check_picklable` gave them; reading them may raise, as the work itself.
+        device: to compute on.
+        threads: torch's.
+    """
+    try:
+        do = _loaded(work)
+        if "torch" in sys.modules:  # the work may have brought it
+            sys.modules["torch"].set_num_threads(threads)
+        given = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
+        # Plain pickle: torch's own way for processes shares memory, which goes with the worker that made it.
+        return pickle.dumps((True, do(given, device)))
+    except Exception as error:  # noqa: BLE001 (it is raised again in the caller)
+        return _failure(error)
+
+
+@lru_cache(1)
+def _loaded(work: bytes) -> Work[Any, Any]:
+    """Read pickled work, once for all jobs of a worker; return it."""
+    loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from the process that asked for it)
+    return loaded
+
+
+def _failure(error: Exception) -> bytes:
+    text = "".join(traceback.format_exception(error))
+    error.__cause__ = error.__context__ = None
+    try:
+        raw = pickle.dumps((False, (error, text)))
+        pickle.loads(raw)  # noqa: S301 (our own: some errors can be pickled and not be read back)
+    except Exception:  # noqa: BLE001 (whatever its class does when it is copied)
+        said = f"{type(error).__name__}: {error}"
+        raw = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=said), text)))
+    return raw

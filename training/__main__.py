@@ -1,6 +1,4 @@
-"""Train members: `python -m training RECIPE`."""
-
-from __future__ import annotations
+"""Train members: `python -m training RECIPE`, as `python -m checkpoints_zoo.cli.train RECIPE`."""
 
 from checkpoints_zoo.cli.train import command
 

@@ -1,4 +1,4 @@
-"""The options that select members, the same for every command that takes some."""
+"""Options that several commands share: the members that are meant, and what builds a net of a user's own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,66 @@ if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
 
 
-# Nets of a user's own on the command line: MODULE:FUNCTION, which is imported, so that its code runs.
+@dataclass(frozen=True)
+class Selection:
+    """A name and which of its members are meant: the arguments of `zoo.load`."""
+
+    name: str
+    n: int | None
+    where: str | None
+    members: str | None
+    sample: int | None
+    source: str | None
+    architecture: str | None = None
+
+    def load(self) -> Collection:
+        """Return the members as a Collection."""
+        from checkpoints_zoo.collection.collection import load
+
+        build = None if self.architecture is None else imported(self.architecture)
+        return load(**self._chosen(), architecture=build)
+
+    def find(self) -> Found:
+        """Select as `zoo.load` does, importing neither torch nor pandas; return what the manifest says."""
+        return find(**self._chosen())
+
+    def _chosen(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "architecture"}
 
 
-def function(text: str) -> Callable[..., Any]:
-    """Find what MODULE:FUNCTION names, looking in the working folder too, from now on; return it.
+def finding(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command NAME and the options that select members, and pass it the Selection as `selection`."""
+
+    @click.argument("name", metavar="NAME")
+    @click.option("-n", "n", type=int, metavar="N", help="The first N members; with --sample, N drawn ones.")
+    @click.option("--where", metavar="SQL", help='A condition on the manifest\'s columns: "test_accuracy > 0.97".')
+    @click.option("--members", metavar="IDS", help='Members by id: "0-9,15,7@40".')
+    @click.option("--sample", type=int, metavar="SEED", help="Draw the N members without replacement, by this seed.")
+    @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
+    @wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        chosen = {f.name: options.pop(f.name) for f in fields(Selection) if f.name != "architecture"}
+        return command(*args, selection=Selection(**chosen), **options)
+
+    return wrapped
+
+
+def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that runs members what `finding` does, and the option that says what builds their net."""
+
+    @finding
+    @click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
+    @wraps(command)
+    def wrapped(*args: Any, selection: Selection, architecture: str | None, **options: Any) -> Any:
+        return command(*args, selection=replace(selection, architecture=architecture), **options)
+
+    return wrapped
+
+
+def imported(text: str) -> Callable[..., Any]:
+    """Import what MODULE:FUNCTION names, looking in the working folder too, from now on; return it.
+
+    The module's code runs.
 
     Raises:
         UsageError: there is none.
@@ -42,59 +97,3 @@ def function(text: str) -> Callable[..., Any]:
         raise UsageError(f"architecture {text}", expected="a function", found=f"a {type(found).__name__}")
     build: Callable[..., Any] = found
     return build
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A name and which of its members are meant: the arguments of `zoo.load`."""
-
-    name: str
-    n: int | None
-    where: str | None
-    members: str | None
-    sample: int | None
-    source: str | None
-    architecture: str | None = None
-
-    def load(self) -> Collection:
-        """Return the members as a Collection."""
-        from checkpoints_zoo.collection.collection import load
-
-        build = None if self.architecture is None else function(self.architecture)
-        return load(**self._chosen(), architecture=build)
-
-    def find(self) -> Found:
-        """Select as `zoo.load` does, importing neither torch nor pandas; return what the manifest says."""
-        return find(**self._chosen())
-
-    def _chosen(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "architecture"}
-
-
-def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that runs members what `finding` does, and the option that says what builds their net."""
-
-    @finding
-    @click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
-    @wraps(command)
-    def wrapped(*args: Any, selection: Selection, architecture: str | None, **options: Any) -> Any:
-        return command(*args, selection=replace(selection, architecture=architecture), **options)
-
-    return wrapped
-
-
-def finding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command NAME and the options that select members, and pass it the Selection as `selection`."""
-
-    @click.argument("name", metavar="NAME")
-    @click.option("-n", "n", type=int, metavar="N", help="The first N members; with --sample, N drawn ones.")
-    @click.option("--where", metavar="SQL", help='A condition on the manifest\'s columns: "test_accuracy > 0.97".')
-    @click.option("--members", metavar="IDS", help='Members by id: "0-9,15,7@40".')
-    @click.option("--sample", type=int, metavar="SEED", help="Draw the N members without replacement, by this seed.")
-    @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
-    @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        own = {field.name: options.pop(field.name) for field in fields(Selection) if field.name != "architecture"}
-        return command(*args, selection=Selection(**own), **options)
-
-    return wrapped

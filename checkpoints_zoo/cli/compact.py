@@ -1,4 +1,4 @@
-"""`zoo-cli compact`: how much of an ensemble a Gaussian over weights keeps."""
+"""`zoo-cli compact` and `zoo-cli compact-table`: what a Gaussian over weights keeps of an ensemble."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def compact_command(
         return _against(selection, against, vi, data, to, plot, out, options)
     if vi is not None:
         raise click.UsageError("--vi needs --against, HMC's draws.")
-    members = selection.load()
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
     from checkpoints_zoo.populations.compact_posterior import compact
 
+    members = selection.load()
+    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
     found = compact(members, data, to=to, **options)
     if plot:
         out.say(f"picture: {found.plot(plot)}")
@@ -93,11 +93,11 @@ def _against(
         raise click.UsageError("--plot draws no table of --against.")
     if isinstance(to, int):
         raise click.UsageError("--against aligns draws to the first of each, or with --to mean to their mean.")
+    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
+
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
-
     found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())
 
@@ -146,13 +146,7 @@ def _meaning(found: Compact) -> str:
     return "\n".join(lines)
 
 
-# `zoo-cli compact-table`: HMC, an ensemble and VI, fitted to a recipe and compared.
-
-
-Callback = Callable[[click.Context, click.Parameter, str | None], Path | None]
-
-
-def _ends(ending: str) -> Callback:
+def _ends(ending: str) -> Callable[[click.Context, click.Parameter, str | None], Path | None]:
     """Return what checks that a file's name has an ending, before anything is fitted."""
 
     def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:

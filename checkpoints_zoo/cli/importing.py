@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli import common
+from checkpoints_zoo.cli.common import imported
 from checkpoints_zoo.cli.measure import PLACES
 from checkpoints_zoo.cli.program import Output, facts, output
 from checkpoints_zoo.errors import UsageError
@@ -83,7 +83,7 @@ def command(
         given |= facts_of({"classes": classes_from})
     named, build = dict(_argument(text) for text in arguments), None
     if architecture is not None and ":" in architecture:
-        build = partial(common.function(architecture), **named)
+        build = partial(imported(architecture), **named)
         architecture, named, own = None, {}, own or _called(build)
     net = Net(architecture, named, own, prefix, key)
     told = None if columns is None else known.by_file(known.read_csv(Path(columns)), options["evaluate"] is not None)

@@ -1,4 +1,7 @@
-"""`zoo-cli plot`: the picture of an ensemble."""
+"""`zoo-cli evaluate` and `zoo-cli plot`: the figures of an ensemble, as a table and as a picture.
+
+The options of a measurement and its table are those of other commands too.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,7 @@ from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import in_bytes
 
-# The options of a measurement, and its report as a table: the same for every command that measures.
-
-
 if TYPE_CHECKING:
-    from checkpoints_zoo.cli.program import Output
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.evaluation.evaluating import Report
     from checkpoints_zoo.predictions import Predictions
@@ -84,14 +83,14 @@ class Measurement:
 
     def report(self, out: Output) -> Report:
         """Evaluate the members, saying so; return the report."""
+        from checkpoints_zoo.evaluation.evaluating import evaluate
+
         members = self.selection.load()
         if self.stored is None:
             on = f"{self.data or members.description.dataset}{f' against {self.ood}' if self.ood else ''}"
             out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
         else:
             out.say(f"{members.name}: stored predictions of {len(members)} members, {self._set_of(members)} …")
-        from checkpoints_zoo.evaluation.evaluating import evaluate
-
         data, ood, held_out = self.shown(members, self.ood)
         return evaluate(
             members, data, ood, sizes=self.sizes, temperature=self.temperature, held_out=held_out,
@@ -152,8 +151,8 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> Any:
-        own = {field.name: options.pop(field.name) for field in fields(Measurement)}
-        return command(*args, measurement=Measurement(**own), **options)
+        chosen = {field.name: options.pop(field.name) for field in fields(Measurement)}
+        return command(*args, measurement=Measurement(**chosen), **options)
 
     return wrapped
 
@@ -212,9 +211,6 @@ def _meaning(report: Report) -> str:
     if report.members < 3:
         meaning = "Fewer than 3 members say nothing about intervals."
     return f"Measured now on {on}.\n{meaning}"
-
-
-# `zoo-cli evaluate`: the figures of an ensemble.
 
 
 @click.command()

@@ -1,7 +1,8 @@
-"""`zoo-cli`: each command parses, calls the library, prints.
+"""`zoo-cli`: the table of commands, the one sink that they print to, and the one table of exit codes.
 
-A command's file is imported when the command is run or asked for its own help, and imports torch and pandas
-only where it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
+Each command parses, calls the library, prints. A command's file is imported when the command is run or asked for its
+own help, and imports torch and pandas only where it needs weights, so that `zoo-cli --help` and `zoo-cli list` start
+fast.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from importlib import import_module
+from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Any
 
@@ -23,9 +25,65 @@ import click
 
 from checkpoints_zoo import errors
 from checkpoints_zoo.formats.text import aligned, did_you_mean, finite_or_null
-from checkpoints_zoo.formats.text import in_bytes as in_bytes
 
-# The one sink of all commands: data to stdout as tables or JSON, talk to stderr.
+# Name -> its file, with the function where the file has more than one command, and its line in the help.
+COMMANDS = {
+    "list": ("collections", "List the collections of the catalog, or of a folder."),
+    "show": ("show", "Show what a collection is, and its members."),
+    "evaluate": (
+        "measure:evaluate_command",
+        "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.",
+    ),
+    "predict": ("predict", "Run members on images and store their logits, in float16."),
+    "plot": ("measure:plot_command", "Measure an ensemble and draw the figures into a PNG."),
+    "pairwise": (
+        "pairwise",
+        "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
+    ),
+    "mmd": ("mmd", "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries."),
+    "symmetries": (
+        "symmetries:symmetries_command",
+        "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
+    ),
+    "align": ("symmetries:align_command", "Align members by permuting their units, and say what that does."),
+    "compact": (
+        "compact:compact_command",
+        "Fit a Gaussian to the members before and after alignment; compare both with the ensemble.",
+    ),
+    "compact-table": (
+        "compact:compact_table_command",
+        "Fit HMC and VI to a recipe, train an ensemble by it, and compare all with HMC, before and after alignment.",
+    ),
+    "compare": (
+        "compare",
+        "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
+    ),
+    "report": ("report", "Write one HTML page with every figure of a population."),
+    "download": ("download", "Bring members' bytes to this machine, and no others."),
+    "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
+    "verify": ("verify:verify_command", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
+    "audit": (
+        "verify:audit_command",
+        "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
+    ),
+    "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
+    "publish": ("publish", "Check a folder and put it on the Hub."),
+    "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
+}
+
+DONE, FOUND, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
+
+MEANINGS = {
+    DONE: "done",
+    FOUND: "`verify` or `audit` found something",
+    USAGE: "a command, option or selection that can't be met",
+    MISSING: "a collection, member, source or file that is not there, or may not be read",
+    DAMAGED: "damaged data, or a format that this version can't read",
+    NETWORK: "the network; or someone else has published to the repo meanwhile",
+    BUG: "a bug of ours: please report it",
+    INTERRUPTED: "interrupted",
+    CLOSED: "nobody reads the output any more (`zoo-cli list | head -1`)",
+}
 
 
 @dataclass(frozen=True)
@@ -142,24 +200,6 @@ def percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.4g} %"
 
 
-# The one table from an exception to an exit code, and the line that says what went wrong.
-
-
-DONE, FOUND, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
-
-MEANINGS = {
-    DONE: "done",
-    FOUND: "`verify` or `audit` found something",
-    USAGE: "a command, option or selection that can't be met",
-    MISSING: "a collection, member, source or file that is not there, or may not be read",
-    DAMAGED: "damaged data, or a format that this version can't read",
-    NETWORK: "the network; or someone else has published to the repo meanwhile",
-    BUG: "a bug of ours: please report it",
-    INTERRUPTED: "interrupted",
-    CLOSED: "nobody reads the output any more (`zoo-cli list | head -1`)",
-}
-
-
 class ClosedOutput(Exception):
     """Nobody reads the output: a BrokenPipeError by another name, since click ends with code 1 on that one."""
 
@@ -198,13 +238,12 @@ def explain(error: BaseException) -> int:
     code = code_of(error)
     if code == BUG:
         traceback.print_exception(error)
-        version = _version()
-        kind = type(error).__name__
-        say(f"error: a bug of ours ({kind} in {version}): please report it, with the lines above")
+        kind = f"{type(error).__name__} in checkpoints-zoo {version('checkpoints-zoo')}"
+        say(f"error: a bug of ours ({kind}): please report it, with the lines above")
     elif code == INTERRUPTED:
         say("interrupted")
     elif code != CLOSED:
-        say(f"error: {_text(error)}")
+        say(f"error: {_message(error)}")
     return code
 
 
@@ -222,19 +261,13 @@ def say(text: str) -> None:
     click.echo(f"zoo-cli: {printable(text)}", err=True)
 
 
-def _text(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         message = error.format_message().rstrip(".")
         return f"{message}{'' if message.endswith('?') else '.'} See `{error.ctx.command_path} --help`."
     if isinstance(error, click.ClickException):
         return error.format_message()
     return str(error)
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"checkpoints-zoo {version('checkpoints-zoo')}"
 
 
 def discard_output() -> None:
@@ -244,53 +277,6 @@ def discard_output() -> None:
         os.dup2(nothing, sys.stdout.fileno())
     except (AttributeError, OSError, ValueError):
         return
-
-
-# Name -> its file, with the function where the file has more than one command, and its line in the help. No file may
-# have the name of a builtin: once imported it is a name in here.
-COMMANDS = {
-    "list": ("collections", "List the collections of the catalog, or of a folder."),
-    "show": ("show", "Show what a collection is, and its members."),
-    "evaluate": (
-        "measure:evaluate_command",
-        "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.",
-    ),
-    "predict": ("predict", "Run members on images and store their logits, in float16."),
-    "plot": ("measure:plot_command", "Measure an ensemble and draw the figures into a PNG."),
-    "pairwise": (
-        "pairwise",
-        "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
-    ),
-    "mmd": ("mmd", "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries."),
-    "symmetries": (
-        "symmetries:symmetries_command",
-        "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
-    ),
-    "align": ("symmetries:align_command", "Align members by permuting their units, and say what that does."),
-    "compact": (
-        "compact:compact_command",
-        "Fit a Gaussian to the members before and after alignment; compare both with the ensemble.",
-    ),
-    "compact-table": (
-        "compact:compact_table_command",
-        "Fit HMC and VI to a recipe, train an ensemble by it, and compare all with HMC, before and after alignment.",
-    ),
-    "compare": (
-        "compare",
-        "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
-    ),
-    "report": ("report", "Write one HTML page with every figure of a population."),
-    "download": ("download", "Bring members' bytes to this machine, and no others."),
-    "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
-    "verify": ("verify:verify_command", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
-    "audit": (
-        "verify:audit_command",
-        "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
-    ),
-    "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
-    "publish": ("publish", "Check a folder and put it on the Hub."),
-    "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
-}
 
 
 class Group(click.Group):

@@ -1,4 +1,4 @@
-"""`zoo-cli verify`: whether members are what their manifest says."""
+"""`zoo-cli verify` and `zoo-cli audit`: whether members, and files, are what they should be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli import common
+from checkpoints_zoo.cli.common import imported
 from checkpoints_zoo.cli.program import DONE, FOUND, Output, facts, output, printable, table
 from checkpoints_zoo.errors import (
     AccessError,
@@ -26,10 +26,92 @@ from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.finding import resolve
 
-# `zoo-cli audit`: whether the files of a repo or a folder are what they should be.
+SHOWN = 20  # findings of one kind
 
 
-SHOWN = 20  # of one kind
+@click.command()
+@click.argument("name", metavar="NAME|DIR|ADDRESS")
+@click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
+@click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
+@click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
+@output
+def verify_command(name: str, source: str | None, sample: int, architecture: str | None, out: Output) -> int:
+    """Check members against their manifest: bytes, hashes, duplicates, accuracy.
+
+    NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
+    collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
+    was found.
+    """
+    from checkpoints_zoo.collection.collection import load
+    from checkpoints_zoo.formats.shard_files import Problem
+    from checkpoints_zoo.networks.architectures import ARCHITECTURES
+    from checkpoints_zoo.predictions import prediction_sets
+    from checkpoints_zoo.publishing.verification import verify, verify_predictions
+
+    build = None if architecture is None else imported(architecture)
+    checked: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
+    names = [name]
+    if whole:
+        source, names = _collections_of(name)
+    for one in names:
+        out.say(f"{one}: checking …")
+        try:
+            members = load(one, source=source)
+            if build is not None and members.description.architecture not in ARCHITECTURES:
+                members = load(one, source=source, architecture=build)
+        except (NetworkError, AccessError):
+            raise
+        except ZooError as error:
+            # What was named and is not there is no finding; in a folder, the others are to be checked too.
+            if not whole and not isinstance(error, DamagedError | FormatError | LayoutError):
+                raise
+            problems.append(Problem(one, None, "manifest", str(error)))
+            continue
+        found = verify(members, sample)
+        problems += found
+        size = members.nbytes
+        checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
+        for kind in prediction_sets.names(members.source, one) if whole else ():
+            out.say(f"{one}/{kind}: checking predictions …")
+            found = verify_predictions(members, kind, sample)
+            problems += found
+            stored = prediction_sets.read(members.source, one, kind).rows
+            size = manifest.total(stored, "nbytes")
+            line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
+            checked.append(line)
+    out.data(
+        {"checked": checked, "problems": [asdict(p) for p in problems]},
+        table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
+        "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_checked(sample)}.",
+    )
+    return FOUND if problems else DONE
+
+
+def _is_address(name: str) -> bool:
+    return name.startswith(hub.SCHEME) and "#" not in name  # a citation names members too
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):  # too long for a path, as a citation may be
+        return False
+
+
+def _collections_of(place: str) -> tuple[str, list[str]]:
+    """Return a source at the commit that it has now, and the names of its collections, one at least."""
+    source = resolve(place, "")
+    names = source.collections()
+    if not names:
+        raise SourceNotFound(f"source {place}", expected="manifests/NAME.parquet", found="none", path=place)
+    return source.shown, names
+
+
+def _checked(sample: int) -> str:
+    again = f", the accuracy of at most {sample} a collection measured again" if sample > 0 else ""
+    return f"every member's place, hash and values, no two alike{again}"
 
 
 @click.command()
@@ -74,88 +156,3 @@ def _lines(findings: list[Finding]) -> list[str]:
         f"{count - SHOWN:,} more: {kind} (--format json lists all)" for kind, count in counts.items() if count > SHOWN
     ]
     return lines + more
-
-
-@click.command()
-@click.argument("name", metavar="NAME|DIR|ADDRESS")
-@click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
-@click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
-@click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
-@output
-def verify_command(name: str, source: str | None, sample: int, architecture: str | None, out: Output) -> int:
-    """Check members against their manifest: bytes, hashes, duplicates, accuracy.
-
-    NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
-    collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
-    was found.
-    """
-    from checkpoints_zoo.collection.collection import load
-    from checkpoints_zoo.formats.shard_files import Problem
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.predictions import prediction_sets
-    from checkpoints_zoo.publishing.verification import verify, verify_predictions
-
-    build = None if architecture is None else common.function(architecture)
-    checked: list[dict[str, Any]] = []
-    problems: list[Problem] = []
-    whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
-    names = [name]
-    if whole:
-        source, names = _held(name)
-    for one in names:
-        out.say(f"{one}: checking …")
-        try:
-            members = load(one, source=source)
-            if build is not None and members.description.architecture not in ARCHITECTURES:
-                members = load(one, source=source, architecture=build)
-        except (NetworkError, AccessError):
-            raise
-        except ZooError as error:
-            # What was named and is not there is no finding; in a folder, the others are to be checked too.
-            if not whole and not isinstance(error, DamagedError | FormatError | LayoutError):
-                raise
-            problems.append(Problem(one, None, "manifest", str(error)))
-            continue
-        found = verify(members, sample)
-        problems += found
-        size = members.nbytes
-        checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
-        for kind in prediction_sets.names(members.source, one) if whole else ():
-            out.say(f"{one}/{kind}: checking predictions …")
-            found = verify_predictions(members, kind, sample)
-            problems += found
-            stored = prediction_sets.read(members.source, one, kind).rows
-            size = manifest.total(stored, "nbytes")
-            line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
-            checked.append(line)
-    out.data(
-        {"checked": checked, "problems": [asdict(p) for p in problems]},
-        table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
-        "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_what(sample)}.",
-    )
-    return FOUND if problems else DONE
-
-
-def _is_address(name: str) -> bool:
-    return name.startswith(hub.SCHEME) and "#" not in name  # a citation names members too
-
-
-def _is_folder(name: str) -> bool:
-    try:
-        return Path(name).is_dir()
-    except (OSError, ValueError):  # too long for a path, as a citation may be
-        return False
-
-
-def _held(place: str) -> tuple[str, list[str]]:
-    """Return a source at the commit that it has now, and the names of its collections, one at least."""
-    source = resolve(place, "")
-    names = source.collections()
-    if not names:
-        raise SourceNotFound(f"source {place}", expected="manifests/NAME.parquet", found="none", path=place)
-    return source.shown, names
-
-
-def _what(sample: int) -> str:
-    again = f", the accuracy of at most {sample} a collection measured again" if sample > 0 else ""
-    return f"every member's place, hash and values, no two alike{again}"

@@ -354,3 +354,9 @@ def _too_much(found: str, path: Path) -> FormatError:
 def _refused(thing: str, expected: str, found: str, path: str | Path) -> FormatError:
     do = "It is no honest one, or not ours; nothing of it was used"
     return FormatError(thing, expected=expected, found=found, do=do, path=path)
+
+
+def keys_of(rows: pa.Table) -> list[tuple[int, int | None]]:
+    """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
+    columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
+    return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]

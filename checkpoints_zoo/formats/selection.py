@@ -203,12 +203,6 @@ def format_ids(keys: Sequence[Key]) -> str:
     return ",".join((f"{a}" if a == b else f"{a}-{b}") + ("" if epoch is None else f"@{epoch}") for a, b, epoch in runs)
 
 
-def keys_of(rows: pa.Table) -> list[Key]:
-    """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
-    columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
-    return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]
-
-
 def check_digits(rows: pa.Table) -> str:
     """Hash which rows these are: (member, epoch, sha256), or the location where the hash is null; return 8 digits."""
     digest = hashlib.sha256()
@@ -220,7 +214,7 @@ def check_digits(rows: pa.Table) -> str:
 
 def cite(label: str, commit: str, name: str, rows: pa.Table) -> str:
     """Return the citation of a selection."""
-    return f"{label}@{commit}/{name}#{format_ids(keys_of(rows))}~{check_digits(rows)}"
+    return f"{label}@{commit}/{name}#{format_ids(manifest.keys_of(rows))}~{check_digits(rows)}"
 
 
 @dataclass(frozen=True)

@@ -8,27 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
 from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
-from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.images import Given, ImageData, Preprocess
+from checkpoints_zoo.images import Given, Preprocess
 from checkpoints_zoo.interop.ingest import Net, ingest, known
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import Build, build_architecture
 from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 SHOWN = 5  # members that a warning names
 
@@ -226,79 +221,3 @@ def warn_of_others(source: FolderSource, name: str, files: Mapping[int, str]) ->
 
 def _named(member: int, files: Mapping[int, str]) -> str:
     return f"member {member} ({files[member]})" if member in files else f"member {member}"
-
-
-# What a neighbour is given: members as an ensemble that is held in memory or read, images as batches of inputs.
-
-
-Batch = tuple[Tensor, Tensor]
-NO_LABEL = -1
-
-
-def ensemble_of(members: Collection | Ensemble) -> Ensemble:
-    """Make a collection an ensemble in float32 on the CPU; return it, or the ensemble that is one already.
-
-    Raises:
-        UsageError: neither.
-        DamagedError, TooLargeError: as `Collection.ensemble`.
-    """
-    found: object = members
-    if isinstance(found, Ensemble):
-        return found
-    if isinstance(found, Collection):
-        return found.ensemble()
-    expected = "a Collection, or an Ensemble: members.ensemble(device=..., execution=...)"
-    raise UsageError("members", expected=expected, found=type(found).__name__)
-
-
-def check_collection(members: object) -> None:
-    """Check that members are a collection.
-
-    Raises:
-        UsageError: they are something else.
-    """
-    if not isinstance(members, Collection):
-        expected, do = "a Collection", "One member is a collection as well: members[3:4]"
-        raise UsageError("members", expected=expected, found=type(members).__name__, do=do)
-
-
-@dataclass(frozen=True)
-class Collated:
-    """Make examples (image, label) a batch (inputs, labels); images become inputs a batch at a time."""
-
-    data: ImageData
-    preprocess: Preprocess
-
-    def __call__(self, examples: Sequence[Batch]) -> Batch:
-        some, labels = zip(*examples, strict=True)
-        return self.data.inputs(torch.stack(some), self.preprocess), torch.stack(labels)
-
-
-def loader(
-    members: Collection, data: Given, split: str | None = None, *, ood: bool = False, batch: int = 128
-) -> DataLoader[Any]:
-    """Make images batches of (inputs, labels) as the members take them, in order; return the DataLoader.
-
-    Args:
-        members: whose preprocessing and classes count.
-        data: images: their name, their place, or whatever `images.of` takes.
-        split: of images that have several; None for "test".
-        ood: whether they are out of distribution; all labels are -1 then.
-        batch: images a batch.
-
-    Raises:
-        UsageError: no collection; images without labels, or of other classes than the members', unless they are `ood`;
-            images of a size that the members can't take; others, as `images.of`.
-        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
-
-    >>> import checkpoints_zoo as zoo
-    >>> inputs, labels = next(iter(zoo.interop.loader(zoo.load("convnet-digits"), "digits")))
-    >>> inputs.shape, labels.shape
-    (torch.Size([128, 1, 8, 8]), torch.Size([128]))
-    """
-    check_collection(members)
-    found = images.of(data, split=split)
-    labels = torch.full((len(found),), NO_LABEL) if ood else arguments.labels_of(found, members.description)
-    collate = Collated(found, members.preprocess)
-    found.inputs(found.images[:1], members.preprocess)  # says now whether they fit
-    return DataLoader(TensorDataset(found.images, labels), batch_size=batch, collate_fn=collate)

@@ -8,6 +8,7 @@ itself isn't needed to write them.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import check_room, replacing, writing_into
-from checkpoints_zoo.interop import checkpoints
+from checkpoints_zoo.interop import inputs
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
 VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
@@ -62,7 +63,7 @@ def write_checkpoints(
     ...     [(p.name, list(torch.load(p)["state_dict"])[0]) for p in paths]
     [('000000.ckpt', 'model.conv1.weight'), ('000001.ckpt', 'model.conv1.weight')]
     """
-    checkpoints.check_collection(members)
+    inputs.check_collection(members)
     root, form = Path(folder), _Form(prefix, dtype, _key_map(members) if upstream else None)
     members.download()  # what is missing is fetched in one go
     paths = [root / _name(member) for member in members]
@@ -135,8 +136,10 @@ def _raw(checkpoint: dict[str, Any]) -> memoryview:
 
 
 def _write(path: Path, raw: memoryview) -> None:
-    with replacing(path, "wb", sync=True) as file:
+    with replacing(path, "wb") as file:
         file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _check_same(path: Path, wanted: dict[str, Any]) -> None:

@@ -5,8 +5,33 @@ Axes: logits are (member, input, class).
 
 from __future__ import annotations
 
-from checkpoints_zoo.predictions.running import Members, by_members, logits
-from checkpoints_zoo.predictions.stored import Predictions, check_same, predictions_of
-from checkpoints_zoo.predictions.storing import predict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.predictions.running import Members, by_members, logits
+    from checkpoints_zoo.predictions.stored import Predictions, check_same, predictions_of
+    from checkpoints_zoo.predictions.storing import predict
 
 __all__ = ["Members", "Predictions", "by_members", "check_same", "logits", "predict", "predictions_of"]
+
+# Resolved on first use: `zoo-cli publish --dry-run` looks at stored sets, and imports no torch.
+_PLACES = {
+    "Members": "running",
+    "by_members": "running",
+    "logits": "running",
+    "Predictions": "stored",
+    "check_same": "stored",
+    "predictions_of": "stored",
+    "predict": "storing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'checkpoints_zoo.predictions' has no attribute {name!r}")
+    return getattr(import_module(f"checkpoints_zoo.predictions.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

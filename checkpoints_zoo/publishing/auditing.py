@@ -20,7 +20,6 @@ from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, Sour
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
-from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
@@ -30,10 +29,249 @@ from checkpoints_zoo.sources.hub import asking
 from checkpoints_zoo.sources.ranges import Remote
 from checkpoints_zoo.sources.source import FolderSource, Source
 
-# The files of a repo or a folder: sizes, what names their content, and their first bytes.
-
-
 SAMPLES, SAMPLE_BYTES = 8, 4096
+SAFETENSORS = ".safetensors"
+PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
+WEIGHTS = (SAFETENSORS, *PICKLED, ".npy", ".npz", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack")
+GZIPPED = (".tgz", ".tar.gz")
+ARCHIVES = (*GZIPPED, ".tar")
+# Formats that a file with a pickle's name may have, and that run nothing.
+HARMLESS = (b"GGUF", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n")
+Said = tuple[str, str]  # kind, text
+PARALLEL = 8
+WINDOW = 64 * 2**10  # bytes that are read of a file of weights
+LARGEST_WINDOW = 16 * 2**20  # where a manifest says how long its header is
+SMALL_WINDOW = 4096
+POINTER = range(100, 513)  # bytes that an LFS pointer has
+SHOWN = 5
+_MANIFEST = re.compile(r"manifests/([^/]+)\.parquet")
+_SET = re.compile(r"predictions/([^/]+)/([^/]+)/manifest\.(?:parquet|json)")
+Held = tuple[str, Description, pa.Table]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a file that is wrong, or in a note unusual.
+
+    Args:
+        kind: "archive", "duplicate", "empty", "header", "manifest", "member", "missing", "overlap", "page", "pickle",
+            "pointer", "short", "unreadable".
+        path: of the file, or of the manifest.
+        text: what was found.
+        also: other files with the same content.
+    """
+
+    kind: str
+    path: str
+    text: str
+    also: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.kind}: {self.text}"
+
+
+@dataclass
+class Audit:
+    """What an audit has found.
+
+    Args:
+        source: what was audited.
+        files, bytes: that are there.
+        read: files whose first bytes were looked at.
+        collections, members: rows of the manifests that could be read.
+        predictions: sets of stored predictions that could be read.
+        findings: what is wrong.
+        notes: what is unusual.
+    """
+
+    source: str
+    files: int
+    bytes: int
+    read: int = 0
+    collections: int = 0
+    members: int = 0
+    predictions: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+
+def audit(place: str | Path) -> Audit:
+    """Look for files and members that are not what they should be, without fetching any; return what was found.
+
+    Args:
+        place: hf://datasets/ORG/NAME[@REVISION], or a folder; with or without manifests.
+
+    Raises:
+        SourceNotFound, AccessError, NetworkError: the place is not there, or can't be read.
+    """
+    files: Files
+    if str(place).startswith(hub.SCHEME):
+        source = resolve(place, "")
+        files = on_hub(hub.resolve(source.shown))
+    else:
+        root = Path(place).expanduser().absolute()
+        if not root.is_dir():
+            kind = "a file" if root.is_file() else "nothing there"
+            raise SourceNotFound(
+                f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
+            )
+        source = folder = FolderSource(root, root.as_uri())
+        files = in_folder(root, folder.grounds())
+    found = Audit(source.shown, len(files), sum(f.size for f in files.values()))
+    held = list(_read(source, files, found))
+    found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)
+    predicted = list(_read_sets(source, files, found))
+    found.predictions = len(predicted)
+    ends = _check_rows(source, files, held, predicted, found)
+    _check_weights(held, predicted, found)
+    _check_first_bytes(files, ends, found)
+    _check_duplicates(files, held, found)
+    found.findings.sort(key=lambda f: (f.kind, f.path, f.text))
+    return found
+
+
+def _read(source: Source, files: Files, found: Audit) -> Iterator[Held]:
+    """Read the manifests; yield name, description and rows of those that can be."""
+    for path in sorted(files):
+        if match := _MANIFEST.fullmatch(path):
+            try:
+                yield match[1], *source.read(match[1])
+            except (NetworkError, AccessError, StorageError):
+                raise
+            except ZooError as error:
+                found.findings.append(Finding("manifest", path, str(error)))
+
+
+def _read_sets(source: Source, files: Files, found: Audit) -> Iterator[PredictionSet]:
+    """Read the facts and rows of stored predictions; yield the sets that can be read."""
+    names = {match.groups(): path for path in sorted(files) if (match := _SET.fullmatch(path))}
+    for name, path in sorted(names.items()):
+        try:
+            yield prediction_sets.read(source, *name)
+        except (NetworkError, AccessError, StorageError):
+            raise
+        except ZooError as error:
+            found.findings.append(Finding("manifest", path, str(error)))
+
+
+def _check_weights(held: list[Held], predicted: list[PredictionSet], found: Audit) -> None:
+    """Check that stored predictions were made from the weights that the manifest of their collection names."""
+    weights = {name: prediction_sets.weights_of(rows) for name, _, rows in held}
+    for stored in predicted:
+        path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
+        known = weights.get(stored.facts.collection)
+        if known is None:
+            text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
+            found.notes.append(Finding("member", path, text))
+            continue
+        for member, text in prediction_sets.other_weights(stored, known):
+            found.findings.append(Finding("member", path, f"member {member}: {text}"))
+
+
+def _check_rows(
+    source: Source, files: Files, held: list[Held], predicted: list[PredictionSet], found: Audit
+) -> dict[str, int]:
+    """Check that members' bytes lie in files that are there, each in its own; return where the first of a file begins.
+
+    The bytes of members whose description names a base are looked for there.
+    """
+    bases: dict[str, Files] = {}
+    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    placed = [(name, description.layouts, description.base, rows) for name, description, rows in held]
+    placed += [(f"predictions {s.facts.name}", s.facts.layouts, "", s.rows) for s in predicted]
+    for name, layouts, base, rows in placed:
+        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout", "member"))
+        for path, offset, key, member in zip(*columns, strict=True):
+            if path is not None:
+                layout = layouts[key]
+                one = offset - layout.lead, offset + layout.nbytes, f"member {member} of {name}"
+                ranges.setdefault((base, path), []).append(one)
+    for base in {base for base, _ in ranges if base}:
+        bases[base] = on_hub(hub.resolve(base))
+    for (base, path), members in sorted(ranges.items()):
+        size = (bases[base] if base else files).get(path)
+        for kind, text in _misplaced(sorted(members), size):
+            found.findings.append(Finding(kind, f"{base}/{path}" if base else path, text))
+    return {path: min(members)[0] for (base, path), members in ranges.items() if not base and path in files}
+
+
+def _misplaced(members: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text) of what is wrong with the places of members in a file, in the order of their bytes."""
+    if file is None:
+        yield "missing", f"no such file, named by the rows of {_few([m for *_, m in members])}"
+        return
+    short = [f"{who} (to {end:,})" for _, end, who in members if end > file.size]
+    if short:
+        yield "short", f"a file of {file.size:,} bytes, too short for {_few(short)}"
+    if members[0][0] < 0:
+        yield "overlap", f"{members[0][2]} begins {-members[0][0]:,} bytes before the file"
+    reached = members[0]
+    for one in members[1:]:
+        if one[0] < reached[1] and one[:2] != reached[:2]:
+            yield (
+                "overlap",
+                f"{one[2]} at {one[0]:,} to {one[1]:,} and {reached[2]} at {reached[0]:,} to {reached[1]:,}",
+            )
+        reached = max(reached, one, key=lambda r: r[1])
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None:
+    """Look at the first bytes of weights, archives, and whatever has the size of an LFS pointer."""
+    wanted: dict[str, int] = {}
+    for path, file in files.items():
+        if is_weights(path) or path in ends or (file.large and "." not in path.rpartition("/")[2]):
+            wanted[path] = max(WINDOW, min(ends.get(path, 0), LARGEST_WINDOW))
+        elif is_archive(path) or file.size in POINTER:
+            wanted[path] = SMALL_WINDOW
+    once = {files[p].content or p: p for p in reversed(wanted)}  # one file of each content is enough
+
+    def read(path: str) -> bytes | Exception:
+        try:
+            return files[path].read(0, min(wanted[path], files[path].size)) if files[path].size else b""
+        except (DamagedError, SourceNotFound, PermissionError) as error:
+            if isinstance(error, AccessError):
+                raise
+            return error
+
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-audit") as pool:
+        firsts = dict(zip(once, pool.map(read, once.values()), strict=True))
+    found.read = sum(1 for path in once.values() if files[path].size)
+    for path in wanted:
+        first = firsts[files[path].content or path]
+        if isinstance(first, Exception):
+            found.findings.append(Finding("unreadable", path, str(first)))
+            continue
+        expected = is_weights(path) or is_archive(path) or path in ends
+        said = problem(path, files[path].size, first)
+        if said and (expected or said[0] in ("pointer", "pickle")):
+            found.findings.append(Finding(said[0], path, said[1]))
+        elif unusual := remark(path, first):
+            found.notes.append(Finding("archive", path, unusual))
+
+
+def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
+    """Look for files with one content under several names, and members with one hash under several ids."""
+    for paths in alike(files):
+        text = f"the same {files[paths[0]].size:,} bytes as {_few(paths[1:])}"
+        serious = any(files[p].large or is_weights(p) for p in paths)
+        (found.findings if serious else found.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
+    hashes: list[tuple[str, pa.Table, list[str | None]]] = []
+    for name, description, rows in held:
+        columns = (rows.column(c).to_pylist() for c in ("status", "sha256", "path", "offset"))
+        named: list[str | None] = [
+            (sha256 or f"{description.base}/{path}@{offset}") if status == "ok" else None
+            for status, sha256, path, offset in zip(*columns, strict=True)
+        ]
+        hashes.append((name, rows, named))
+    for one in shard_files.duplicates(hashes):
+        found.findings.append(
+            Finding("member", f"manifests/{one.collection}.parquet", f"member {one.member}: {one.text}")
+        )
 
 
 @dataclass(frozen=True)
@@ -162,20 +400,6 @@ def _hashed(file: File) -> str:
     return digest.hexdigest()
 
 
-# What the first bytes of a file say of it, and whether that is wrong for a file of its name.
-
-
-SAFETENSORS = ".safetensors"
-PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
-WEIGHTS = (SAFETENSORS, *PICKLED, ".npy", ".npz", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack")
-GZIPPED = (".tgz", ".tar.gz")
-ARCHIVES = (*GZIPPED, ".tar")
-# Formats that a file with a pickle's name may have, and that run nothing.
-HARMLESS = (b"GGUF", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n")
-
-Said = tuple[str, str]  # kind, text
-
-
 class _Beyond(Exception):
     """Bytes that were not read."""
 
@@ -281,237 +505,3 @@ def _archive(path: str, size: int, first: bytes) -> Said | None:
     except _Beyond:
         return None
     return None
-
-
-PARALLEL = 8
-WINDOW = 64 * 2**10  # bytes that are read of a file of weights
-LARGEST_WINDOW = 16 * 2**20  # where a manifest says how long its header is
-SMALL_WINDOW = 4096
-POINTER = range(100, 513)  # bytes that an LFS pointer has
-SHOWN = 5
-_MANIFEST = re.compile(r"manifests/([^/]+)\.parquet")
-_SET = re.compile(r"predictions/([^/]+)/([^/]+)/manifest\.(?:parquet|json)")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something about a file that is wrong, or in a note unusual.
-
-    Args:
-        kind: "archive", "duplicate", "empty", "header", "manifest", "member", "missing", "overlap", "page", "pickle",
-            "pointer", "short", "unreadable".
-        path: of the file, or of the manifest.
-        text: what was found.
-        also: other files with the same content.
-    """
-
-    kind: str
-    path: str
-    text: str
-    also: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.kind}: {self.text}"
-
-
-@dataclass
-class Audit:
-    """What an audit has found.
-
-    Args:
-        source: what was audited.
-        files, bytes: that are there.
-        read: files whose first bytes were looked at.
-        collections, members: rows of the manifests that could be read.
-        predictions: sets of stored predictions that could be read.
-        findings: what is wrong.
-        notes: what is unusual.
-    """
-
-    source: str
-    files: int
-    bytes: int
-    read: int = 0
-    collections: int = 0
-    members: int = 0
-    predictions: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-
-
-def audit(place: str | Path) -> Audit:
-    """Look for files and members that are not what they should be, without fetching any; return what was found.
-
-    Args:
-        place: hf://datasets/ORG/NAME[@REVISION], or a folder; with or without manifests.
-
-    Raises:
-        SourceNotFound, AccessError, NetworkError: the place is not there, or can't be read.
-    """
-    source: Source
-    files: Files
-    if str(place).startswith(hub.SCHEME):
-        source = resolve(place, "")
-        files = on_hub(hub.resolve(source.shown))
-    else:
-        root = Path(place).expanduser().absolute()
-        if not root.is_dir():
-            kind = "a file" if root.is_file() else "nothing there"
-            raise SourceNotFound(
-                f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
-            )
-        source = folder = FolderSource(root, root.as_uri())
-        files = in_folder(root, folder.grounds())
-    found = Audit(source.shown, len(files), sum(f.size for f in files.values()))
-    held = list(_read(source, files, found))
-    found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)
-    sets = list(_read_sets(source, files, found))
-    found.predictions = len(sets)
-    ends = _check_rows(source, files, held, sets, found)
-    _check_weights(held, sets, found)
-    _check_first_bytes(files, ends, found)
-    _check_duplicates(files, held, found)
-    found.findings.sort(key=lambda f: (f.kind, f.path, f.text))
-    return found
-
-
-Held = tuple[str, Description, pa.Table]
-
-
-def _read(source: Source, files: Files, found: Audit) -> Iterator[Held]:
-    """Read the manifests; yield name, description and rows of those that can be."""
-    for path in sorted(files):
-        if match := _MANIFEST.fullmatch(path):
-            try:
-                yield match[1], *source.read(match[1])
-            except (NetworkError, AccessError, StorageError):
-                raise
-            except ZooError as error:
-                found.findings.append(Finding("manifest", path, str(error)))
-
-
-def _read_sets(source: Source, files: Files, found: Audit) -> Iterator[PredictionSet]:
-    """Read the facts and rows of stored predictions; yield the sets that can be read."""
-    names = {match.groups(): path for path in sorted(files) if (match := _SET.fullmatch(path))}
-    for name, path in sorted(names.items()):
-        try:
-            yield prediction_sets.read(source, *name)
-        except (NetworkError, AccessError, StorageError):
-            raise
-        except ZooError as error:
-            found.findings.append(Finding("manifest", path, str(error)))
-
-
-def _check_weights(held: list[Held], sets: list[PredictionSet], found: Audit) -> None:
-    """Check that stored predictions were made from the weights that the manifest of their collection names."""
-    weights = {name: prediction_sets.weights_of(rows) for name, _, rows in held}
-    for stored in sets:
-        path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
-        known = weights.get(stored.facts.collection)
-        if known is None:
-            text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
-            found.notes.append(Finding("member", path, text))
-            continue
-        for member, text in prediction_sets.other_weights(stored, known):
-            found.findings.append(Finding("member", path, f"member {member}: {text}"))
-
-
-def _check_rows(
-    source: Source, files: Files, held: list[Held], sets: list[PredictionSet], found: Audit
-) -> dict[str, int]:
-    """Check that members' bytes lie in files that are there, each in its own; return where the first of a file begins.
-
-    The bytes of members whose description names a base are looked for there.
-    """
-    bases: dict[str, Files] = {}
-    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
-    placed = [(name, description.layouts, description.base, rows) for name, description, rows in held]
-    placed += [(f"predictions {s.facts.name}", s.facts.layouts, "", s.rows) for s in sets]
-    for name, layouts, base, rows in placed:
-        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout", "member"))
-        for path, offset, key, member in zip(*columns, strict=True):
-            if path is not None:
-                layout = layouts[key]
-                one = offset - layout.lead, offset + layout.nbytes, f"member {member} of {name}"
-                ranges.setdefault((base, path), []).append(one)
-    for base in {base for base, _ in ranges if base}:
-        bases[base] = on_hub(hub.resolve(base))
-    for (base, path), members in sorted(ranges.items()):
-        size = (bases[base] if base else files).get(path)
-        for kind, text in _misplaced(sorted(members), size):
-            found.findings.append(Finding(kind, f"{base}/{path}" if base else path, text))
-    return {path: min(members)[0] for (base, path), members in ranges.items() if not base and path in files}
-
-
-def _misplaced(members: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of what is wrong with the places of members in a file, in the order of their bytes."""
-    if file is None:
-        yield "missing", f"no such file, named by the rows of {few([m for *_, m in members], SHOWN)}"
-        return
-    short = [f"{who} (to {end:,})" for _, end, who in members if end > file.size]
-    if short:
-        yield "short", f"a file of {file.size:,} bytes, too short for {few(short, SHOWN)}"
-    if members[0][0] < 0:
-        yield "overlap", f"{members[0][2]} begins {-members[0][0]:,} bytes before the file"
-    reached = members[0]
-    for one in members[1:]:
-        if one[0] < reached[1] and one[:2] != reached[:2]:
-            yield (
-                "overlap",
-                f"{one[2]} at {one[0]:,} to {one[1]:,} and {reached[2]} at {reached[0]:,} to {reached[1]:,}",
-            )
-        reached = max(reached, one, key=lambda r: r[1])
-
-
-def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None:
-    """Look at the first bytes of weights, archives, and whatever has the size of an LFS pointer."""
-    wanted: dict[str, int] = {}
-    for path, file in files.items():
-        if is_weights(path) or path in ends or (file.large and "." not in path.rpartition("/")[2]):
-            wanted[path] = max(WINDOW, min(ends.get(path, 0), LARGEST_WINDOW))
-        elif is_archive(path) or file.size in POINTER:
-            wanted[path] = SMALL_WINDOW
-    once = {files[p].content or p: p for p in reversed(wanted)}  # one file of each content is enough
-
-    def read(path: str) -> bytes | Exception:
-        try:
-            return files[path].read(0, min(wanted[path], files[path].size)) if files[path].size else b""
-        except (DamagedError, SourceNotFound, PermissionError) as error:
-            if isinstance(error, AccessError):
-                raise
-            return error
-
-    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-audit") as pool:
-        firsts = dict(zip(once, pool.map(read, once.values()), strict=True))
-    found.read = sum(1 for path in once.values() if files[path].size)
-    for path in wanted:
-        first = firsts[files[path].content or path]
-        if isinstance(first, Exception):
-            found.findings.append(Finding("unreadable", path, str(first)))
-            continue
-        expected = is_weights(path) or is_archive(path) or path in ends
-        said = problem(path, files[path].size, first)
-        if said and (expected or said[0] in ("pointer", "pickle")):
-            found.findings.append(Finding(said[0], path, said[1]))
-        elif unusual := remark(path, first):
-            found.notes.append(Finding("archive", path, unusual))
-
-
-def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
-    """Look for files with one content under several names, and members with one hash under several ids."""
-    for paths in alike(files):
-        text = f"the same {files[paths[0]].size:,} bytes as {few(paths[1:], SHOWN)}"
-        serious = any(files[p].large or is_weights(p) for p in paths)
-        (found.findings if serious else found.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
-    hashes: list[tuple[str, pa.Table, list[str | None]]] = []
-    for name, description, rows in held:
-        columns = (rows.column(c).to_pylist() for c in ("status", "sha256", "path", "offset"))
-        named: list[str | None] = [
-            (sha256 or f"{description.base}/{path}@{offset}") if status == "ok" else None
-            for status, sha256, path, offset in zip(*columns, strict=True)
-        ]
-        hashes.append((name, rows, named))
-    for one in shard_files.duplicates(hashes):
-        found.findings.append(
-            Finding("member", f"manifests/{one.collection}.parquet", f"member {one.member}: {one.text}")
-        )

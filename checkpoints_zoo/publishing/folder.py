@@ -1,4 +1,4 @@
-"""What a folder has to publish: collections, and the files that they name; and whether these are what the rows say."""
+"""What a folder has to publish: collections and the files that they name, checked against the rows byte by byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.selection import format_ids, keys_of
+from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
@@ -25,6 +25,7 @@ from checkpoints_zoo.sources.source import Source
 Say = Callable[[str], object]
 OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there
 SHARDS, TABLES, PICTURES = (".safetensors",), (".parquet", ".json"), (".png", ".jpg", ".jpeg", ".svg")
+SHOWN = 3  # problems that an error names
 
 
 @dataclass(frozen=True)
@@ -81,19 +82,6 @@ class File:
 
 
 @dataclass(frozen=True)
-class Held:
-    """A collection of the folder: its name, description and rows; `base` is the repo that its bytes lie in, "" here."""
-
-    name: str
-    description: Description
-    rows: pa.Table
-
-    @property
-    def base(self) -> str:
-        return self.description.base
-
-
-@dataclass(frozen=True)
 class Folder:
     """A source on disk, and what of it is to be published.
 
@@ -108,8 +96,8 @@ class Folder:
     @cached_property
     def shards(self) -> dict[str, Path]:
         """The files that rows name, by path."""
-        own = [h.rows.column("path").to_pylist() for h in self.held if not h.base]
-        return {inside: self.source.file(inside) for inside in sorted({p for ps in own for p in ps if p is not None})}
+        paths = [h.rows.column("path").to_pylist() for h in self.held if not h.base]
+        return {inside: self.source.file(inside) for inside in sorted({p for ps in paths for p in ps if p is not None})}
 
     @cached_property
     def sets(self) -> tuple[PredictionSet, ...]:
@@ -150,17 +138,20 @@ class Folder:
         return sorted(_others(self.source.root, "", kept, folders))
 
 
-def _others(root: Path, inside: str, kept: set[str], folders: set[str]) -> Iterator[str]:
-    with os.scandir(root / inside) as entries:
-        for entry in entries:
-            path = f"{inside}/{entry.name}".lstrip("/")
-            if entry.is_dir() and path in folders:
-                yield from _others(root, path, kept, folders)
-            elif path not in kept and path != "cards":
-                yield f"{path}/" if entry.is_dir() else path
+@dataclass(frozen=True)
+class Held:
+    """A collection of the folder: its name, description and rows; `base` is the repo that its bytes lie in, "" here."""
+
+    name: str
+    description: Description
+    rows: pa.Table
+
+    @property
+    def base(self) -> str:
+        return self.description.base
 
 
-def read(folder: str | Path) -> Folder:
+def read_folder(folder: str | Path) -> Folder:
     """Read the manifests of a folder, and check all that takes no bytes of weights; return what it has.
 
     Raises:
@@ -206,8 +197,9 @@ def _check_rows(held: Held) -> None:
             collection=held.name,
         )
     paths, hashes = (held.rows.column(c).to_pylist() for c in ("path", "sha256"))
-    without = [key for key, path, digest in zip(keys_of(held.rows), paths, hashes, strict=True) if path and not digest]
-    if without:
+    at = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
+    if at:
+        without = manifest.keys_of(manifest.take(held.rows, at))
         raise FormatError(
             f"manifest of {held.name}",
             expected="a sha256 in every row that has weights",
@@ -222,15 +214,19 @@ def _few(keys: Sequence[tuple[int, int | None]]) -> str:
     return f"{format_ids(keys[:100])}{f' and {len(keys) - 100:,} more' if len(keys) > 100 else ''}"
 
 
+def _others(root: Path, inside: str, kept: set[str], folders: set[str]) -> Iterator[str]:
+    with os.scandir(root / inside) as entries:
+        for entry in entries:
+            path = f"{inside}/{entry.name}".lstrip("/")
+            if entry.is_dir() and path in folders:
+                yield from _others(root, path, kept, folders)
+            elif path not in kept and path != "cards":
+                yield f"{path}/" if entry.is_dir() else path
+
+
 def hashed(files: Mapping[str, Path]) -> list[File]:
     """Hash files on disk; return them."""
     return [File.of(inside, path) for inside, path in files.items()]
-
-
-# Whether the members of a folder, and stored predictions, are what its manifests say, by their bytes alone.
-
-
-SHOWN = 3  # problems that an error names
 
 
 def check_ranges(folder: Folder) -> None:
@@ -276,7 +272,7 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
     Raises:
         DamagedError: naming the first members that are not as they should be.
     """
-    problems: list[shard_files.Problem] = []
+    problems: list[Problem] = []
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for held in folder.held:
         ok = [status == "ok" for status in held.rows.column("status").to_pylist()]
@@ -296,19 +292,19 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
     refuse(folder.source.shown, [p for stored in folder.sets for p in _of_predictions(folder, stored, say, finite)])
 
 
-def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[shard_files.Problem]:
+def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[Problem]:
+    found, _ = shard_files.check_bytes(location, claimed, finite)
+    return [Problem(name, location.member, kind, text) for kind, text in found]
+
+
+def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
     """Check a set of predictions; where the folder has their collection, that they are of the weights that it has."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((held.rows for held in folder.held if held.name == stored.facts.collection), None)
     return prediction_sets.problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
 
 
-def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[shard_files.Problem]:
-    found, _ = shard_files.check_bytes(location, claimed, finite)
-    return [shard_files.Problem(name, location.member, kind, text) for kind, text in found]
-
-
-def refuse(shown: str, problems: Sequence[shard_files.Problem]) -> None:
+def refuse(shown: str, problems: Sequence[Problem]) -> None:
     """Raise what is wrong with members, if anything is.
 
     Args:
@@ -330,9 +326,6 @@ def refuse(shown: str, problems: Sequence[shard_files.Problem]) -> None:
         collection=problems[0].collection,
         member=problems[0].member,
     )
-
-
-# The checks that run networks: claimed accuracies, measured again. Needs torch, so a dry run leaves it out.
 
 
 def to_come(folder: Folder, sample: int) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.formats.shard_files import Location, check_bytes, duplicates
-from checkpoints_zoo.formats.shard_files import Problem as Problem
+from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, duplicates
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.predictions import prediction_sets
 
@@ -106,16 +105,16 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int, own: Imag
         own: images of the caller's, by the name and split that claims have.
     """
     known = {} if own is None else {arguments.eval_data(own): own}
-    claimed, sets = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
+    claimed, claimed_on = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     able = [
         at
         for at in sound
-        if claimed[at] is not None and (sets[at] in known or str(sets[at]).split("/")[0] in images.DATASETS)
+        if claimed[at] is not None and (claimed_on[at] in known or str(claimed_on[at]).split("/")[0] in images.DATASETS)
     ]
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]
     problems = []
-    for name in sorted({sets[at] for at in chosen}):
-        some = [at for at in chosen if sets[at] == name]
+    for name in sorted({claimed_on[at] for at in chosen}):
+        some = [at for at in chosen if claimed_on[at] == name]
         inside = known.get(name) or images.in_order(images.load(*name.split("/")), members.classes)
         for at in some:
             try:

@@ -19,7 +19,8 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
+from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.selection import Key, format_ids
 from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.finding import Found

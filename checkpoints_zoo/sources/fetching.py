@@ -15,7 +15,8 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.selection import Key, format_ids, keys_of
+from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.selection import Key, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, prefix
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hub import Repo

@@ -23,7 +23,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, ZooError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Archives, Description
-from checkpoints_zoo.formats.selection import keys_of
+from checkpoints_zoo.formats.manifest import keys_of
 from checkpoints_zoo.formats.shard_files import Location, prefix, stamp_of
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import indexing

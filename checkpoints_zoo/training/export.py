@@ -17,7 +17,7 @@ from checkpoints_zoo.training.measure import Finished, Row, description_of, layo
 from checkpoints_zoo.training.population import Progress, Trained, check_ids, train
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy
-from checkpoints_zoo.training.state import claim, describe, folder_of, locked
+from checkpoints_zoo.training.state import claim, folder_of, locked, write_description
 from checkpoints_zoo.workers import Engine, Here
 
 Say = Callable[[str], object]
@@ -71,7 +71,7 @@ class Export:
             )
         with disk.writing_into(self.source.root):
             folder = claim(self.source.root, self.recipe)
-            describe(folder, self.description)
+            write_description(folder, self.description)
         return folder
 
     def keep(self, finished: Sequence[Finished]) -> None:

@@ -207,9 +207,6 @@ def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageDa
     return right / len(test)
 
 
-# A network tried out before it is trained: what would go wrong in its first step goes wrong here, in words.
-
-
 def check_network(recipe: Recipe) -> None:
     """Check that a recipe's network gives float32 logits for its images, one a class, by two black images.
 

@@ -1,4 +1,4 @@
-"""Averages of a member's weights along its training, and the weights that a member is stored with."""
+"""A step of SGD on a stack, the learning rate of each step, averages along the training, and the weights stored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
-# A step of SGD on a stack, with gradient scaling for float16.
-
-
 # As torch.amp.GradScaler's.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
+# Of a one-cycle schedule: share of the rise, first and last rate as parts of the highest and of the first.
+RISE, FIRST, LAST = 0.3, 25.0, 1e4
 
 
 def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
@@ -66,13 +65,6 @@ def scaled_step(
 def _along(values: Tensor, tensor: Tensor) -> Tensor:
     """Give a value a member, (member,), the axes of a stacked tensor."""
     return values.view(-1, *[1] * (tensor.ndim - 1))
-
-
-# Schedules: the learning rate of a step, as torch's schedulers give it.
-
-
-# Of a one-cycle schedule: share of the rise, first and last rate as parts of the highest and of the first.
-RISE, FIRST, LAST = 0.3, 25.0, 1e4
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:

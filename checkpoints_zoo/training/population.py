@@ -19,13 +19,23 @@ from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.formats.disk import sync_folder, writing_into
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.networks.modules import first_names
-from checkpoints_zoo.training import state as states
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, accuracies, start, train_epochs
 from checkpoints_zoo.training.optimizers import stored
 from checkpoints_zoo.training.pickling import Sent, received, sent
 from checkpoints_zoo.training.recipe import STORAGE, Recipe
-from checkpoints_zoo.training.state import claim, clean, divided, locked, recorded_hash, state_name
+from checkpoints_zoo.training.state import (
+    RunKey,
+    adopt_state,
+    claim,
+    clean_folder,
+    locked,
+    read_state,
+    recorded_hash,
+    stacks_of,
+    state_name,
+    write_state,
+)
 from checkpoints_zoo.workers import Engine, Here, Job
 
 
@@ -100,8 +110,8 @@ def train(
     check_ids(ids)
     with locked(out):
         folder = claim(out, recipe)
-        clean(folder, set(ids), recipe.epochs)
-        stacks = divided(folder, recipe, ids)
+        clean_folder(folder, set(ids), recipe.epochs)
+        stacks = stacks_of(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
         work = Stacks(recipe, folder, prepare, progress)
         with closing(engine.run(work, jobs)) as results:
@@ -172,7 +182,7 @@ def train_stack(
         device: to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
-    key = states.RunKey(recipe.hash, stack, str(torch.__version__))
+    key = RunKey(recipe.hash, stack, str(torch.__version__))
     state, earlier_s = start(recipe, members).to(device), 0.0
     if path is not None and path.exists():
         earlier_s = _resume(path, key, state)
@@ -180,7 +190,7 @@ def train_stack(
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
             with writing_into(path.parent):
-                states.write(path, state, key, earlier_s + time.monotonic() - began)
+                write_state(path, state, key, earlier_s + time.monotonic() - began)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
             if recipe.eval_every and epoch % recipe.eval_every == 0:
@@ -191,11 +201,11 @@ def train_stack(
     return _unstack(recipe, stack, state, share_s, data)
 
 
-def _resume(path: Path, key: states.RunKey, fresh: StackState) -> float:
+def _resume(path: Path, key: RunKey, fresh: StackState) -> float:
     """Take over the saved state and return its seconds; where it can't be used, say so and leave the fresh one."""
     try:
-        state, found, earlier_s = states.read(path)
-        if found != key or not states.adopt(fresh, state):
+        state, found, earlier_s = read_state(path)
+        if found != key or not adopt_state(fresh, state):
             raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found}")
     except DamagedError as error:
         print(f"{error} It is dropped, and its members are trained from the start.", file=sys.stderr)

@@ -1,4 +1,8 @@
-"""The Recipe: everything needed to train a member but its seed, which is the member's id."""
+"""The Recipe: everything needed to train a member but its seed, which is the member's id.
+
+A recipe may bring code of its user's own, for the network and for the images: it runs here, and what it raises
+becomes an error that names its line.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import math
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -31,137 +36,9 @@ from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.seeds import derive
 
-# Code of the user's own, run: what it raises becomes an error that names its line.
-
-
 _OURS = Path(__file__).parents[1]
 _NOT_THEIRS = ("<", str(_OURS), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
-
-
-@contextmanager
-def running(what: str, expected: str) -> Iterator[None]:
-    """Turn whatever a user's code raises in the block into a UsageError.
-
-    Args:
-        what: the code, as errors name it.
-        expected: of it.
-    """
-    try:
-        yield
-    except ZooError:
-        raise
-    except Exception as error:
-        raise UsageError(what, expected=expected, found=said(error)) from error
-
-
-def module_of(path: Path, name: str) -> ModuleType:
-    """Run a Python file as a module of a name; return the module, which is imported under that name then.
-
-    Raises:
-        UsageError: another file.
-    """
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
-    module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and pickles of the file's classes look it up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
-        raise
-    return module
-
-
-def said(error: Exception) -> str:
-    """Say in a line what was raised, and in which line of the user's code if there is one.
-
-    >>> said(ValueError("too few"))
-    'ValueError: too few'
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
-    where = f" (in line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
-    if isinstance(error, SyntaxError):
-        where = f" (in line {error.lineno} of {error.filename})"
-    first = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().split("\n")[0]
-    return f"{type(error).__name__}: {first[:200]}{where}"
-
-
-# Images of one's own that a recipe brings: two splits, checked against what the recipe says of them.
-
-
 SPLITS = ("train", "test")
-
-
-def is_name(text: str) -> bool:
-    """Say whether a text can name images of one's own: `zoo.images.of(…, name=…)` takes it.
-
-    >>> is_name("my-flowers"), is_name("digits")
-    (True, False)
-    """
-    try:
-        return name_of(text, "") == text
-    except UsageError:
-        return False
-
-
-def checked(
-    images: Callable[[], tuple[ImageData, ImageData]], recipe: str, dataset: str, preprocess: Preprocess
-) -> dict[str, ImageData]:
-    """Call a recipe's `images`; return both splits by name, called as the recipe calls its data set.
-
-    Args:
-        images: gives the images for training and for testing.
-        recipe: its name, for errors.
-        dataset: what the images are called.
-        preprocess: that they have to fit.
-
-    Raises:
-        UsageError: something else, images without labels or class names, of another shape, or of different classes.
-    """
-    what = f"images of recipe {recipe!r}"
-    with running(what, "a function that returns (train, test)"):
-        given: Any = images()
-    if not (isinstance(given, tuple) and len(given) == 2 and all(_is_pixels(data) for data in given)):
-        raise UsageError(
-            what,
-            expected="a function that returns (train, test), each as `zoo.images.of(…)` gives it",
-            found=repr(given)[:80],
-        )
-    shape = (preprocess.channels, *preprocess.size)
-    for name, data in zip(SPLITS, given, strict=True):
-        if data.labels is None or not data.classes:
-            raise UsageError(
-                f"{what}, {name}",
-                expected="labels and the names of their classes",
-                found="no labels" if data.labels is None else "numbers without names",
-                do="Give them to `zoo.images.of((images, labels), classes=[…])`",
-            )
-        if tuple(data.images.shape[1:]) != shape:
-            raise UsageError(
-                f"{what}, {name}",
-                expected=f"shape (input, {', '.join(map(str, shape))}), as the recipe's preprocess has it",
-                found=f"shape ({', '.join(map(str, data.images.shape))})",
-                do=f"`zoo.images.of(…, size={preprocess.size}, channels={shape[0]})` makes them fit",
-            )
-    train, test = given
-    if train.classes != test.classes:
-        raise UsageError(
-            f"{what}, test",
-            expected=f"the classes of train, in their order: {', '.join(train.classes[:12])}",
-            found=", ".join(test.classes[:12]),
-            do="`zoo.images.in_order(test, train.classes)` puts them in order",
-        )
-    return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, given, strict=True)}
-
-
-def _is_pixels(data: object) -> bool:
-    return isinstance(data, ImageData) and not isinstance(data, Prepared)
-
-
 # None of them changes a byte of a member.
 NOT_HASHED = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
 # Fields that came later, with what older recipes mean by them: left out then, so that hashes and sources stay.
@@ -207,7 +84,7 @@ class Recipe:
             `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
         optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
-        augmentation: a key of `training.augment.AUGMENTATIONS`.
+        augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
         precision: of the computation: "bfloat16" and "float16" as torch.autocast, the latter with gradient scaling.
         storage: dtype that weights are stored in; normalisation statistics are always float32.
         stack_width: members trained at once; 1 for one after another. A member's last bits depend on it, so that it
@@ -287,8 +164,11 @@ class Recipe:
         if self.images is None:
             self._check("dataset", self.dataset in DATASETS, f"one of {', '.join(DATASETS)}")
         else:
-            own = is_name(self.dataset)
-            self._check("dataset", own, f"a name in small letters for your own images, none of {', '.join(DATASETS)}")
+            self._check(
+                "dataset",
+                is_name(self.dataset),
+                f"a name in small letters for your own images, none of {', '.join(DATASETS)}",
+            )
         for field, choices in _CHOICES.items():
             fits = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
             self._check(field, fits, f"one of {', '.join(map(str, choices))}")
@@ -370,7 +250,7 @@ class Recipe:
     def _own(self) -> dict[str, ImageData]:
         if self.images is None:
             raise RuntimeError("only a recipe with images has its own")
-        return checked(self.images, self.name, self.dataset, self.preprocess)
+        return checked_images(self.images, self.name, self.dataset, self.preprocess)
 
     def skeleton(self) -> nn.Module:
         """Build a member's module for its structure alone, leaving torch's generator as it is; return it."""
@@ -398,11 +278,6 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def initial_seed(recipe: Recipe, member: int) -> int:
-    """Give the seed that a member's initialisation comes from."""
-    return derive(member if recipe.init_seed is None else recipe.init_seed, "init")
-
-
 def _whole(value: object, least: int) -> bool:
     return type(value) is int and value >= least
 
@@ -426,3 +301,129 @@ def _code(name: str, build: Callable[..., nn.Module]) -> str:
             do="Write it into a file: the recipe's hash covers its text",
         )
     return f"{build.__qualname__} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+
+
+def initial_seed(recipe: Recipe, member: int) -> int:
+    """Give the seed that a member's initialisation comes from."""
+    return derive(member if recipe.init_seed is None else recipe.init_seed, "init")
+
+
+def is_name(text: str) -> bool:
+    """Say whether a text can name images of one's own: `zoo.images.of(…, name=…)` takes it.
+
+    >>> is_name("my-flowers"), is_name("digits")
+    (True, False)
+    """
+    try:
+        return name_of(text, "") == text
+    except UsageError:
+        return False
+
+
+def checked_images(
+    images: Callable[[], tuple[ImageData, ImageData]], recipe: str, dataset: str, preprocess: Preprocess
+) -> dict[str, ImageData]:
+    """Call a recipe's `images`; return both splits by name, called as the recipe calls its data set.
+
+    Args:
+        images: gives the images for training and for testing.
+        recipe: its name, for errors.
+        dataset: what the images are called.
+        preprocess: that they have to fit.
+
+    Raises:
+        UsageError: something else, images without labels or class names, of another shape, or of different classes.
+    """
+    what = f"images of recipe {recipe!r}"
+    with running(what, "a function that returns (train, test)"):
+        given: Any = images()
+    if not (isinstance(given, tuple) and len(given) == 2 and all(_is_pixels(data) for data in given)):
+        raise UsageError(
+            what,
+            expected="a function that returns (train, test), each as `zoo.images.of(…)` gives it",
+            found=repr(given)[:80],
+        )
+    shape = (preprocess.channels, *preprocess.size)
+    for name, data in zip(SPLITS, given, strict=True):
+        if data.labels is None or not data.classes:
+            raise UsageError(
+                f"{what}, {name}",
+                expected="labels and the names of their classes",
+                found="no labels" if data.labels is None else "numbers without names",
+                do="Give them to `zoo.images.of((images, labels), classes=[…])`",
+            )
+        if tuple(data.images.shape[1:]) != shape:
+            raise UsageError(
+                f"{what}, {name}",
+                expected=f"shape (input, {', '.join(map(str, shape))}), as the recipe's preprocess has it",
+                found=f"shape ({', '.join(map(str, data.images.shape))})",
+                do=f"`zoo.images.of(…, size={preprocess.size}, channels={shape[0]})` makes them fit",
+            )
+    train, test = given
+    if train.classes != test.classes:
+        raise UsageError(
+            f"{what}, test",
+            expected=f"the classes of train, in their order: {', '.join(train.classes[:12])}",
+            found=", ".join(test.classes[:12]),
+            do="`zoo.images.in_order(test, train.classes)` puts them in order",
+        )
+    return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, given, strict=True)}
+
+
+def _is_pixels(data: object) -> bool:
+    return isinstance(data, ImageData) and not isinstance(data, Prepared)
+
+
+@contextmanager
+def running(what: str, expected: str) -> Iterator[None]:
+    """Turn whatever a user's code raises in the block into a UsageError.
+
+    Args:
+        what: the code, as errors name it.
+        expected: of it.
+    """
+    try:
+        yield
+    except ZooError:
+        raise
+    except Exception as error:
+        raise UsageError(what, expected=expected, found=said(error)) from error
+
+
+def module_of(path: Path, name: str) -> ModuleType:
+    """Run a Python file as a module of a name; return the module, which is imported under that name then.
+
+    Raises:
+        UsageError: another file.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
+    module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and pickles of the file's classes look it up
+    try:
+        with warnings.catch_warnings():
+            # A file of 0.1 can't be edited, since its text is hashed: a warning that it is old never stops it.
+            warnings.filterwarnings("default", r"training\.recipe is ", DeprecationWarning)
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+def said(error: Exception) -> str:
+    """Say in a line what was raised, and in which line of the user's code if there is one.
+
+    >>> said(ValueError("too few"))
+    'ValueError: too few'
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    where = f" (in line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
+    if isinstance(error, SyntaxError):
+        where = f" (in line {error.lineno} of {error.filename})"
+    first = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().split("\n")[0]
+    return f"{type(error).__name__}: {first[:200]}{where}"

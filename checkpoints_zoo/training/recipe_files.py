@@ -1,4 +1,4 @@
-"""Recipes from a user's own Python file."""
+"""Recipes from a user's own Python file, and variants of any recipe from text: `lr=0.05`, `arguments.classes=10`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, module_of, running
 
-_EXPECTED = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
+_IN_A_FILE = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "int | None": "a whole number or none",
+    "tuple[int, ...]": "whole numbers between commas, or none",
+}
+_NOT_SET = ("made_from", "split_rule")
 
 
 def is_file(text: str) -> bool:
@@ -62,27 +71,13 @@ def read_all(path: Path) -> dict[str, Recipe]:
     if found is None and hasattr(module, "RECIPE"):
         found = {"": module.RECIPE}
     if not isinstance(found, Mapping) or not found:
-        raise UsageError(f"recipe file {path}", expected=_EXPECTED, found=repr(found)[:80] if found else "neither")
+        raise UsageError(f"recipe file {path}", expected=_IN_A_FILE, found=repr(found)[:80] if found else "neither")
     with running(f"recipe file {path}", "recipes"):
         recipes = [value() if callable(value) else value for value in found.values()]
     for recipe in recipes:
         if not isinstance(recipe, Recipe):
-            raise UsageError(f"recipe file {path}", expected=_EXPECTED, found=repr(recipe)[:80])
+            raise UsageError(f"recipe file {path}", expected=_IN_A_FILE, found=repr(recipe)[:80])
     return {name or recipe.name: recipe for name, recipe in zip(found, recipes, strict=True)}
-
-
-# Variants of a recipe from text: `lr=0.05`, `milestones=30,60`, `arguments.classes=10`.
-
-
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "int | None": "a whole number or none",
-    "tuple[int, ...]": "whole numbers between commas, or none",
-}
-_NOT_SET = ("made_from", "split_rule")
 
 
 def varied(recipe: Recipe, changes: Sequence[str]) -> Recipe:

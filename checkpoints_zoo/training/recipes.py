@@ -12,7 +12,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training import recipe_files
-from checkpoints_zoo.training.recipe import Recipe as Recipe
+from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import varied
 
 # Epochs, learning rate, decay and augmentation of the three on digits were chosen on the last 250 images of the
@@ -265,9 +265,6 @@ def named(name: str) -> Recipe:
             do=f"Did you mean {nearest(name, RECIPES)}?",
         )
     return found()
-
-
-# Which recipe a command means, and the table of those that there are.
 
 
 def chosen(

@@ -125,7 +125,7 @@ def _compared(row: Row, again: Row, inputs: int) -> Retrained:
 def interval(one: float, other: float, inputs: int) -> float:
     """Return how far two shares of so many inputs may lie apart by chance, at 99 %.
 
-    Source: Agresti and Caffo 2000, a success and a failure added to each.
+    FolderSource: Agresti and Caffo 2000, a success and a failure added to each.
 
     >>> round(interval(0.9, 0.9, 100), 3)
     0.112

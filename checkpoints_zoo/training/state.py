@@ -1,4 +1,7 @@
-"""The saved state of a stack: a safetensors file, written under another name and renamed when complete."""
+"""The folder that a run keeps beside the source: its lock, its recipe, and the saved states of its stacks.
+
+A state is a safetensors file, written under another name and renamed when complete.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from checkpoints_zoo.training.recipe import Recipe
 _GROUPS = ("params", "momentum", "buffers", "averages", "scaling")
 _SNAPSHOT = "snapshot@"
 _FORMAT = 2
+_held = threading.local()
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class RunKey:
     torch_version: str
 
 
-def write(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> None:
+def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> None:
     """Write a state: after a kill at any moment, `path` holds the old state or the new one, whole.
 
     Args:
@@ -68,8 +72,8 @@ def write(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> Non
     sync_folder(path.parent)
 
 
-def read(path: Path) -> tuple[StackState, RunKey, float]:
-    """Read what `write` wrote: the state, its key, and the seconds of training so far.
+def read_state(path: Path) -> tuple[StackState, RunKey, float]:
+    """Read what `write_state` wrote: the state, its key, and the seconds of training so far.
 
     Raises:
         DamagedError: a file that is cut or changed, or no such file at all.
@@ -109,7 +113,7 @@ def read_key(path: Path) -> tuple[RunKey, int] | None:
         return None
 
 
-def adopt(fresh: StackState, saved: StackState) -> bool:
+def adopt_state(fresh: StackState, saved: StackState) -> bool:
     """Take a saved state over into a fresh one, in the memory format and on the device that this one has.
 
     Returns:
@@ -150,13 +154,7 @@ def _digest(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-# The folder that a run keeps beside the source: its lock, its recipe, the saved states of its stacks.
-
-
-_held = threading.local()
-
-
-def _take(file: IO[Any], how: int, folder: Path, do: str) -> None:
+def _lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
     """Take the lock that an open file stands for, at once or not at all; it goes with the file.
 
     Raises:
@@ -186,7 +184,7 @@ def untouched(folder: Path) -> Iterator[None]:
         yield
         return
     with lock.open("rb") as file:
-        _take(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
+        _lock(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
         yield
 
 
@@ -206,7 +204,7 @@ def locked(out: Path) -> Iterator[None]:
         yield
         return
     with lock.open("w") as file:
-        _take(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
+        _lock(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
         held.add(path)
         try:
             yield
@@ -243,13 +241,13 @@ def claim(out: Path, recipe: Recipe) -> Path:
     return folder
 
 
-def describe(folder: Path, description: Description) -> None:
+def write_description(folder: Path, description: Description) -> None:
     """Write down what the source will say of a collection: until its first shard it says nothing itself."""
     catalog.write_json(description.to_json(), folder / "description.json")
 
 
 def read_description(folder: Path) -> Description:
-    """Read what `describe` wrote; return it.
+    """Read what `write_description` wrote; return it.
 
     Raises:
         FormatError: it breaks the format.
@@ -267,7 +265,7 @@ def recorded_hash(folder: Path) -> str | None:
         return None
 
 
-def clean(folder: Path, wanted: set[int], epochs: int) -> None:
+def clean_folder(folder: Path, wanted: set[int], epochs: int) -> None:
     """Remove what kills leave: half-written files, and complete states whose members were finished.
 
     Args:
@@ -283,7 +281,7 @@ def clean(folder: Path, wanted: set[int], epochs: int) -> None:
             path.unlink()
 
 
-def divided(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
+def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
     """Divide ids into stacks: those that were begun before as they were, so that they go on; the rest in order.
 
     A stack that was begun may hold members that are finished meanwhile: they come out again as they were.

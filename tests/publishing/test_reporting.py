@@ -22,8 +22,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.populations.discrepancy import mmd, ns
 from checkpoints_zoo.predictions import predict, predictions_of
-from checkpoints_zoo.publishing.html_report import Page, gather, origin
-from checkpoints_zoo.publishing.html_report import page as tags
+from checkpoints_zoo.publishing.html_report import Page, gather, origin, tags
 from checkpoints_zoo.publishing.html_report.gather import Scaling
 from tests.support.commands import run, values
 from tests.support.report_pages import Tree, digits_page, few, left_out, plain, rows

@@ -20,7 +20,7 @@ from checkpoints_zoo.training import population, recipe_files
 from checkpoints_zoo.training.export import Export, run
 from checkpoints_zoo.training.measure import Finished, layout_of
 from checkpoints_zoo.training.shards import Log, Staging
-from checkpoints_zoo.training.state import divided, locked, state_name
+from checkpoints_zoo.training.state import locked, stacks_of, state_name
 from checkpoints_zoo.workers import Here, Processes
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
@@ -177,8 +177,8 @@ def test_members_that_wait_for_their_shard_are_not_trained_again(tmp_path: Path)
 def test_stacks_that_were_begun_go_on_as_they_were(tmp_path: Path) -> None:
     for stack in ((0, 1, 2), (6, 7, 8)):
         train_state(tmp_path / state_name(stack), stack)
-    assert divided(tmp_path, TINY, [2, 3, 4, 5, 6]) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
-    assert divided(tmp_path, TINY, [3, 4, 5, 9]) == [(3, 4, 5), (9,)]
+    assert stacks_of(tmp_path, TINY, [2, 3, 4, 5, 6]) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    assert stacks_of(tmp_path, TINY, [3, 4, 5, 9]) == [(3, 4, 5), (9,)]
 
 
 def train_state(path: Path, stack: tuple[int, ...]) -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import known, origin, shards
-from checkpoints_zoo.interop.ingest import survey as planning
-from checkpoints_zoo.interop.ingest import survey as surveying
+from checkpoints_zoo.interop.ingest import known, lots, origin, shards
+from checkpoints_zoo.interop.ingest.filling import fill
 from checkpoints_zoo.interop.ingest.known import Tells
 from checkpoints_zoo.interop.ingest.networks import Build, Net
 from checkpoints_zoo.interop.ingest.origin import Chosen, Origin, Say
-from checkpoints_zoo.interop.ingest.survey import Plan
+from checkpoints_zoo.interop.ingest.survey import How, Plan, counted, survey, unseen
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
@@ -97,14 +96,14 @@ def ingest(
 
         check_device(device)
     found = _found(sources, name, out, reshard, say, Chosen(files, strict))
-    how = surveying.How(net, build, columns, strict)
+    how = How(net, build, columns, strict)
     root = Path(reshard if reshard is not None else out if out is not None else found.root).expanduser().absolute()
     target, copied = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
     if dry_run and found.gzips:
-        return planning.unseen(name, found, str(root))
+        return unseen(name, found, str(root))
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
-        return surveying.survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
+        return survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
     locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.sweep(root, name)
@@ -114,20 +113,20 @@ def ingest(
         aside, staged = shards.aside(root, name), dict[str, archives.Index]()
         if found.gzips:
             shards.begin(target, name, stamp)
-            staged = shards.staged(found, aside, say)
-        survey = surveying.survey(found, name, staged, False, given, like, how, copied, say)
-        inside = None if evaluate is None else images_for(evaluate, survey.description, build)
+            staged = lots.staged(found, aside, say)
+        surveyed = survey(found, name, staged, False, given, like, how, copied, say)
+        inside = None if evaluate is None else images_for(evaluate, surveyed.description, build)
         if reshard is None:
-            survey.write(target)
+            surveyed.write(target)
         else:
-            described = known.kept(survey.description, given, like, target)
+            described = known.kept(surveyed.description, given, like, target)
             shards.begin(target, name, stamp)
-            reader = shards.Reader(found, described, shards.places(found, aside), how.within(found))
-            shards.reshard(reader, survey.rows.to_pylist(), target, say)
-            known.write_files(root, name, survey.files)
-        known.write_columns(target, name, survey.told)
+            reader = shards.Reader(found, described, lots.places(found, aside), how.within(found))
+            shards.reshard(reader, surveyed.rows.to_pylist(), target, say)
+            known.write_files(root, name, surveyed.files)
+        known.write_columns(target, name, surveyed.told)
         if hash or inside is not None:
-            shards.fill(target, name, inside, build, device, say)
+            fill(target, name, inside, build, device, say)
         return _imported(target, name)
 
 
@@ -193,6 +192,6 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
 
 def _imported(target: FolderSource, name: str) -> Imported:
     rows = target.read(name)[1]
-    counts = planning.counted(rows.select(["status"]).to_pylist())
+    counts = counted(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))
     return Imported(name, target.manifest_path(name), rows.num_rows, **counts, hashed=hashed, measured=measured)

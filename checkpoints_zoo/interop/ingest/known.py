@@ -1,4 +1,4 @@
-"""What a user knows of members and their files can't tell: columns of the manifest, by member or by file."""
+"""What a user knows and files of weights can't tell: columns of the manifest, and the facts of a description."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,22 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
-from checkpoints_zoo.formats.text import did_you_mean, few
+from checkpoints_zoo.interop.ingest.filling import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
-from checkpoints_zoo.interop.ingest.shards import FIGURES
 from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.source import FolderSource
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.
 Tells = Callable[[Mapping[str, int]], dict[int, Row]]
-
 FILE = "file"  # the column of a table that says whose row it is
 OWN = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
 SPLITS = ("train", "validation", "test")
+EMPTY: dict[str, Any] = {
+    "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
+}  # fmt: skip
+OF_IMAGES = ("dataset", "classes", "preprocessing")
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
 
 
 def of_members(given: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
@@ -84,11 +88,15 @@ def of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -
         rows[files[path]] = {name: checked(name, value, f"file {called}") for name, value in values.items()}
     without = [path for path, member in files.items() if member not in rows]
     if strange or without:
-        found = [f"{what} {few(some, 5)}" for what, some in (("no row for", without), ("rows for", strange)) if some]
+        found = [f"{what} {_few(some)}" for what, some in (("no row for", without), ("rows for", strange)) if some]
         raise UsageError(
             "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
         )
     return rows
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
 
 
 def read_csv(path: Path) -> dict[str, Row]:
@@ -156,11 +164,12 @@ def check_names(names: Iterable[str]) -> None:
         if name in OWN:
             raise UsageError(f"column {name!r}", expected="one that the files can't tell", found="one that they do")
         if name not in free:
+            near = get_close_matches(str(name), free, n=1)
             raise UsageError(
                 f"column {name!r}",
                 expected=f"one of the manifest's: {', '.join(free)}",
                 found="no such column",
-                do=did_you_mean(str(name), free, cutoff=0.6, shown=repr) or "manifests/README.md says what each means",
+                do=f"Did you mean {near[0]!r}?" if near else "manifests/README.md says what each means",
             )
 
 
@@ -284,16 +293,6 @@ def _expected(name: str, kind: pa.DataType) -> str:
     kinds = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
              (pa.types.is_floating, "a finite number"))  # fmt: skip
     return next((words for is_kind, words in kinds if is_kind(kind)), "a whole number in [0, 2³¹)")
-
-
-# What files of weights can't tell of a collection: its images, classes, preprocessing, licence and how to cite it.
-
-
-EMPTY: dict[str, Any] = {
-    "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
-}  # fmt: skip
-OF_IMAGES = ("dataset", "classes", "preprocessing")
-REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
 
 
 def described(

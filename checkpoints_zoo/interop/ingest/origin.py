@@ -12,17 +12,18 @@ from pathlib import Path
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.shard_files import what_is
-from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import fetching, hub
-from checkpoints_zoo.sources.archives import indexing
+from checkpoints_zoo.sources.archives import indexing, numbers_in
 from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 SAFETENSORS = ".safetensors"
 SNIFFED = 512
 OURS = (".import", "manifests", "shards")  # folders that an import writes
-
 Say = Callable[[str], object]
+LARGEST = 2**30
+_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
+_SAYS_SO = re.compile(rf"(?:^|[^a-z])(?:{_WORDS})[-_=. ]*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def _matches(path: Path, pattern: str | None) -> bool:
 
 
 def _by_number(path: str) -> tuple[list[int], str]:
-    return archive.numbers_in(path), path
+    return numbers_in(path), path
 
 
 def _below(folder: Path, without: Path | None) -> Iterable[Path]:
@@ -286,14 +287,6 @@ def _on_hub(address: str, name: str, say: Say) -> Origin:
     kinds = {p: _kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
     return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_by_number)))
-
-
-# Which member a file of a folder becomes: the number in its name, where one number tells them apart.
-
-
-LARGEST = 2**30
-_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
-_SAYS_SO = re.compile(rf"(?:^|[^a-z])(?:{_WORDS})[-_=. ]*$", re.IGNORECASE)
 
 
 def numbers_of(paths: Sequence[str]) -> list[int]:

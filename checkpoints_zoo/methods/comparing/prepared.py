@@ -15,9 +15,10 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import disk
+from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods.comparing.cells import MEASURED, Cells, Measuring, Task, tasks_of
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
-from checkpoints_zoo.methods.comparing.draws import Draws, Fits, finite, fit_all
+from checkpoints_zoo.methods.comparing.draws import Draws, Fits, fit_all
 from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
 from checkpoints_zoo.methods.comparing.measures import PERMUTE, SCALE, Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.modes import INDEPENDENT, MEMBERS, cited, everyone, modes
@@ -172,7 +173,7 @@ class Prepared:
             data=arguments.image_key(inside),
             ood="" if outside is None else arguments.image_key(outside),
             rows=tuple(_row(some, values, growth) for some in of_rows.values()),
-            methods=finite({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
+            methods=finite_or_null({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
         )

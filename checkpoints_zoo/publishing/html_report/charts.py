@@ -14,7 +14,7 @@ import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.publishing.html_report.page import in_plot
+from checkpoints_zoo.publishing.html_report.tags import in_plot
 
 Trace = dict[str, Any]
 Values = Sequence[float]

@@ -28,10 +28,150 @@ from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, Predictio
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
-# Members run once, their logits held in memory as predictions that every figure is then made of.
+MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read
+MOST_PAIRED = 2000  # members whose pairs are compared
+Say = Callable[[str], object]
 
 
-class Held(Predictions):
+@dataclass(frozen=True)
+class Measured:
+    """What a page shows.
+
+    Args:
+        members: a collection, or predictions where nothing else was given.
+        inside, outside: what the members say in and out of distribution; `outside` None without such images.
+        report: of the ensemble.
+        said, said_outside: what the members say of each input.
+        pairs: None for one member.
+        weighed: None where weights were not read.
+        command: that makes the same page again, "" where none does.
+    """
+
+    members: Collection | Predictions
+    inside: Predictions
+    outside: Predictions | None
+    report: Report
+    said: Outputs
+    said_outside: Outputs | None
+    pairs: Pairwise | None
+    weighed: Weighed | None
+    command: str
+
+    @property
+    def name(self) -> str:
+        """Of the collection."""
+        return self.report.collection
+
+    @property
+    def together(self) -> str:
+        """Who is measured as one."""
+        count = self.report.members
+        return "the one member" if count == 1 else f"all {count:,} members as one ensemble"
+
+    @property
+    def known(self) -> str:
+        """What intervals there are, "" for none."""
+        return " (95 % jackknife intervals)" if self.report.members > 2 else ""
+
+    @property
+    def on(self) -> str:
+        """Which images in distribution, and how many."""
+        return f"{self.report.data.split(' ')[0]}, n = {self.report.inputs:,} inputs"
+
+    @property
+    def on_ood(self) -> str:
+        """Which images out of distribution, and how many."""
+        return f"{self.report.ood.split(' ')[0]}, n = {self.report.ood_inputs:,} inputs"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What is asked of temperature scaling and of limits, as in `evaluate`."""
+
+    temperature: bool
+    held_out: float | Given | Predictions | None
+    within: Mapping[str, float | str] | None
+
+
+def measure(
+    members: Collection | Predictions,
+    data: Given | Predictions | None,
+    ood: Given | Predictions | None,
+    sizes: Iterable[int] | None,
+    scaling: Scaling,
+    subsets: int,
+    device: str | torch.device,
+    seed: int,
+    command: str,
+    say: Say,
+) -> Measured:
+    """Measure members, or their stored predictions; return what a page shows.
+
+    Args, Raises: as of `report`.
+    """
+    inside, outside = _predicted(members, data, ood, scaling.held_out, device, say)
+    say(f"{inside.facts.collection}: random ensembles of every size …")
+    report = evaluate(
+        members, inside, outside, sizes=sizes, temperature=scaling.temperature, held_out=scaling.held_out,
+        within=scaling.within, device=device, subsets=subsets, seed=seed,
+    )  # fmt: skip
+    pairs = None
+    if len(inside) > 1:
+        say(f"{report.collection}: pairs of members …")
+        some = slice(MOST_PAIRED)
+        pairs = pairwise(inside[some], None, None if outside is None else outside[some], device=device, seed=seed)
+    weighed = None
+    if isinstance(members, Collection) and not isinstance(data, Predictions):
+        weighed = weigh(members, device, seed, say)
+    said_outside = None if outside is None else walk(outside, None)
+    left = None
+    if report.calibrated is not None and report.calibrated.share is not None:
+        left, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+    said = walk(inside, inside.labels, left)
+    return Measured(members, inside, outside, report, said, said_outside, pairs, weighed, command)
+
+
+def _predicted(
+    members: Collection | Predictions,
+    data: Given | Predictions | None,
+    ood: Given | Predictions | None,
+    held_out: float | Given | Predictions | None,
+    device: str | torch.device,
+    say: Say,
+) -> tuple[Predictions, Predictions | None]:
+    """Run members, unless what they say is given; return what they say in and out of distribution.
+
+    Raises:
+        UsageError: a mixture of predictions and images, or predictions of others.
+    """
+    inside = data if isinstance(data, Predictions) else members
+    if isinstance(inside, Predictions):
+        shown = (data, ood, None if isinstance(held_out, float | int) else held_out)
+        if any(x is not None and not isinstance(x, Predictions) for x in shown):
+            raise _no_members(inside)
+        check_same(inside, members)
+        say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
+        return inside, ood if isinstance(ood, Predictions) else None
+    given = (
+        arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
+    )
+    others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
+    against = "" if others is None else f" against {others.name}"
+    say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {given.name}{against} …")
+    said = run(inside, given, device, labelled=True)
+    return said, run(inside, others, device, labelled=False) if isinstance(others, ImageData) else others
+
+
+def _no_members(inside: Predictions) -> UsageError:
+    return UsageError(
+        f"images for predictions {inside.name}",
+        expected="stored predictions on them, since no members are run",
+        found="images",
+        do="Give predictions for all, or images for all",
+    )
+
+
+class Computed(Predictions):
     """Predictions that were computed just now, in float32.
 
     Args:
@@ -78,7 +218,7 @@ class Held(Predictions):
             return super()._of(positions)
         near = slice(positions[0], positions[-1] + 1)  # the values of neighbours are not copied
         some = near if positions == list(range(near.start, near.stop)) else positions
-        return Held(self.members.take(positions), self.inside, self.values[some], self.truth)
+        return Computed(self.members.take(positions), self.inside, self.values[some], self.truth)
 
 
 def run(members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool) -> Predictions:
@@ -99,12 +239,12 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     if labelled:
         inside, labels = arguments.labelled(inside, members.description)
     with one_thread(members._member_nbytes < SMALL_MEMBER):
-        return Held(members, inside, predictions.logits(members, inside, device), labels)
+        return Computed(members, inside, predictions.logits(members, inside, device), labels)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What all members say of each input, and each member of all of them.
+class Outputs:
+    """The members' outputs, pooled: of all members for each input, of each member over all inputs.
 
     Args:
         largest: (input,) largest mean probability.
@@ -117,7 +257,7 @@ class Said:
     pooled: Reliability | None
 
 
-def walk(found: Predictions, labels: Tensor | None, some: Tensor | None = None) -> Said:
+def walk(found: Predictions, labels: Tensor | None, some: Tensor | None = None) -> Outputs:
     """Walk over predictions once, in blocks of inputs; return what members say.
 
     Args:
@@ -148,7 +288,7 @@ def walk(found: Predictions, labels: Tensor | None, some: Tensor | None = None) 
                 nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
                 bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
     pooled = None if labels is None else _pooled(bars)
-    return Said(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
+    return Outputs(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
 
 
 def _pooled(bars: Sequence[Reliability]) -> Reliability:
@@ -157,12 +297,6 @@ def _pooled(bars: Sequence[Reliability]) -> Reliability:
     confidence = torch.stack([torch.nan_to_num(b.confidence).double() * b.inputs for b in bars]).sum(0)
     accuracy = torch.stack([torch.nan_to_num(b.accuracy).double() * b.inputs for b in bars]).sum(0)
     return Reliability(confidence / count, accuracy / count, count)
-
-
-# What needs the weights themselves: symmetries, distances of two halves, alignment, mass.
-
-
-MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read
 
 
 @dataclass(frozen=True)
@@ -218,145 +352,3 @@ def weigh(members: Collection, device: str | torch.device, seed: int, say: Calla
     aligned = alignment(some, to=some.ids[0]) if table is not None and len(some) > 1 else None
     masses = None if table is None else minimal_mass(some, device=device)
     return Weighed(some, len(members), table, why, before, after, aligned, masses)
-
-
-MOST_PAIRED = 2000  # members whose pairs are compared
-Say = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """What is asked of temperature scaling and of limits, as in `evaluate`."""
-
-    temperature: bool
-    held_out: float | Given | Predictions | None
-    within: Mapping[str, float | str] | None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a page shows.
-
-    Args:
-        members: a collection, or predictions where nothing else was given.
-        inside, outside: what the members say in and out of distribution; `outside` None without such images.
-        report: of the ensemble.
-        said, said_outside: what the members say of each input.
-        pairs: None for one member.
-        weighed: None where weights were not read.
-        command: that makes the same page again, "" where none does.
-    """
-
-    members: Collection | Predictions
-    inside: Predictions
-    outside: Predictions | None
-    report: Report
-    said: Said
-    said_outside: Said | None
-    pairs: Pairwise | None
-    weighed: Weighed | None
-    command: str
-
-    @property
-    def name(self) -> str:
-        """Of the collection."""
-        return self.report.collection
-
-    @property
-    def together(self) -> str:
-        """Who is measured as one."""
-        count = self.report.members
-        return "the one member" if count == 1 else f"all {count:,} members as one ensemble"
-
-    @property
-    def known(self) -> str:
-        """What intervals there are, "" for none."""
-        return " (95 % jackknife intervals)" if self.report.members > 2 else ""
-
-    @property
-    def on(self) -> str:
-        """Which images in distribution, and how many."""
-        return f"{self.report.data.split(' ')[0]}, n = {self.report.inputs:,} inputs"
-
-    @property
-    def on_ood(self) -> str:
-        """Which images out of distribution, and how many."""
-        return f"{self.report.ood.split(' ')[0]}, n = {self.report.ood_inputs:,} inputs"
-
-
-def measure(
-    members: Collection | Predictions,
-    data: Given | Predictions | None,
-    ood: Given | Predictions | None,
-    sizes: Iterable[int] | None,
-    scaling: Scaling,
-    subsets: int,
-    device: str | torch.device,
-    seed: int,
-    command: str,
-    say: Say,
-) -> Measured:
-    """Measure members, or their stored predictions; return what a page shows.
-
-    Args, Raises: as of `reporting.report`.
-    """
-    inside, outside = _predicted(members, data, ood, scaling.held_out, device, say)
-    say(f"{inside.facts.collection}: random ensembles of every size …")
-    report = evaluate(
-        members, inside, outside, sizes=sizes, temperature=scaling.temperature, held_out=scaling.held_out,
-        within=scaling.within, device=device, subsets=subsets, seed=seed,
-    )  # fmt: skip
-    pairs = None
-    if len(inside) > 1:
-        say(f"{report.collection}: pairs of members …")
-        some = slice(MOST_PAIRED)
-        pairs = pairwise(inside[some], None, None if outside is None else outside[some], device=device, seed=seed)
-    weighed = None
-    if isinstance(members, Collection) and not isinstance(data, Predictions):
-        weighed = weigh(members, device, seed, say)
-    said_outside = None if outside is None else walk(outside, None)
-    left = None
-    if report.calibrated is not None and report.calibrated.share is not None:
-        left, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
-    said = walk(inside, inside.labels, left)
-    return Measured(members, inside, outside, report, said, said_outside, pairs, weighed, command)
-
-
-def _no_members(inside: Predictions) -> UsageError:
-    return UsageError(
-        f"images for predictions {inside.name}",
-        expected="stored predictions on them, since no members are run",
-        found="images",
-        do="Give predictions for all, or images for all",
-    )
-
-
-def _predicted(
-    members: Collection | Predictions,
-    data: Given | Predictions | None,
-    ood: Given | Predictions | None,
-    held_out: float | Given | Predictions | None,
-    device: str | torch.device,
-    say: Say,
-) -> tuple[Predictions, Predictions | None]:
-    """Run members, unless what they say is given; return what they say in and out of distribution.
-
-    Raises:
-        UsageError: a mixture of predictions and images, or predictions of others.
-    """
-    inside = data if isinstance(data, Predictions) else members
-    if isinstance(inside, Predictions):
-        shown = (data, ood, None if isinstance(held_out, float | int) else held_out)
-        if any(x is not None and not isinstance(x, Predictions) for x in shown):
-            raise _no_members(inside)
-        check_same(inside, members)
-        say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
-        return inside, ood if isinstance(ood, Predictions) else None
-    given = (
-        arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
-    )
-    others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
-    against = "" if others is None else f" against {others.name}"
-    say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {given.name}{against} …")
-    said = run(inside, given, device, labelled=True)
-    return said, run(inside, others, device, labelled=False) if isinstance(others, ImageData) else others

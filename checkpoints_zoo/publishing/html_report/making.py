@@ -19,11 +19,11 @@ from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.publishing.html_report import (
     calibration,
     detection,
-    glance,
     mass,
     origin,
     pairs,
     population,
+    summary,
     symmetry,
 )
 from checkpoints_zoo.publishing.html_report.gather import Measured, Scaling, measure
@@ -92,9 +92,9 @@ def report(
 
 def page_of(found: Measured) -> Page:
     """Put what was measured into parts; return the page."""
-    rooms = (glance, population, calibration)
+    rooms = (summary, population, calibration)
     parts = [room.part(found) for room in rooms]
-    parts += [glance.growing(found), *(room.part(found) for room in (detection, pairs, symmetry, mass))]
+    parts += [summary.growing(found), *(room.part(found) for room in (detection, pairs, symmetry, mass))]
     count = found.report.members
     title = f"{found.name}: a population of {counted(count, 'network')}"
     described = found.members.description.title if isinstance(found.members, Collection) else "From stored predictions"

@@ -1,12 +1,12 @@
-"""A page: parts put into one HTML file that needs nothing else, the same bytes for the same parts."""
+"""A page: parts with charts, tables and notes, put into one HTML file that needs nothing else.
+
+Text is plain unless it is `Html`. The same parts give the same bytes.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,309 +17,11 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
 from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.text import one_line
-
-# What a page is made of: parts with charts, tables and notes. Text is plain unless it is `Html`.
-
+from checkpoints_zoo.publishing.html_report.tags import Html, embedded, escape, join, tag
+from checkpoints_zoo.publishing.html_report.words import definitions
 
 Text = Sequence[str]  # pieces; those that are no Html are escaped
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One plot.
-
-    Args:
-        name: of its element.
-        title: above it.
-        told: what it shows, for those who can't see it.
-        traces, layout: plotly's, JSON values.
-    """
-
-    name: str
-    title: str
-    told: str
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table.
-
-    Args:
-        name: of its element.
-        header: of the columns; the first has the names of the rows.
-        rows: cells of text, each a piece or several; a row of one cell is a heading over those below it.
-        caption: what it shows.
-        words: positions of columns whose cells are words, not numbers.
-    """
-
-    name: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: Text
-    words: Sequence[int] = (0,)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A table of words and what each is.
-
-    Args:
-        name: of the element.
-        rows: a word and what it is, each.
-        caption: what they are of.
-    """
-
-    name: str
-    rows: Sequence[tuple[str, str]]
-    caption: Text
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure of one or more panels.
-
-    Args:
-        name: of its element.
-        panels: in reading order.
-        caption: what is shown, of how many, on which data, and what intervals mean.
-        across: panels beside each other where there is room.
-        behind: the numbers, to be unfolded.
-    """
-
-    name: str
-    panels: Sequence[Panel]
-    caption: Text
-    across: int = 2
-    behind: Rows | None = None
-
-
-@dataclass(frozen=True)
-class Note:
-    """A paragraph.
-
-    Args:
-        text: of it.
-        missing: whether it says why something is not there.
-    """
-
-    text: Text
-    missing: bool = False
-
-
-Block = Chart | Facts | Rows | Note
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a page.
-
-    Args:
-        name: of its element.
-        title: its heading.
-        blocks: in reading order.
-    """
-
-    name: str
-    title: str
-    blocks: Sequence[Block] = field(default_factory=tuple)
-
-    def values(self) -> dict[str, Any]:
-        """Return what the part holds, as JSON values."""
-        charts = [block for block in self.blocks if isinstance(block, Chart)]
-        return {
-            "part": self.name,
-            "title": self.title,
-            "figures": [panel.name for chart in charts for panel in chart.panels],
-            "tables": [block.name for block in self.blocks if isinstance(block, Facts | Rows)],
-            "left_out": ["".join(b.text) for b in self.blocks if isinstance(b, Note) and b.missing],
-        }
-
-
-# HTML made of text: whatever is not HTML already is written so that it stays text, in elements, attributes and plots.
-
-
-LONGEST = 4000  # characters of one piece of text
-DIGITS = 6  # of a number in a plot
-EMPTY = frozenset({"br", "col", "hr", "meta"})
-
-
-class Html(str):
-    """Text that is HTML already. What is joined or formatted with it is plain text again."""
-
-    __slots__ = ()
-
-
-def escape(text: str, longest: int = LONGEST) -> Html:
-    """Write text for an element or an attribute, on one line, without control characters; return it as HTML.
-
-    >>> escape("a<b & 'c'")
-    'a&lt;b &amp; &#x27;c&#x27;'
-    """
-    return text if isinstance(text, Html) else Html(html.escape(_kept_apart(text, longest)))
-
-
-def _kept_apart(text: str, longest: int) -> str:
-    """Put text on one line, but keep a space at its start or end; return it."""
-    kept = one_line(text, longest)
-    if not kept:
-        return " " if text else ""
-    before, after = (" " if text[at].isspace() else "" for at in (0, -1))
-    return f"{before}{kept}{after}"
-
-
-def join(pieces: Sequence[str], between: str = "") -> Html:
-    """Join pieces, those that are no HTML escaped; return HTML.
-
-    >>> join(["<", Html("<br>")])
-    '&lt;<br>'
-    """
-    return Html(escape(between).join(escape(piece) for piece in pieces))
-
-
-def tag(name: str, *children: str, **attributes: str | None) -> Html:
-    """Make an element; return it.
-
-    Args:
-        name: of the element.
-        children: text, or HTML.
-        attributes: text; `class_` is class, `aria_label` aria-label; None leaves one out.
-
-    >>> tag("p", "a < b", class_="note")
-    '<p class="note">a &lt; b</p>'
-    """
-    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    inside = "".join(f' {key}="{html.escape(one_line(value, LONGEST))}"' for key, value in given.items())
-    if name in EMPTY:
-        return Html(f"<{name}{inside}>")
-    return Html(f"<{name}{inside}>{join(children)}</{name}>")
-
-
-def in_plot(text: str, longest: int = 60) -> str:
-    """Write text for a title, tick or hover label of plotly, which takes tags in text for markup; return it.
-
-    >>> in_plot("<b>conv1</b>")
-    '&lt;b&gt;conv1&lt;/b&gt;'
-    """
-    return html.escape(one_line(text, longest), quote=False)
-
-
-def embedded(values: Any) -> Html:
-    """Write values as JSON that no browser takes for markup, numbers in six digits; return it.
-
-    What is not finite becomes null.
-
-    >>> embedded({"a": "</script>", "b": [1 / 3, float("nan")]})
-    '{"a":"\\\\u003c/script\\\\u003e","b":[0.333333,null]}'
-    """
-    text = json.dumps(_short(values), separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Html(text)
-
-
-def _short(values: Any) -> Any:
-    """Return values with their numbers rounded."""
-    if isinstance(values, Mapping):
-        return {key: _short(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_short(value) for value in values]
-    if isinstance(values, float):
-        if not math.isfinite(values):
-            return None
-        short = float(f"{values:.{DIGITS}g}")
-        return int(short) if short.is_integer() and abs(short) < 2**53 else short
-    return values
-
-
-# The words of a page: what each figure means, its unit, and which way is better.
-
-
-WORDS = {
-    **{name: (figure.title, figure.definition) for name, figure in FIGURES.items()},
-    "disagreement_ood": ("disagreement, OOD", "Disagreement on the inputs out of distribution."),
-    "correlation": (
-        "correlation of pairs",
-        "Pearson's correlation of a pair's mutual information in and out of distribution, over all pairs, −1 to 1.",
-    ),
-    "band": (
-        "band",
-        "Of an ensemble of k of N members: where the figure of 95 % of fresh ensembles of that size falls. Mean "
-        "over random subsets of k without replacement ± t·s·√((1 + k/N)/(1 − k/N)), s the subsets' standard "
-        "deviation and t Student's quantile of N − 1 degrees of freedom.",
-    ),
-    "interval": (
-        "interval",
-        "[ ]: 95 % intervals over members; the inputs are fixed. Of all members together, and of figures of "
-        "pairs: a delete-d jackknife with d = N/2. Of a mean over single members: a bootstrap over members. Fewer"
-        " than 3 members say nothing about intervals.",
-    ),
-    "pair": (
-        "mutual information of a pair",
-        "H((p + q)/2) − (H(p) + H(q))/2 of two members, nats, mean over inputs: the Jensen-Shannon divergence.",
-    ),
-    "permutations": (
-        "permutations",
-        "Orders of the units of hidden layers that leave the function as it is. Units of one group move together "
-        "wherever they appear; a group of n has n!.",
-    ),
-    "scales": (
-        "scales",
-        "Positive numbers by which the weights into a unit may be multiplied, and those out of it divided, "
-        "without any change of the function.",
-    ),
-    "mmd": (
-        "MMD²",
-        "Squared maximum mean discrepancy of two sets of weights, unbiased (it may be below 0), mean over ten "
-        "Gaussian and ten Laplace kernels with bandwidths on a geometric grid; below 2, no unit. p: share of "
-        "permutations of the members at least as far apart.",
-    ),
-    "ns": ("NS", "The same after symmetries are removed: rows of unit norm, then units sorted by their first weight."),
-    "transpositions": (
-        "transpositions",
-        "Fewest swaps of two units that make the permutation which aligns a member: units − cycles.",
-    ),
-    TEMPERATURE: (SCALED[TEMPERATURE].title, SCALED[TEMPERATURE].definition),
-    "mass": ("mass", "Sum of squared weights, without biases and running statistics."),
-    "excess": (
-        "excess",
-        "How far the mass as trained is above the smallest that positive scales can give, in percent of it.",
-    ),
-    "residual": (
-        "balance residual",
-        "The certificate of a minimum, where what comes into a unit and what goes out of it are equal: sum of "
-        "their differences as a share of the sum of both.",
-    ),
-}
-"""Name of a figure or a term -> how it is written, and what it means."""
-
-
-def word(name: str, label: str | None = None) -> Html:
-    """Name a figure, with its meaning on hover and a link to it; return the HTML."""
-    return tag(
-        "a", WORDS[name][0] if label is None else label, href=f"#def-{name}", title=WORDS[name][1], class_="word"
-    )
-
-
-def better(name: str) -> Html:
-    """Write an arrow that says which way a figure is better; return the HTML, "" where neither way is."""
-    way = FIGURES[name].better
-    if not way:
-        return Html("")
-    return tag("span", "↑" if way == "higher" else "↓", title=f"{way} is better", aria_label=f"{way} is better",
-               role="img", class_="better")  # fmt: skip
-
-
-def listed() -> Html:
-    """Write all definitions as a list; return the HTML."""
-    rows = [tag("dt", WORDS[name][0], id=f"def-{name}") + tag("dd", WORDS[name][1]) for name in WORDS]
-    return tag("dl", join([Html(row) for row in rows]), class_="definitions")
-
-
 _HERE = Path(__file__).parent
 ORIGIN = "How this page was made"
 LONGEST_CITATION = 2**20  # characters of a citation, which may name thousands of members one by one
@@ -399,6 +101,119 @@ class Page:
                 path=path,
             ) from error
         return path
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page.
+
+    Args:
+        name: of its element.
+        title: its heading.
+        blocks: in reading order.
+    """
+
+    name: str
+    title: str
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+    def values(self) -> dict[str, Any]:
+        """Return what the part holds, as JSON values."""
+        charts = [block for block in self.blocks if isinstance(block, Chart)]
+        return {
+            "part": self.name,
+            "title": self.title,
+            "figures": [panel.name for chart in charts for panel in chart.panels],
+            "tables": [block.name for block in self.blocks if isinstance(block, Facts | Rows)],
+            "left_out": ["".join(b.text) for b in self.blocks if isinstance(b, Note) and b.missing],
+        }
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of one or more panels.
+
+    Args:
+        name: of its element.
+        panels: in reading order.
+        caption: what is shown, of how many, on which data, and what intervals mean.
+        across: panels beside each other where there is room.
+        behind: the numbers, to be unfolded.
+    """
+
+    name: str
+    panels: Sequence[Panel]
+    caption: Text
+    across: int = 2
+    behind: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot.
+
+    Args:
+        name: of its element.
+        title: above it.
+        told: what it shows, for those who can't see it.
+        traces, layout: plotly's, JSON values.
+    """
+
+    name: str
+    title: str
+    told: str
+    traces: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table.
+
+    Args:
+        name: of its element.
+        header: of the columns; the first has the names of the rows.
+        rows: cells of text, each a piece or several; a row of one cell is a heading over those below it.
+        caption: what it shows.
+        words: positions of columns whose cells are words, not numbers.
+    """
+
+    name: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: Text
+    words: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A table of words and what each is.
+
+    Args:
+        name: of the element.
+        rows: a word and what it is, each.
+        caption: what they are of.
+    """
+
+    name: str
+    rows: Sequence[tuple[str, str]]
+    caption: Text
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph.
+
+    Args:
+        text: of it.
+        missing: whether it says why something is not there.
+    """
+
+    text: Text
+    missing: bool = False
+
+
+Block = Chart | Facts | Rows | Note
 
 
 def path_of(path: str | Path) -> Path:
@@ -489,7 +304,7 @@ def _facts(facts: Facts) -> Html:
 
 
 def _definitions() -> Html:
-    return tag("section", tag("h2", "Definitions"), listed(), id="definitions", aria_label="Definitions")
+    return tag("section", tag("h2", "Definitions"), definitions(), id="definitions", aria_label="Definitions")
 
 
 def _origin(origin: Mapping[str, str]) -> Html:

@@ -20,8 +20,10 @@ from checkpoints_zoo.publishing.html_report.charts import (
     upright,
 )
 from checkpoints_zoo.publishing.html_report.gather import Measured
-from checkpoints_zoo.publishing.html_report.glance import cell
-from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows, tag, word
+from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
+from checkpoints_zoo.publishing.html_report.summary import cell
+from checkpoints_zoo.publishing.html_report.tags import tag
+from checkpoints_zoo.publishing.html_report.words import word
 
 NAMES = {
     "mi_id": ("pair", "mutual information of a pair, ID", "nats"),

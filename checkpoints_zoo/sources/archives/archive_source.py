@@ -19,7 +19,8 @@ from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.selection import Key, keys_of
+from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.selection import Key
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.sources import archives, fetching
 from checkpoints_zoo.sources.archives import indexing

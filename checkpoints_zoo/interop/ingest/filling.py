@@ -1,0 +1,203 @@
+"""Hashes and accuracies of members whose manifest lacks them: each member is read once, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.formats import manifest, shard_files
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.layout import content_hash, finite_problems
+from checkpoints_zoo.formats.shard_files import REPEATING, Location
+from checkpoints_zoo.interop.ingest.origin import Say
+from checkpoints_zoo.sources import cache, fetching, hub
+from checkpoints_zoo.sources.source import FolderSource
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from checkpoints_zoo.images import ImageData
+
+BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
+FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
+STEPS = 20  # of the progress that is told
+Row = dict[str, Any]
+
+
+def fill(
+    source: FolderSource,
+    name: str,
+    inside: ImageData | None,
+    build: Callable[[], nn.Module] | None,
+    device: str,
+    say: Say,
+) -> None:
+    """Read the members whose rows lack a hash, or figures on images if some are given, and write these down.
+
+    Args:
+        source: a folder with the collection's manifest.
+        name: of the collection.
+        inside: test images; None for hashes alone.
+        build: of a net that the package lacks.
+        device: what the members run on.
+        say: told of the progress.
+
+    Raises:
+        UsageError: images that are not for these members.
+        DamagedError, NetworkError, AccessError, StorageError: the members can't be read.
+    """
+    description, table = source.read(name)
+    rows = table.to_pylist()
+    wanted = None if inside is None else f"{inside.name}/{inside.split}"
+    todo = [row for row in rows if row["path"] is not None and _lacks(row, wanted)]
+    if todo:
+        say(f"{name}: reading {len(todo):,} of {len(rows):,} members …")
+    tell, done = told(say, name, len(todo)), 0
+    for batch in batches(sorted(todo, key=lambda r: (r["path"], r["offset"]))):
+        batch.sort(key=lambda r: (r["member"], r["epoch"]))
+        with _here(source, description, batch) as locations:
+            for row, location in zip(batch, locations, strict=True):
+                look(row, location)
+            if inside is not None:
+                _measure(source, description, [r for r in batch if r["status"] == "ok"], inside, build, device)
+        done += len(batch)
+        manifest.write(manifest.table(rows), source.manifest_path(name))
+        tell(done)
+    mark_duplicates(rows)
+    marked = manifest.table(rows)
+    if not marked.equals(table):
+        manifest.write(marked, source.manifest_path(name))
+
+
+def _lacks(row: Mapping[str, Any], wanted: str | None) -> bool:
+    """Say whether a row's member is to be read: it has no hash, or is to be measured on other images."""
+    return row["sha256"] is None or (wanted is not None and row["status"] == "ok" and row["eval_data"] != wanted)
+
+
+def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield rows in batches of some members and bytes, one at least."""
+    batch: list[Row] = []
+    for row in rows:
+        full = len(batch) == BATCH_MEMBERS or (len(batch) + 1) * row["nbytes"] > BATCH_BYTES
+        if batch and full:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _here(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+    """Find the members of a source, or borrow them from the one that they lie in."""
+    if description.base:
+        with borrowed(hub.resolve(description.base), description, rows) as locations:
+            yield locations
+    else:
+        yield source.locate(description, manifest.table(rows))
+
+
+@contextmanager
+def borrowed(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+    """Bring members from a repo for a while: those that were not in the member cache before leave it afterwards.
+
+    Args:
+        repo, description: where they lie.
+        rows: of the members, in the order of their ids.
+    """
+    before = cache.files(repo.id)
+    locations = fetching.bring(repo, description, manifest.table(rows), whole=False)
+    try:
+        yield locations
+    finally:
+        for path in {x.path for x in locations} & (cache.files(repo.id) - before):
+            path.unlink(missing_ok=True)
+
+
+def look(row: Row, location: Location) -> memoryview:
+    """Read a member, and write its hash into its row; mark it as failed where a value is not finite. Return its bytes.
+
+    Raises:
+        DamagedError: its file has not the tensors that the row says, or others than before.
+    """
+    shard_files.check_against_files([location])
+    _, raw = next(iter(shard_files.read([location])))
+    judge(row, location, raw)
+    return raw
+
+
+def judge(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> None:
+    """Write a member's hash into its row, and mark it as failed where a value is not finite.
+
+    Raises:
+        DamagedError: the row has another hash.
+    """
+    digest = content_hash(location.layout, raw)
+    if row["sha256"] not in (None, digest):
+        raise DamagedError(
+            f"member {row['member']} in file {location.path}",
+            expected=f"sha256 {row['sha256'][:16]}…, as its row says",
+            found=f"{digest[:16]}…",
+            do="The file has changed: import it under another name",
+            member=row["member"],
+            path=location.path,
+        )
+    row["sha256"] = digest
+    if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        row |= {"status": "failed", "reason": f"values that are not finite in {', '.join(bad[:3])}{more}"}
+
+
+def _measure(
+    source: FolderSource,
+    description: Description,
+    rows: Sequence[Row],
+    inside: ImageData,
+    build: Callable[[], nn.Module] | None,
+    device: str,
+) -> None:
+    """Measure members and write the figures into their rows; mark those as failed whose logits are not finite."""
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.evaluation import measuring
+
+    if not rows:
+        return
+    members = Collection(source, "", description, manifest.table(rows), build)
+    try:
+        found = measuring.manifest_columns(members, inside, device)
+    except DamagedError as error:
+        if len(rows) == 1:
+            rows[0].update({"status": "failed", "reason": str(error)})
+            return
+        for row in rows:
+            _measure(source, description, [row], inside, build, device)
+        return
+    for row in rows:
+        row |= found[row["member"]]
+
+
+def mark_duplicates(rows: Sequence[Row]) -> None:
+    """Mark members that have the weights of one before as excluded, by their hashes."""
+    first: dict[str, int] = {}
+    for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
+        if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
+            continue
+        other = first.setdefault(row["sha256"], row["member"])
+        if other != row["member"]:
+            row |= {"status": "excluded", "reason": f"the weights of member {other}"}
+            row |= dict.fromkeys(FIGURES)
+
+
+def told(say: Say, what: str, total: int) -> Callable[[int], None]:
+    """Return what tells how many are done, some twenty times in all."""
+    last = 0
+
+    def tell(done: int) -> None:
+        nonlocal last
+        if done == total or STEPS * done // total > last:
+            last = STEPS * done // total
+            say(f"{what}: {done:,} of {total:,}")
+
+    return tell

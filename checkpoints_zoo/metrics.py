@@ -1,0 +1,5 @@
+"""A module path of 0.1: see `checkpoints_zoo._moved`."""
+
+from checkpoints_zoo._moved import redirect
+
+redirect(__name__)

@@ -1,0 +1,86 @@
+"""The words of a page: what each figure and term means, its unit, and which way is better."""
+
+from __future__ import annotations
+
+from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
+from checkpoints_zoo.publishing.html_report.tags import Html, join, tag
+
+# Name of a figure or a term -> how it is written, and what it means.
+WORDS = {
+    **{name: (figure.title, figure.definition) for name, figure in FIGURES.items()},
+    "disagreement_ood": ("disagreement, OOD", "Disagreement on the inputs out of distribution."),
+    "correlation": (
+        "correlation of pairs",
+        "Pearson's correlation of a pair's mutual information in and out of distribution, over all pairs, −1 to 1.",
+    ),
+    "band": (
+        "band",
+        "Of an ensemble of k of N members: where the figure of 95 % of fresh ensembles of that size falls. Mean "
+        "over random subsets of k without replacement ± t·s·√((1 + k/N)/(1 − k/N)), s the subsets' standard "
+        "deviation and t Student's quantile of N − 1 degrees of freedom.",
+    ),
+    "interval": (
+        "interval",
+        "[ ]: 95 % intervals over members; the inputs are fixed. Of all members together, and of figures of "
+        "pairs: a delete-d jackknife with d = N/2. Of a mean over single members: a bootstrap over members. Fewer"
+        " than 3 members say nothing about intervals.",
+    ),
+    "pair": (
+        "mutual information of a pair",
+        "H((p + q)/2) − (H(p) + H(q))/2 of two members, nats, mean over inputs: the Jensen-Shannon divergence.",
+    ),
+    "permutations": (
+        "permutations",
+        "Orders of the units of hidden layers that leave the function as it is. Units of one group move together "
+        "wherever they appear; a group of n has n!.",
+    ),
+    "scales": (
+        "scales",
+        "Positive numbers by which the weights into a unit may be multiplied, and those out of it divided, "
+        "without any change of the function.",
+    ),
+    "mmd": (
+        "MMD²",
+        "Squared maximum mean discrepancy of two sets of weights, unbiased (it may be below 0), mean over ten "
+        "Gaussian and ten Laplace kernels with bandwidths on a geometric grid; below 2, no unit. p: share of "
+        "permutations of the members at least as far apart.",
+    ),
+    "ns": ("NS", "The same after symmetries are removed: rows of unit norm, then units sorted by their first weight."),
+    "transpositions": (
+        "transpositions",
+        "Fewest swaps of two units that make the permutation which aligns a member: units − cycles.",
+    ),
+    TEMPERATURE: (SCALED[TEMPERATURE].title, SCALED[TEMPERATURE].definition),
+    "mass": ("mass", "Sum of squared weights, without biases and running statistics."),
+    "excess": (
+        "excess",
+        "How far the mass as trained is above the smallest that positive scales can give, in percent of it.",
+    ),
+    "residual": (
+        "balance residual",
+        "The certificate of a minimum, where what comes into a unit and what goes out of it are equal: sum of "
+        "their differences as a share of the sum of both.",
+    ),
+}
+
+
+def word(name: str, label: str | None = None) -> Html:
+    """Name a figure, with its meaning on hover and a link to it; return the HTML."""
+    return tag(
+        "a", WORDS[name][0] if label is None else label, href=f"#def-{name}", title=WORDS[name][1], class_="word"
+    )
+
+
+def better(name: str) -> Html:
+    """Write an arrow that says which way a figure is better; return the HTML, "" where neither way is."""
+    way = FIGURES[name].better
+    if not way:
+        return Html("")
+    return tag("span", "↑" if way == "higher" else "↓", title=f"{way} is better", aria_label=f"{way} is better",
+               role="img", class_="better")  # fmt: skip
+
+
+def definitions() -> Html:
+    """Write all definitions as a list; return the HTML."""
+    rows = [tag("dt", WORDS[name][0], id=f"def-{name}") + tag("dd", WORDS[name][1]) for name in WORDS]
+    return tag("dl", join([Html(row) for row in rows]), class_="definitions")
