@@ -13,8 +13,7 @@ from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve, source_of
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import Source, resolve, source_of
 
 
 @click.command()

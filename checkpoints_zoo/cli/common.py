@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.sources.finding import Found, find
+from checkpoints_zoo.sources.source import Found, find
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection

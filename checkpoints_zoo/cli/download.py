@@ -12,7 +12,7 @@ from checkpoints_zoo.cli.program import Output, facts, output
 from checkpoints_zoo.formats.manifest import check_located, total
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.finding import Found
+from checkpoints_zoo.sources.source import Found
 
 
 @click.command()

@@ -12,7 +12,7 @@ from checkpoints_zoo.cli.program import Output, facts, output, percent, table
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.manifest import is_null, total
 from checkpoints_zoo.formats.text import did_you_mean, in_bytes
-from checkpoints_zoo.sources.finding import Found
+from checkpoints_zoo.sources.source import Found
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,7 +24,7 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve
+from checkpoints_zoo.sources.source import resolve
 
 SHOWN = 20  # findings of one kind
 

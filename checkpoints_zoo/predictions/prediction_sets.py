@@ -19,8 +19,7 @@ from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import FolderSource, Source
+from checkpoints_zoo.sources.source import FolderSource, Source, resolve
 
 LOGITS = "logits"  # the tensor of a member, and the key of its layout
 DTYPES = ("F16", "F32")
@@ -155,7 +154,7 @@ def find_source(source: str | Path | Source) -> Source:
     """Find a source that may hold nothing but predictions; return it.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: see `finding.resolve`.
+        SourceNotFound, AccessError, NetworkError: see `source.resolve`.
     """
     if isinstance(source, Source):
         return source

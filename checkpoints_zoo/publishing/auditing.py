@@ -24,10 +24,9 @@ from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
-from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.hub import asking
 from checkpoints_zoo.sources.ranges import Remote
-from checkpoints_zoo.sources.source import FolderSource, Source
+from checkpoints_zoo.sources.source import FolderSource, Source, resolve
 
 SAMPLES, SAMPLE_BYTES = 8, 4096
 SAFETENSORS = ".safetensors"

@@ -19,8 +19,7 @@ from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import Source
+from checkpoints_zoo.sources.source import Source, resolve
 
 Say = Callable[[str], object]
 OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there

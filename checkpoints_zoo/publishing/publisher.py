@@ -35,8 +35,8 @@ from checkpoints_zoo.publishing.folder import (
 )
 from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, Tree, check_login, check_online, parse, sending
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.finding import resolve
 from checkpoints_zoo.sources.hub import Repo, fetch, patiently
+from checkpoints_zoo.sources.source import resolve
 
 # A commit with this much is a place to go on from; the Hub takes 128 commits an hour.
 COMMIT_BYTES = 20_000_000_000

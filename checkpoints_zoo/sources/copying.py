@@ -23,8 +23,7 @@ from checkpoints_zoo.formats.manifest import keys_of
 from checkpoints_zoo.formats.selection import Key, format_ids
 from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.finding import Found
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource, Found
 
 Row = dict[str, Any]
 

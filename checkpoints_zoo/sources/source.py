@@ -1,36 +1,44 @@
-"""What every source can do, and two kinds of it: a folder, and a repo of the Hub at one commit.
+"""Sources: what each one can do, its three kinds, and the way from a name or a citation to the selected rows.
 
 | kind | its manifest | its members |
 |---|---|---|
 | `FolderSource` | a file, pinned by its hash | files, from which it never leads out |
 | `HubSource` | a file at a commit, which comes whole | byte ranges, which are kept in the cache |
-| `ArchiveSource` (`archives/archive_source.py`) | an index of archives in a folder or a repo | parts of the archives |
+| `ArchiveSource` | an index of archives in a folder or a repo | parts of the archives |
 
-`finding.resolve` chooses. What a manifest says is checked before a byte of a shard is read.
+`resolve` chooses. What a manifest says is checked before a byte of a shard is read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
-from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, ZooError
-from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.catalog import Archives, Description
+from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, SelectionError, SourceNotFound, ZooError
+from checkpoints_zoo.formats import catalog, manifest, selection
+from checkpoints_zoo.formats.catalog import Archives, Description, Listing
+from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.selection import Key
 from checkpoints_zoo.formats.shard_files import Location, prefix, stamp_of
-from checkpoints_zoo.sources import fetching, hub
+from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import Opened
 
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
+
+# What archives hold, by their place, names and sizes: read once in a process.
+_known: dict[tuple[str, tuple[tuple[str, int], ...]], Holdings] = {}
 
 
 @dataclass(frozen=True)
@@ -331,3 +339,285 @@ def _checked(name: str, table: Path, words: Path, stamp: tuple[tuple[int, ...], 
     rows = manifest.read(table)
     manifest.validate(rows, description, table)
     return description, rows
+
+
+@dataclass(frozen=True)
+class ArchiveSource(Source):
+    """Archives of one collection, in a folder or a repo. All but that collection is as the folder or repo has it.
+
+    Args:
+        place: the folder or repo.
+        listing: the catalog's line on the collection.
+        archives: of the listing: where the archives lie, and what they can't tell themselves.
+    """
+
+    place: FolderSource | HubSource
+    listing: Listing
+    archives: Archives
+
+    @classmethod
+    def of(cls, place: FolderSource | HubSource, listing: Listing, known: Archives) -> ArchiveSource:
+        """Return the source that a collection's archives at a place are."""
+        return cls(place.root, place.label, place.repo, place, listing, known)
+
+    @property
+    def shown(self) -> str:
+        """What to call it to a reader."""
+        return self.place.shown
+
+    def collections(self) -> list[str]:
+        """Return the names of the collections at the place."""
+        return self.place.collections()
+
+    def commit(self, name: str) -> str:
+        """Return the repo's commit; in a folder hash where the members lie, in place of a manifest's hash."""
+        if self.repo is not None:
+            return self.repo.commit
+        places = [[*key, *place] for key, place in self._holdings().places.items()]
+        return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
+
+    def read(self, name: str) -> tuple[Description, pa.Table]:
+        """Index the archives, and write down what they hold as a manifest would; return description and rows."""
+        found = self._holdings()
+        return found.description, found.rows
+
+    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+        """Find members in the archives, bringing those here that are not; return where they lie."""
+        if described.name != self.listing.name:  # predictions, which lie beside the archives
+            return self.place.locate(described, rows)
+        while True:
+            found = self._holdings()
+            wanted = found.wanted(found.renewed(rows))
+            far = [x for x in wanted if isinstance(x, fetching.Wanted)]
+            if self.repo is None or not far:
+                return [x for x in wanted if isinstance(x, Location)]
+            brought, irregular = fetching.predicted(self.repo, described.name, far)
+            if not irregular:
+                return [brought[x] if isinstance(x, fetching.Wanted) else x for x in wanted]
+            for inside in irregular:
+                indexing.walk_remote(self.repo, inside)
+
+    def renewed(self, name: str, rows: pa.Table) -> pa.Table:
+        """Return selected rows as they are now that members were read: an archive may have been found irregular."""
+        return self._holdings().renewed(rows)
+
+    def files(self, folder: str) -> list[str]:
+        """List the files below a folder of the place; return their paths in it."""
+        return self.place.files(folder)
+
+    def file(self, inside: str) -> Path:
+        """Find a file of the place; return its path."""
+        return self.place.file(inside)
+
+    def _holdings(self) -> Holdings:
+        opened = self.place.opened(self.place.archives(self.archives))
+        key = (self.listing.name, tuple((x.inside, id(x.index)) for x in opened))
+        if key not in _known:  # which keeps these indexes alive, and their ids with them
+            _known[key] = Holdings.of(self.listing, self.archives, opened, self.label)
+        return _known[key]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What archives hold, written down as a source with a manifest would.
+
+    Args:
+        opened: the archives.
+        description, rows: of the collection that lies in them.
+        places: of each snapshot, (path, offset).
+    """
+
+    opened: tuple[Opened, ...]
+    description: Description
+    rows: pa.Table
+    places: Mapping[Key, tuple[str, int]]
+
+    @classmethod
+    def of(cls, listing: Listing, known: Archives, opened: Sequence[Opened], label: str) -> Holdings:
+        """Write down what archives hold; return that.
+
+        Args:
+            listing, known: the catalog's line on the collection, and what it says of the archives.
+            opened: these archives.
+            label: of the source, for errors.
+
+        Raises:
+            DamagedError, LayoutError: no members, or of no net that is known.
+            FormatError: a net with another number of classes than the catalog says.
+        """
+        rows, layouts, net = archives.rows_of({x.inside: x.index for x in opened})
+        if len(known.classes) != net["arguments"].get("classes", len(known.classes)):
+            raise FormatError(
+                f"archives of {listing.name} in {label}",
+                expected=f"a net for {len(known.classes)} classes",
+                found=f"{net['architecture']} with {net['arguments']}",
+            )
+        description = Description(
+            listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, known.classes,
+            known.preprocessing, layouts, listing.licence, known.citation,
+        )  # fmt: skip
+        table = manifest.table(rows)
+        manifest.validate(table, description, Path(f"of {listing.name} in {label}"))
+        places = zip(table.column("path").to_pylist(), table.column("offset").to_pylist(), strict=True)
+        return cls(tuple(opened), description, table, dict(zip(keys_of(table), places, strict=True)))
+
+    def renewed(self, rows: pa.Table) -> pa.Table:
+        """Find rows that were selected before an archive had to be walked; return them as they are now.
+
+        Raises:
+            DamagedError: one of them is no member after all.
+        """
+        keys = keys_of(rows)
+        then = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
+        if all(self.places.get(key) == place for key, place in zip(keys, then, strict=True)):
+            return rows
+        positions = {key: at for at, key in enumerate(keys_of(self.rows))}
+        missing = [key for key in keys if key not in positions]
+        if missing:
+            raise DamagedError(
+                f"member {missing[0][0]} of {self.description.name}", found="no such file once all headers were read",
+                expected="it in the archive, as its regular names say", do="Load the collection again",
+                member=missing[0][0],
+            )  # fmt: skip
+        now = manifest.take(self.rows, [positions[key] for key in keys])
+        manifest.check_located(now, self.description.name)
+        return now
+
+    def wanted(self, rows: pa.Table) -> list[Location | fetching.Wanted]:
+        """Say where each member lies on this disk, or which bytes of an archive on the Hub are the member's."""
+        opened = {x.inside: x for x in self.opened}
+        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
+        return [
+            _where_it_lies(opened[inside], key, offset, self.description.layouts[layout])
+            for key, inside, offset, layout in zip(keys_of(rows), *columns, strict=True)
+        ]
+
+
+def _where_it_lies(archive: Opened, key: Key, offset: int, layout: Layout) -> Location | fetching.Wanted:
+    """Return where a member lies, given the byte of its archive at which its tensors begin."""
+    if archive.path is not None:
+        return Location(key[0], prefix(*key), archive.path, offset, layout)
+    index, entry = archive.index, archive.index.at(offset)
+    doubt = not entry.verified
+    before = entry.data - entry.start if doubt else 0
+    prove = partial(archives.is_as_predicted, entry=entry, of=index) if doubt else None
+    return fetching.Wanted(key, prefix(*key), archive.inside, offset, layout, None, entry.name, before, prove)
+
+
+def resolve(source: str | Path | None, name: str) -> Source:
+    """Find the source that a name is to be read from; return it.
+
+    Args:
+        source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
+        name: of the collection; "" for a folder or repo as a whole.
+
+    Raises:
+        CollectionNotFound: no source given, and the name is not in the catalog.
+        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
+        AccessError, NetworkError: see `hub.resolve`.
+    """
+    return source_of(name, _place(catalog.listing(name).sources[0] if source is None else source))
+
+
+def source_of(name: str, place: Source) -> Source:
+    """Choose between the manifest and the archives that a place has of a collection; return the source to read it from.
+
+    Args:
+        name: of the collection.
+        place: a folder or repo, which is returned where it has a manifest, or neither.
+    """
+    listing = catalog.collections().get(name)
+    if listing is None or listing.archives is None or not isinstance(place, FolderSource | HubSource):
+        return place
+    if place.has(name) or not place.archives(listing.archives):
+        return place
+    return ArchiveSource.of(place, listing, listing.archives)
+
+
+def _place(source: str | Path) -> FolderSource | HubSource:
+    """Return the folder or repo that a text means."""
+    if str(source) == EMBEDDED:
+        return FolderSource(EMBEDDED_ROOT, EMBEDDED)
+    text = str(source)
+    if text.startswith(hub.SCHEME):
+        return HubSource.of(hub.resolve(text))
+    if text.startswith("file:///"):
+        text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
+    elif "://" in text:
+        raise SourceNotFound(
+            f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
+        )
+    root, found = Path(text), ""
+    try:
+        root = root.expanduser()
+        archives = any((root / known.folder).is_dir() for _, known in catalog.in_archives())
+        if not (root / "manifests").is_dir() and not archives:
+            kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
+            found = kinds.get(True, "nothing there")
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+        found = str(error)
+    if found:
+        raise SourceNotFound(
+            f"source {text}",
+            expected="a folder with manifests/NAME.parquet in it",
+            found=found,
+            do="Give the folder that holds manifests/ and shards/",
+            path=root,
+        )
+    return FolderSource(root.absolute(), root.absolute().as_uri())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a source says of selected members.
+
+    Args:
+        source, commit: where, and what pins it.
+        description: the source's JSON on the collection.
+        rows: the selected ones.
+        of: members of the whole collection.
+    """
+
+    source: Source
+    commit: str
+    description: Description
+    rows: pa.Table
+    of: int
+
+    @property
+    def citation(self) -> str:
+        return selection.cite(self.source.label, self.commit, self.description.name, self.rows)
+
+
+def find(
+    name: str,
+    *,
+    n: int | None = None,
+    where: str | None = None,
+    members: str | Iterable[int] | None = None,
+    sample: int | None = None,
+    snapshots: bool = False,
+    source: str | Path | None = None,
+) -> Found:
+    """Select members of a collection by its manifest, importing neither torch nor pandas; return what it says of them.
+
+    Args, Raises: as of `loading.load`.
+    """
+    cited = selection.parse_citation(str(name))
+    if cited:
+        if any(x is not None for x in (n, where, members, sample)) or snapshots:
+            raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
+        name, members = cited.name, cited.ids
+        source = cited.source if source is None else source
+    place = resolve(source, name)
+    description, rows = place.read(name)
+    commit = place.commit(name)
+    try:
+        chosen = selection.select(rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots)
+    except (MemberNotFound, SelectionError) as error:
+        if cited and cited.commit != commit:
+            raise selection.changed(cited, commit, str(error).rstrip(".")) from error
+        raise
+    if cited:
+        selection.verify_citation(cited, commit, chosen)
+    return Found(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))

@@ -26,7 +26,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.sources import fetching
-from checkpoints_zoo.sources.archives import archive_source, indexing
+from checkpoints_zoo.sources import source as source_module
+from checkpoints_zoo.sources.archives import indexing
 from tests.hub import WRITER, Hub, filled
 from tests.support.archives import local_tar
 from tests.support.commands import ROOT, process, run
@@ -36,7 +37,7 @@ from tests.support.scenarios import SCHEMA, Built, build, digest_of
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, archive_source._known, fetching._asked):
+    for known in (indexing._indexes, source_module._known, fetching._asked):
         known.clear()
 
 

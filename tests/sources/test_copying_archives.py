@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.sources import copying, fetching
-from checkpoints_zoo.sources.archives import archive_source, indexing
+from checkpoints_zoo.sources import copying, fetching, source
+from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
-from checkpoints_zoo.sources.finding import find
+from checkpoints_zoo.sources.source import find
 from tests.hub import Hub
 from tests.support.archives import head, local_tar, member, virtual_tar
 from tests.support.commands import run, values
@@ -25,7 +25,7 @@ ADDRESS = f"hf://datasets/{REPO}"
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, archive_source._known, fetching._asked):
+    for known in (indexing._indexes, source._known, fetching._asked):
         known.clear()
 
 

@@ -13,8 +13,7 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats.manifest import path_problem
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
+from checkpoints_zoo.sources.source import EMBEDDED, FolderSource, resolve
 from tests.support.scenarios import build, digest_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
 from checkpoints_zoo.interop.ingest.filling import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
-from checkpoints_zoo.sources.finding import resolve
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.source import FolderSource, resolve
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources.finding import find
+from checkpoints_zoo.sources.source import find
 from checkpoints_zoo.symmetry.deriving.trace import build, trace
 from checkpoints_zoo.symmetry.table import Table
 
