@@ -20,6 +20,7 @@ from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, Sour
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
+from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
@@ -197,11 +198,11 @@ def _check_rows(
 def _misplaced(members: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of what is wrong with the places of members in a file, in the order of their bytes."""
     if file is None:
-        yield "missing", f"no such file, named by the rows of {_few([m for *_, m in members])}"
+        yield "missing", f"no such file, named by the rows of {few([m for *_, m in members], SHOWN)}"
         return
     short = [f"{who} (to {end:,})" for _, end, who in members if end > file.size]
     if short:
-        yield "short", f"a file of {file.size:,} bytes, too short for {_few(short)}"
+        yield "short", f"a file of {file.size:,} bytes, too short for {few(short, SHOWN)}"
     if members[0][0] < 0:
         yield "overlap", f"{members[0][2]} begins {-members[0][0]:,} bytes before the file"
     reached = members[0]
@@ -212,11 +213,6 @@ def _misplaced(members: list[tuple[int, int, str]], file: File | None) -> Iterat
                 f"{one[2]} at {one[0]:,} to {one[1]:,} and {reached[2]} at {reached[0]:,} to {reached[1]:,}",
             )
         reached = max(reached, one, key=lambda r: r[1])
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None:
@@ -256,7 +252,7 @@ def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None
 def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
     """Look for files with one content under several names, and members with one hash under several ids."""
     for paths in alike(files):
-        text = f"the same {files[paths[0]].size:,} bytes as {_few(paths[1:])}"
+        text = f"the same {files[paths[0]].size:,} bytes as {few(paths[1:], SHOWN)}"
         serious = any(files[p].large or is_weights(p) for p in paths)
         (found.findings if serious else found.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []

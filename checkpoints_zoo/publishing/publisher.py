@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import few, whole
 from checkpoints_zoo.predictions.prediction_sets import TABLE
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.cards import README, is_generated
@@ -443,7 +443,7 @@ def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Sa
 def _title_of(folder: Folder) -> str:
     """Return the title of the last commit; a pull request is found again by it."""
     names = [held.name for held in folder.held]
-    return f"Publish {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+    return f"Publish {few(names, 3)}"
 
 
 def _made_repo(remote: Remote, private: bool) -> Branch:

@@ -11,6 +11,7 @@ from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import content_hash, finite_problems
 from checkpoints_zoo.formats.shard_files import REPEATING, Location
+from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.source import FolderSource
@@ -146,8 +147,7 @@ def judge(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> 
         )
     row["sha256"] = digest
     if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        row |= {"status": "failed", "reason": f"values that are not finite in {', '.join(bad[:3])}{more}"}
+        row |= {"status": "failed", "reason": f"values that are not finite in {few(bad, 3)}"}
 
 
 def _measure(

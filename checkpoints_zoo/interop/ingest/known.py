@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
+from checkpoints_zoo.formats.text import did_you_mean, few
 from checkpoints_zoo.interop.ingest.filling import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
 from checkpoints_zoo.sources.source import FolderSource, resolve
@@ -87,15 +87,11 @@ def of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -
         rows[files[path]] = {name: checked(name, value, f"file {called}") for name, value in values.items()}
     without = [path for path, member in files.items() if member not in rows]
     if strange or without:
-        found = [f"{what} {_few(some)}" for what, some in (("no row for", without), ("rows for", strange)) if some]
+        found = [f"{what} {few(some, 5)}" for what, some in (("no row for", without), ("rows for", strange)) if some]
         raise UsageError(
             "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
         )
     return rows
-
-
-def _few(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
 
 
 def read_csv(path: Path) -> dict[str, Row]:
@@ -163,12 +159,11 @@ def check_names(names: Iterable[str]) -> None:
         if name in OWN:
             raise UsageError(f"column {name!r}", expected="one that the files can't tell", found="one that they do")
         if name not in free:
-            near = get_close_matches(str(name), free, n=1)
             raise UsageError(
                 f"column {name!r}",
                 expected=f"one of the manifest's: {', '.join(free)}",
                 found="no such column",
-                do=f"Did you mean {near[0]!r}?" if near else "manifests/README.md says what each means",
+                do=did_you_mean(str(name), free, cutoff=0.6, shown=repr) or "manifests/README.md says what each means",
             )
 
 
