@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from checkpoints_zoo.methods.comparing.compact_study import compare_compact
     from checkpoints_zoo.networks.ensemble import Ensemble
     from checkpoints_zoo.populations.alignment_table import alignment
+    from checkpoints_zoo.populations.channel_exchangeability import corollary
     from checkpoints_zoo.populations.compact_posterior import compact
-    from checkpoints_zoo.populations.corollary_check import corollary
     from checkpoints_zoo.populations.discrepancy import mmd, ns
     from checkpoints_zoo.populations.loss_barrier import barrier, barriers
     from checkpoints_zoo.populations.mass import minimal_mass
@@ -64,7 +64,7 @@ _PLACES = {
     "Ensemble": "networks.ensemble",
     "alignment": "populations.alignment_table",
     "compact": "populations.compact_posterior",
-    "corollary": "populations.corollary_check",
+    "corollary": "populations.channel_exchangeability",
     "mmd": "populations.discrepancy",
     "ns": "populations.discrepancy",
     "barrier": "populations.loss_barrier",

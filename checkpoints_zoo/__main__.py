@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoints_zoo.cli.program import main
+from checkpoints_zoo.cli.main import main
 
 if __name__ == "__main__":
     main()

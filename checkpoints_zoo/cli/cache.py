@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from checkpoints_zoo.cli.program import Output, output, table
+from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.errors import SourceNotFound
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources import cache

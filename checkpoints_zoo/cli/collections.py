@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli import program
-from checkpoints_zoo.cli.program import Output, output, table
+from checkpoints_zoo.cli import main
+from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.text import in_bytes
@@ -32,7 +32,7 @@ def command(out: Output, source: str | None) -> None:
     if not listed and not broken:
         out.say("no collections")
     for error in broken[1:]:
-        program.explain(error)
+        main.explain(error)
     if broken:
         raise broken[0]
 

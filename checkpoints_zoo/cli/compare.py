@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.main import Output, facts, output
 from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.cli.program import Output, facts, output
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection

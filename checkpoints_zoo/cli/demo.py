@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkpoints_zoo.cli.main import Output, output
 from checkpoints_zoo.cli.measure import table_of, values_of
-from checkpoints_zoo.cli.program import Output, output
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, finding
-from checkpoints_zoo.cli.program import Output, facts, output
+from checkpoints_zoo.cli.main import Output, facts, output
 from checkpoints_zoo.formats.manifest import check_located, total
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.sources import copying

@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.common import imported
+from checkpoints_zoo.cli.main import Output, facts, output
 from checkpoints_zoo.cli.measure import PLACES
-from checkpoints_zoo.cli.program import Output, facts, output
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.interop.ingest import Net, Plan, ingest, known
+from checkpoints_zoo.interop.ingest import Net, Plan, given_columns, ingest
 
 
 @click.command()
@@ -86,7 +86,11 @@ def command(
         build = partial(imported(architecture), **named)
         architecture, named, own = None, {}, own or _called(build)
     net = Net(architecture, named, own, prefix, key)
-    told = None if columns is None else known.by_file(known.read_csv(Path(columns)), options["evaluate"] is not None)
+    told = (
+        None
+        if columns is None
+        else given_columns.by_file(given_columns.read_csv(Path(columns)), options["evaluate"] is not None)
+    )
     done = ingest(
         sources, name, out=target, hash=hashed, given=given, net=net, build=build, columns=told, say=out.say, **options
     )

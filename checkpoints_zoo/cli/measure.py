@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
-from checkpoints_zoo.cli.program import Output, output, table
+from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import in_bytes

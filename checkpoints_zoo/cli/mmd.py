@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import png
-from checkpoints_zoo.cli.program import Output, output, table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.formats.text import in_bytes
 

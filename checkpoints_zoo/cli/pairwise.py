@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.cli.program import Output, output, table
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import in_bytes
 

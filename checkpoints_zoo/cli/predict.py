@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.main import Output, facts, output
 from checkpoints_zoo.cli.measure import PLACES
-from checkpoints_zoo.cli.program import Output, facts, output
 from checkpoints_zoo.formats.text import in_bytes
 
 

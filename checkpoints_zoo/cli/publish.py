@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli.program import Output, facts, output, printable
+from checkpoints_zoo.cli.main import Output, facts, output, printable
 from checkpoints_zoo.formats.text import in_bytes
 from checkpoints_zoo.publishing.publisher import Plan, publish
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import Measurement, measuring
-from checkpoints_zoo.cli.program import Output, output, table
 from checkpoints_zoo.formats.text import in_bytes
 
 NONE = "none"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, finding
-from checkpoints_zoo.cli.program import Output, facts, output, percent, table
+from checkpoints_zoo.cli.main import Output, facts, output, percent, table
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.manifest import is_null, total
 from checkpoints_zoo.formats.text import did_you_mean, in_bytes

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.common import Selection, selecting
+from checkpoints_zoo.cli.main import Output, facts, output, table
 from checkpoints_zoo.cli.measure import png
-from checkpoints_zoo.cli.program import Output, facts, output, table
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.populations.alignment_table import Alignment
-    from checkpoints_zoo.populations.corollary_check import Corollary
+    from checkpoints_zoo.populations.channel_exchangeability import Corollary
     from checkpoints_zoo.populations.loss_barrier import Barriers
     from checkpoints_zoo.populations.mass import MassAt
     from checkpoints_zoo.symmetry import Table
@@ -197,7 +197,7 @@ def _step(step: MassAt) -> dict[str, Any]:
 
 
 def _tested(members: Collection, out: Output, seed: int) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.populations.corollary_check import corollary
+    from checkpoints_zoo.populations.channel_exchangeability import corollary
 
     out.say(f"{members.name}: testing whether channels are alike …")
     found: Corollary = corollary(members, seed=seed)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpoints_zoo.cli.program import BUG, INTERRUPTED, USAGE, code_of, table
+from checkpoints_zoo.cli.main import BUG, INTERRUPTED, USAGE, code_of, table
 from checkpoints_zoo.errors import LockedError, UsageError, ZooError
 from checkpoints_zoo.workers import Engine, engine
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.common import imported
-from checkpoints_zoo.cli.program import DONE, FOUND, Output, facts, output, printable, table
+from checkpoints_zoo.cli.main import DONE, FOUND, Output, facts, output, printable, table
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoints_zoo.interop import laplace, lightning, lightning_uq_box, posteriors, torch_uncertainty
-    from checkpoints_zoo.interop.inputs import loader
+    from checkpoints_zoo.interop.batches import loader
 
 __all__ = ["laplace", "lightning", "lightning_uq_box", "loader", "posteriors", "torch_uncertainty"]
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'checkpoints_zoo.interop' has no attribute {name!r}")
     if name == "loader":
-        return import_module("checkpoints_zoo.interop.inputs").loader
+        return import_module("checkpoints_zoo.interop.batches").loader
     return import_module(f"checkpoints_zoo.interop.{name}")
 
 

@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import Given, Preprocess
-from checkpoints_zoo.interop.ingest import Net, ingest, known
+from checkpoints_zoo.interop.ingest import Net, given_columns, ingest
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -111,7 +111,7 @@ def from_checkpoints(
         build=named.build, columns=rows, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
-    warn_of_others(FolderSource(root, root.as_uri()), name, known.read_files(root, name))
+    warn_of_others(FolderSource(root, root.as_uri()), name, given_columns.read_files(root, name))
     return load(name, source=root, architecture=named.build)
 
 
@@ -176,7 +176,7 @@ def facts_of(given: Facts) -> dict[str, Any]:
     return values
 
 
-def told(columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool) -> known.Tells | None:
+def told(columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool) -> given_columns.Tells | None:
     """Return what tells columns by member, from each file's member; None without any.
 
     Args:
@@ -189,21 +189,21 @@ def told(columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured
     if columns is None:
         return None
     if isinstance(columns, str | Path):
-        return known.by_file(known.read_csv(Path(columns).expanduser()), measured)
+        return given_columns.by_file(given_columns.read_csv(Path(columns).expanduser()), measured)
     if not isinstance(columns, Mapping):
-        return known.by_file(known.keyed(_records(columns), "columns by file"), measured)
-    known.check_names(columns)
+        return given_columns.by_file(given_columns.keyed(_records(columns), "columns by file"), measured)
+    given_columns.check_names(columns)
     if measured:
-        known.check_unmeasured(columns)
-    return lambda files: known.of_members(columns, list(files.values()))
+        given_columns.check_unmeasured(columns)
+    return lambda files: given_columns.of_members(columns, list(files.values()))
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame, the file of each under "file"."""
     if not hasattr(frame, "to_dict") or not hasattr(frame, "index"):
         raise UsageError("columns", expected="a mapping, a DataFrame or a CSV file", found=type(frame).__name__)
-    if known.FILE not in frame.columns:
-        frame = frame.rename_axis(index=known.FILE).reset_index()
+    if given_columns.FILE not in frame.columns:
+        frame = frame.rename_axis(index=given_columns.FILE).reset_index()
     records: list[dict[str, Any]] = frame.to_dict(orient="records")
     return records
 

@@ -22,7 +22,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import check_room, replacing, writing_into
-from checkpoints_zoo.interop import inputs
+from checkpoints_zoo.interop import batches
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
 VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
@@ -63,7 +63,7 @@ def write_checkpoints(
     ...     [(p.name, list(torch.load(p)["state_dict"])[0]) for p in paths]
     [('000000.ckpt', 'model.conv1.weight'), ('000001.ckpt', 'model.conv1.weight')]
     """
-    inputs.check_collection(members)
+    batches.check_collection(members)
     root, form = Path(folder), _Form(prefix, dtype, _key_map(members) if upstream else None)
     members.download()  # what is missing is fetched in one go
     paths = [root / _name(member) for member in members]

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import Given
-from checkpoints_zoo.interop import inputs
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop import batches
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.networks.ensemble import Ensemble
 
 REQUIREMENT = "lightning-uq-box>=0.2,<1"
@@ -43,7 +43,7 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
         num_classes = _classes(members)
     if task not in kind.valid_tasks:
         raise UsageError("task", expected=f"one of {', '.join(kind.valid_tasks)}", found=repr(task))
-    return kind(inputs.ensemble_of(members), num_classes, task)
+    return kind(batches.ensemble_of(members), num_classes, task)
 
 
 def _classes(members: Collection | Ensemble) -> int:
@@ -91,7 +91,7 @@ class _Named:
 
     collate: Callable[[Any], Any]
 
-    def __call__(self, examples: Sequence[inputs.Batch]) -> dict[str, Tensor]:
+    def __call__(self, examples: Sequence[batches.Batch]) -> dict[str, Tensor]:
         inputs, labels = self.collate(examples)
         return {"input": inputs, "target": labels}
 
@@ -110,5 +110,5 @@ def loader(members: Collection, data: Given, split: str | None = None, *, batch:
     >>> {name: tuple(tensor.shape) for name, tensor in batch.items()}
     {'input': (128, 1, 8, 8), 'target': (128,)}
     """
-    plain = inputs.loader(members, data, split, batch=batch)
+    plain = batches.loader(members, data, split, batch=batch)
     return DataLoader(plain.dataset, batch_size=batch, collate_fn=_Named(plain.collate_fn))

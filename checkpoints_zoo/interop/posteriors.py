@@ -17,8 +17,8 @@ from torch.func import functional_call
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.interop.inputs import ensemble_of
+from checkpoints_zoo.interop.batches import ensemble_of
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble import Ensemble
 

@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counte
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
-from checkpoints_zoo.interop.ingest import filling, importing, known, pickles, shards
+from checkpoints_zoo.interop.ingest import given_columns, importing, measuring, pickles, shards
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
@@ -104,7 +104,7 @@ def from_samples(
     named, sized = named_net(architecture, arguments), count(samples)
     told = _told(columns, method, run, evaluate is not None)
     if sized is not None:
-        known.of_members(told, range(sized))
+        given_columns.of_members(told, range(sized))
     reader, facts_given = DrawReader(named.module(), order, buffers), facts_of(given)
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
@@ -117,16 +117,16 @@ def from_samples(
                 state = reader(draw, at)
                 if drawn.head is None:
                     drawn.begin(pickles.head_of(state), reader.counters, named.architecture or str(named.own))
-                    described = known.described(name, named.facts(), drawn.layouts, facts_given, like)
-                    known.check_net(described, named.build)
-                    description = known.kept(described, facts_given, like, target)
+                    described = given_columns.described(name, named.facts(), drawn.layouts, facts_given, like)
+                    given_columns.check_net(described, named.build)
+                    description = given_columns.kept(described, facts_given, like, target)
                     inside = None
                     if evaluate is not None:
                         inside = importing.images_for(evaluate, description, named.build)
                 drawn.add(state)
             if drawn.head is None:
                 raise UsageError("samples", expected="one draw or more", found="none")
-            drawn.end(known.of_members(told, range(len(drawn.rows))))
+            drawn.end(given_columns.of_members(told, range(len(drawn.rows))))
             table = manifest.table(drawn.rows)
             manifest.validate(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
@@ -135,7 +135,7 @@ def from_samples(
             drawn.tidy()
         say(f"{name}: {len(drawn.rows):,} draws written")
         if inside is not None:
-            filling.fill(target, name, inside, named.build, device, say)
+            measuring.fill(target, name, inside, named.build, device, say)
     warn_of_others(target, name, {})
     return load(name, source=root, architecture=named.build)
 
@@ -156,12 +156,12 @@ def _check_name(name: str, method: str) -> None:
 def _told(columns: Mapping[str, Any] | None, method: str, run: int | Sequence[int] | None, measured: bool) -> Row:
     """Check the names of columns, before a draw is read; return all that is told."""
     given = dict(columns or {})
-    known.check_names(given)
+    given_columns.check_names(given)
     if twice := sorted({"method", "run", "draw"} & set(given)):
         raise UsageError(f"column {twice[0]!r}", expected="it as an argument of its own", found="it among the columns",
                          do="Leave it out: draws are counted in each run" if twice[0] == "draw" else "")  # fmt: skip
     if measured:
-        known.check_unmeasured(given)
+        given_columns.check_unmeasured(given)
     if method == INDEPENDENT and run is not None:
         raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT!r}")
     return given | ({} if run is None else {"run": run})
@@ -400,7 +400,7 @@ class DrawWriter:
                               tensor=name)  # fmt: skip
         raw = pickles.bytes_of(state)
         row: Row = {"member": at, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
-        filling.judge(row, Location(at, prefix(at), self.aside, 0, self.stored), raw)
+        measuring.judge(row, Location(at, prefix(at), self.aside, 0, self.stored), raw)
         if at < len(self.there) and self.there[at]["sha256"] != row["sha256"]:
             raise self._others(f"another draw {at}")
         if at < len(self.there) and self.there[at]["status"] == "failed":  # by its logits
@@ -416,7 +416,7 @@ class DrawWriter:
 
     def _known(self, at: int) -> Row:
         """Return what the manifest says already of a draw, such as its figures."""
-        return {n: v for n, v in self.there[at].items() if n not in known.OWN} if at < len(self.there) else {}
+        return {n: v for n, v in self.there[at].items() if n not in given_columns.OWN} if at < len(self.there) else {}
 
     def _others(self, found: str) -> UsageError:
         return UsageError(
@@ -482,7 +482,7 @@ class DrawWriter:
             if self.method != INDEPENDENT:
                 run = row.get("run")
                 row["draw"] = drawn[run] = drawn.get(run, -1) + 1
-        filling.mark_duplicates(self.rows)
+        measuring.mark_duplicates(self.rows)
 
     def tidy(self) -> None:
         """Delete what lies aside, and shards that no row of the manifest names."""

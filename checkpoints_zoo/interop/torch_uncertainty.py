@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.extras import needed
-from checkpoints_zoo.interop.inputs import NO_LABEL, ensemble_of
+from checkpoints_zoo.interop.batches import NO_LABEL, ensemble_of
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 

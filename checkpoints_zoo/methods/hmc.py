@@ -22,7 +22,7 @@ from checkpoints_zoo.methods.chains import effective_size, rhat
 from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.networks.ensemble.running import Runner
+from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.training.seeds import derive, generator
 
 MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem

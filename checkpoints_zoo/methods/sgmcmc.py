@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.methods.chains import run_chains
 from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.problem import Problem

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem

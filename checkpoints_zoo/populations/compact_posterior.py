@@ -24,8 +24,8 @@ from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
-from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, make_evaluator
 from checkpoints_zoo.populations.gaussian import RULES, Gaussian, fit_subsets
+from checkpoints_zoo.populations.untrained_networks import PIECE, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
     import pandas as pd

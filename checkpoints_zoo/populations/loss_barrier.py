@@ -21,7 +21,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, RED, panels_figure, path_of
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
-from checkpoints_zoo.populations.evaluator import PIECE, Evaluator, make_evaluator
+from checkpoints_zoo.populations.untrained_networks import PIECE, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import disk, shard_files
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.loop import check_network
-from checkpoints_zoo.training.measure import Finished, Row, description_of, layout_of, prepare
+from checkpoints_zoo.training.packing import Finished, Row, description_of, layout_of, prepare
 from checkpoints_zoo.training.population import Progress, Trained, check_ids, train
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy

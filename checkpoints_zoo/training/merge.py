@@ -19,7 +19,7 @@ from checkpoints_zoo.formats import disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.selection import format_ids
-from checkpoints_zoo.training.measure import Key, Row
+from checkpoints_zoo.training.packing import Key, Row
 from checkpoints_zoo.training.shards import Fresh, Staging, lost, rows_of, seal, source_of, tidy
 from checkpoints_zoo.training.state import folder_of, locked, read_description, recorded_hash, untouched
 

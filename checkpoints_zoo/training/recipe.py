@@ -30,7 +30,7 @@ from torch import nn
 from checkpoints_zoo.errors import UsageError, ZooError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import DATASETS, ImageData, Prepared, Preprocess, load
-from checkpoints_zoo.images.given import name_of
+from checkpoints_zoo.images.conversion import name_of
 from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.augment import AUGMENTATIONS

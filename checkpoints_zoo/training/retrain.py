@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.training.measure import Finished, Row, prepare
+from checkpoints_zoo.training.packing import Finished, Row, prepare
 from checkpoints_zoo.training.population import Stacks
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import varied

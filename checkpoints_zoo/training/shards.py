@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read
 from checkpoints_zoo.sources.copying import Piece, Shard, place, written
 from checkpoints_zoo.sources.source import FolderSource
-from checkpoints_zoo.training.measure import Finished, Key, Row, key_of
+from checkpoints_zoo.training.packing import Finished, Key, Row, key_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import inspect
 
 import click
 
-from checkpoints_zoo.cli import program
-from checkpoints_zoo.cli.program import COMMANDS, main
+from checkpoints_zoo.cli import main as program
+from checkpoints_zoo.cli.main import COMMANDS, main
 
 
 def page() -> str:

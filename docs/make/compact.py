@@ -18,9 +18,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.populations.compact_posterior import compact
-from checkpoints_zoo.populations.evaluator import make_evaluator
 from checkpoints_zoo.populations.gaussian import fit
 from checkpoints_zoo.populations.loss_barrier import Barriers, barriers
+from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from docs.make.marks import fill
 
 DOCS = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ import numpy as np
 from scipy import stats
 
 from checkpoints_zoo.methods.comparing.comparison import COLUMN_NAMES, MODES, REFERENCE, Comparison, Row, stated
+from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES
 from checkpoints_zoo.methods.comparing.estimates import SHORT
-from checkpoints_zoo.methods.comparing.worth import WORTH_FIGURES
 
 Table = Mapping[tuple[str, str], Mapping[str, float]]
 COLUMNS = ("mmd", "ns", "accuracy", "ece", "ace", "brier", "aupr", "fpr95", "mi_id", "mi_ood")

@@ -37,7 +37,7 @@ def command(*words: str) -> str:
     return f"try:\n    main({list(words)!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
 
 
-MAIN = "from checkpoints_zoo.cli.program import main\n"
+MAIN = "from checkpoints_zoo.cli.main import main\n"
 WAYS = {
     "load": Way(
         'zoo.load("convnet-digits", n=16).ensemble()(x)',

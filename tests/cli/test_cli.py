@@ -10,7 +10,7 @@ import click
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.program import COMMANDS, Output, main
+from checkpoints_zoo.cli.main import COMMANDS, Output, main
 from checkpoints_zoo.formats import catalog
 from docs.make import cli
 from tests.support.commands import ROOT, catalog_of, run, two_collections, values

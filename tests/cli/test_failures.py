@@ -13,7 +13,7 @@ from click.testing import Result
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import errors
-from checkpoints_zoo.cli import program
+from checkpoints_zoo.cli import main
 from checkpoints_zoo.formats import catalog
 from tests.support.commands import ROOT, catalog_of, process, run, two_collections, values
 from tests.support.scenarios import Built, build
@@ -88,8 +88,8 @@ KINDS: dict[type[Exception], int] = {
 def test_every_kind_of_error_has_a_code() -> None:
     assert set(errors.ZooError.__subclasses__()) <= set(KINDS)
     for kind, code in KINDS.items():
-        assert program.code_of(kind("thing")) == code, kind
-    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(program.MEANINGS)
+        assert main.code_of(kind("thing")) == code, kind
+    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(main.MEANINGS)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:
@@ -124,7 +124,7 @@ def test_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HEAVY = """
 import sys
-from checkpoints_zoo.cli.program import main
+from checkpoints_zoo.cli.main import main
 try:
     main()
 finally:

@@ -57,7 +57,7 @@ def test_cache_lists_and_drops(hub: Hub, tiny: Built) -> None:
 
 
 def test_neither_imports_torch_or_pandas(tiny: Built, tmp_path: Path) -> None:
-    code = "import sys; from checkpoints_zoo.cli.program import main\ntry: main({})\nexcept SystemExit: pass\n"
+    code = "import sys; from checkpoints_zoo.cli.main import main\ntry: main({})\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'pandas') if m in sys.modules])"
     import subprocess
     import sys as system

@@ -16,8 +16,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, Source
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
+from checkpoints_zoo.methods.comparing.equivalent_size import Worth
 from checkpoints_zoo.methods.comparing.estimates import Estimate
-from checkpoints_zoo.methods.comparing.worth import Worth
 from checkpoints_zoo.methods.fitting import METHODS, method_of
 from checkpoints_zoo.training.recipes import convnet_digits
 from docs.make import comparison as comparison_page

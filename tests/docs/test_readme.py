@@ -34,7 +34,7 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
-    from checkpoints_zoo.cli.program import main
+    from checkpoints_zoo.cli.main import main
 
     lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli")]

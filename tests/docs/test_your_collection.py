@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.train import main, merge_command, verify_command
-from checkpoints_zoo.training.measure import device_name
+from checkpoints_zoo.training.packing import device_name
 from tests.hub import Hub
 from tests.support.publications import quick
 

@@ -11,7 +11,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.errors import DamagedError, SmallerChunk
 from checkpoints_zoo.networks.ensemble import EXECUTIONS
-from checkpoints_zoo.networks.ensemble.running import Runner
+from checkpoints_zoo.networks.ensemble.executions import Runner
 from tests.support.scenarios import State, build, load, raw
 
 pytestmark = pytest.mark.gpu

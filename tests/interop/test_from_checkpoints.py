@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, LeftOut, SourceNotFound, UsageError
-from checkpoints_zoo.interop.ingest import filling
+from checkpoints_zoo.interop.ingest import measuring
 from checkpoints_zoo.interop.ingest.origin import numbers_of
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.publishing.auditing import audit
@@ -419,7 +419,7 @@ def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     told: dict[str, Any] = {"columns": {"seed": range(12)}, "title": "Twelve"}
     source_of(folder, whole, **told)
     judged: list[int] = []
-    judge = filling.judge
+    judge = measuring.judge
 
     def stopping(row: dict[str, Any], *rest: Any) -> None:
         if len(judged) == 7:
@@ -427,7 +427,7 @@ def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         judged.append(row["member"])
         judge(row, *rest)
 
-    monkeypatch.setattr(filling, "judge", stopping)
+    monkeypatch.setattr(measuring, "judge", stopping)
     with pytest.raises(Stop):
         source_of(folder, out, **told)
     same(zoo.load("mine", source=out, architecture=Mlp), made)

@@ -10,7 +10,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.interop.ingest import filling, ingest
+from checkpoints_zoo.interop.ingest import ingest, measuring
 from tests.support.kills import Contract, OnFiles, forks
 from tests.support.originals import KINDS, gzipped, hashes, imported, rows_of, states, tar
 
@@ -21,7 +21,7 @@ COUNT = 12
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold five members, so that there are several."""
     monkeypatch.setattr(shard_files, "MOST_TENSORS", 20)
-    monkeypatch.setattr(filling, "BATCH_MEMBERS", 5)
+    monkeypatch.setattr(measuring, "BATCH_MEMBERS", 5)
 
 
 class Stop(Exception):
@@ -31,7 +31,7 @@ class Stop(Exception):
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
     """Let reading a member fail after some of them; return the list of those that are read."""
     seen: list[int] = []
-    judge = filling.judge
+    judge = measuring.judge
 
     def counted(row: dict[str, Any], *rest: Any) -> None:
         if len(seen) == after:
@@ -39,7 +39,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
         seen.append(row["member"])
         judge(row, *rest)
 
-    monkeypatch.setattr(filling, "judge", counted)
+    monkeypatch.setattr(measuring, "judge", counted)
     return seen
 
 
@@ -90,7 +90,7 @@ def contents(out: Path) -> dict[str, bytes]:
 
 def import_all(folder: str, out: str, copied: bool) -> None:
     """What each child does, in small steps."""
-    shard_files.MOST_TENSORS, filling.BATCH_MEMBERS = 20, 5
+    shard_files.MOST_TENSORS, measuring.BATCH_MEMBERS = 20, 5
     if copied:
         ingest([folder], "nets", reshard=out)
     else:

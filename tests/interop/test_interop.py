@@ -15,7 +15,7 @@ from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import StorageError, UsageError
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop.optional_packages import needed
 from tests.support import scenarios
 from tests.support.commands import run
 

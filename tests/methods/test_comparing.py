@@ -18,7 +18,7 @@ from scipy.spatial.distance import cdist
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.modes import modes
+from checkpoints_zoo.methods.comparing.draw_ensembles import modes
 from checkpoints_zoo.methods.comparing.study import prepare
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS, asked, draws, members  # noqa: F401 (fixtures)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.methods.comparing.cells import Measuring
 from checkpoints_zoo.methods.comparing.comparison import Comparison
+from checkpoints_zoo.methods.comparing.result_files import Measuring
 from checkpoints_zoo.methods.comparing.study import prepare
 from tests.support.few_draws import PERMUTATIONS, RUNS, asked, draws, few_images, members  # noqa: F401 (fixtures)
 

@@ -17,8 +17,8 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.methods.comparing import comparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, escaped, stated
+from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
 from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate
-from checkpoints_zoo.methods.comparing.worth import WORTH_FIGURES, Worth
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS
 
 LAYERS = ("conv1", "conv2", "fc1", "fc2")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from checkpoints_zoo.methods.comparing.equivalent_size import Curve, Worth, worth_of
 from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
-from checkpoints_zoo.methods.comparing.worth import Curve, Worth, worth_of
 
 
 def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Curve:

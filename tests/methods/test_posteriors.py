@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.interop.extras import needed
+from checkpoints_zoo.interop.optional_packages import needed
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.vi import MeanField

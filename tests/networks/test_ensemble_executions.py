@@ -15,8 +15,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.ensemble.compiling import program_of
+from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.networks.ensemble.program import MOST, safe_norms
-from checkpoints_zoo.networks.ensemble.running import Runner
 from tests.support.ensemble_nets import (
     HERE,
     PROGRAMS,
@@ -187,7 +187,7 @@ def test_logits_of_a_member_depend_on_no_other_in_a_loop() -> None:
 
 
 def test_mps_takes_the_loop() -> None:
-    from checkpoints_zoo.networks.ensemble.running import choose
+    from checkpoints_zoo.networks.ensemble.executions import choose
 
     for weights, batch in ((1, 1), (2**30, 2**30)):
         assert choose("mps", weights, 1000, batch).execution == "loop"

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks.ensemble import running
+from checkpoints_zoo.networks.ensemble import executions
+from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.networks.ensemble.program import Program
-from checkpoints_zoo.networks.ensemble.running import Runner
 
 
 class Stream:
@@ -66,7 +66,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CUDAGraph": Graph, "graph": graph, "Stream": Stream, "stream": stream,
                         "current_stream": lambda device: Stream()}.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(running, "check_execution", lambda *_: None)
+    monkeypatch.setattr(executions, "check_execution", lambda *_: None)
 
 
 @pytest.mark.usefixtures("capturing")
@@ -82,7 +82,7 @@ def test_a_graph_is_captured_once_a_shape_and_replayed_for_each_member() -> None
         assert Graph.captured == 2
         for batch in range(1, 8):  # the last few are kept
             runner(x[:batch])
-        assert len(runner.graphs.kept) == running._GRAPHS_KEPT
+        assert len(runner.graphs.kept) == executions._GRAPHS_KEPT
         runner.stacked["fc.bias"].add_(1)  # type: ignore[index]
         assert (runner(x[:6]) - plain(x[:6]) - 1).abs().max() <= 1e-4
 

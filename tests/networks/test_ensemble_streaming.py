@@ -16,7 +16,7 @@ from checkpoints_zoo.errors import DamagedError, SmallerChunk, TooLargeError, Us
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.ensemble.ensemble import Stream, chunk_that_fits
-from checkpoints_zoo.networks.ensemble.running import Runner
+from checkpoints_zoo.networks.ensemble.executions import Runner
 from tests.support.scenarios import build, hand_made, inputs, load
 
 CPU = torch.device("cpu")

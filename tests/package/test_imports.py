@@ -112,7 +112,7 @@ def test_torch_would_be_noticed() -> None:
 
 RUN_COMMAND = """
 import json, sys
-from checkpoints_zoo.cli.program import main
+from checkpoints_zoo.cli.main import main
 sys.argv[0] = "zoo-cli"
 try:
     code = main()

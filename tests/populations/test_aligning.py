@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.program import main
+from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_of, draw
 from checkpoints_zoo.populations.loss_barrier import barriers

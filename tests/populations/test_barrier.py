@@ -18,11 +18,11 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.populations import evaluator as evaluating
 from checkpoints_zoo.populations import loss_barrier
-from checkpoints_zoo.populations.evaluator import Evaluator, Inputs, make_evaluator
+from checkpoints_zoo.populations import untrained_networks as evaluating
 from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, barriers, interpolate
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.untrained_networks import Evaluator, Inputs, make_evaluator
 from checkpoints_zoo.symmetry import Element, random_element
 from tests.support.few_digits import some
 

@@ -23,9 +23,9 @@ from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.evaluation import drawing, metrics
 from checkpoints_zoo.populations import compact_posterior
 from checkpoints_zoo.populations.compact_posterior import Compact, compact
-from checkpoints_zoo.populations.evaluator import make_evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian, fit, fit_subsets
 from checkpoints_zoo.populations.loss_barrier import barriers
+from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
 from docs.make import compact as compact_numbers
 from tests.support import scenarios

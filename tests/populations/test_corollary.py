@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.populations import corollary_check
-from checkpoints_zoo.populations.corollary_check import check_layers, holm, largest
+from checkpoints_zoo.populations import channel_exchangeability
+from checkpoints_zoo.populations.channel_exchangeability import check_layers, holm, largest
 from checkpoints_zoo.symmetry import Table, permute, random_element, symmetries
 from tests.support.scenarios import build
 from tests.support.symmetry_nets import NETS, table_of
@@ -167,7 +167,7 @@ def test_equal_seeds_give_equal_results(monkeypatch: pytest.MonkeyPatch) -> None
     assert str(one) == str(other)
     assert (one.ids, one.seed, one.simulations, len(one)) == (tuple(members.ids), 3, 500, 6)
     assert [layer.p for layer in one.layers] != [layer.p for layer in zoo.corollary(members, simulations=500).layers]
-    monkeypatch.setattr(corollary_check, "_BATCH", 1)  # members read one by one
+    monkeypatch.setattr(channel_exchangeability, "_BATCH", 1)  # members read one by one
     assert str(zoo.corollary(members, seed=3, simulations=500)) == str(one)
     params = {n: t for n, t in members.stack().items() if n.endswith("weight")}
     alone = check_layers(members.symmetry_table, params, seed=3, simulations=500)

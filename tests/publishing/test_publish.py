@@ -207,7 +207,7 @@ def test_a_dry_run_needs_neither_torch_nor_a_login(hub: Hub, tiny: Built, monkey
     publish(tiny.root)
     monkeypatch.delenv("HF_TOKEN")
     code = (
-        "import sys\nfrom checkpoints_zoo.cli.program import main\n"
+        "import sys\nfrom checkpoints_zoo.cli.main import main\n"
         "try: main({})\nexcept SystemExit as stop: print(stop.code)\n"
         "print(sorted({{'torch', 'pandas', 'timm'}} & set(sys.modules)), file=sys.stderr)"
     )

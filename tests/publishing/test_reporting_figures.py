@@ -20,8 +20,8 @@ from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.publishing.html_report import charts, detection, gather
+from checkpoints_zoo.publishing.html_report.definitions import WORDS
 from checkpoints_zoo.publishing.html_report.gather import Measured
-from checkpoints_zoo.publishing.html_report.words import WORDS
 from tests.support.few_digits import some
 from tests.support.report_pages import digits_page, few, photos, plain, rows
 from tests.support.scenarios import Built, build, load

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli import program
+from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, ZooError
 from checkpoints_zoo.sources import cache, fetching, ranges
 from checkpoints_zoo.sources import hub as hub_room
@@ -128,7 +128,7 @@ def test_a_fault_that_stays(
     assert shown == text if text.endswith(".") else shown.startswith(text)
     assert WRITER not in shown
     assert left() == before  # the member that was there before, and nothing half
-    assert program.code_of(caught.value) == {NetworkError: 5, DamagedError: 4}.get(kind, 3)
+    assert main.code_of(caught.value) == {NetworkError: 5, DamagedError: 4}.get(kind, 3)
     hub.faults.clear()
     assert sound(tiny, "0,1")
     assert hub.log.leaks(WRITER) == []
@@ -179,4 +179,4 @@ def test_without_a_network(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NetworkError) as caught:
         read()
     assert str(caught.value).startswith(f"revision 'main' of {ADDRESS}: expected an answer from 127.0.0.1:9; found Con")
-    assert program.code_of(caught.value) == 5
+    assert main.code_of(caught.value) == 5

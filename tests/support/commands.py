@@ -11,11 +11,11 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from checkpoints_zoo.cli.program import main
+from checkpoints_zoo.cli.main import main
 from tests.support.scenarios import Built, build
 
 ROOT = Path(__file__).resolve().parents[2]
-ZOO = (sys.executable, "-c", "from checkpoints_zoo.cli.program import main; main()")
+ZOO = (sys.executable, "-c", "from checkpoints_zoo.cli.main import main; main()")
 
 
 def run(*arguments: str | Path) -> Result:

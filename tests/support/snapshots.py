@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.loop import start, train_epochs
-from checkpoints_zoo.training.measure import description_of, layout_of
+from checkpoints_zoo.training.packing import description_of, layout_of
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES
 

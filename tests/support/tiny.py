@@ -14,8 +14,8 @@ import pytest
 from checkpoints_zoo import images
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.training.export import Export
-from checkpoints_zoo.training.measure import Finished, layout_of, prepare
 from checkpoints_zoo.training.merge import TOLD
+from checkpoints_zoo.training.packing import Finished, layout_of, prepare
 from checkpoints_zoo.training.population import train_stack
 from checkpoints_zoo.training.recipes import convnet_digits
 from checkpoints_zoo.training.state import locked

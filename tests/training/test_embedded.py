@@ -10,7 +10,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.training.measure import layout_of
+from checkpoints_zoo.training.packing import layout_of
 from checkpoints_zoo.training.recipes import RECIPES
 
 ROOT = Path(zoo.__file__).parent / "embedded"

@@ -14,7 +14,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.export import export
-from checkpoints_zoo.training.measure import split_of
+from checkpoints_zoo.training.packing import split_of
 from checkpoints_zoo.training.population import Trained
 from checkpoints_zoo.training.recipes import RECIPES
 

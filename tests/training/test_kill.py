@@ -19,8 +19,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import workers
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.training.export import run
-from checkpoints_zoo.training.measure import device_name
 from checkpoints_zoo.training.merge import merge
+from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipes import RECIPES, Recipe
 from checkpoints_zoo.workers import Here, Processes
 from tests.support.kills import Contract, OnFiles, forks

@@ -16,8 +16,8 @@ from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.measure import layout_of
 from checkpoints_zoo.training.optimizers import learning_rate
+from checkpoints_zoo.training.packing import layout_of
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, named, resnet8_digits
 
 SMALL = dataclasses.replace(convnet_digits(), name="small")

@@ -18,7 +18,7 @@ from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.training import population, recipe_files
 from checkpoints_zoo.training.export import Export, run
-from checkpoints_zoo.training.measure import Finished, layout_of
+from checkpoints_zoo.training.packing import Finished, layout_of
 from checkpoints_zoo.training.shards import Log, Staging
 from checkpoints_zoo.training.state import locked, stacks_of, state_name
 from checkpoints_zoo.workers import Here, Processes

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import known, lots, origin, shards
-from checkpoints_zoo.interop.ingest.filling import fill
-from checkpoints_zoo.interop.ingest.known import Tells
+from checkpoints_zoo.interop.ingest import checkpoint_members, given_columns, origin, shards
+from checkpoints_zoo.interop.ingest.given_columns import Tells
+from checkpoints_zoo.interop.ingest.measuring import fill
 from checkpoints_zoo.interop.ingest.networks import Build, Net
 from checkpoints_zoo.interop.ingest.origin import Chosen, Origin, Say
 from checkpoints_zoo.interop.ingest.survey import How, Plan, counted, survey, unseen
@@ -113,18 +113,18 @@ def ingest(
         aside, staged = shards.aside(root, name), dict[str, archives.Index]()
         if found.gzips:
             shards.begin(target, name, stamp)
-            staged = lots.staged(found, aside, say)
+            staged = checkpoint_members.staged(found, aside, say)
         surveyed = survey(found, name, staged, False, given, like, how, copied, say)
         inside = None if evaluate is None else images_for(evaluate, surveyed.description, build)
         if reshard is None:
             surveyed.write(target)
         else:
-            described = known.kept(surveyed.description, given, like, target)
+            described = given_columns.kept(surveyed.description, given, like, target)
             shards.begin(target, name, stamp)
-            reader = shards.Reader(found, described, lots.places(found, aside), how.within(found))
+            reader = shards.Reader(found, described, checkpoint_members.places(found, aside), how.within(found))
             shards.reshard(reader, surveyed.rows.to_pylist(), target, say)
-            known.write_files(root, name, surveyed.files)
-        known.write_columns(target, name, surveyed.told)
+            given_columns.write_files(root, name, surveyed.files)
+        given_columns.write_columns(target, name, surveyed.told)
         if hash or inside is not None:
             fill(target, name, inside, build, device, say)
         return _imported(target, name)

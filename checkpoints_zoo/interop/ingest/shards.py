@@ -14,8 +14,8 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, prefix
-from checkpoints_zoo.interop.ingest import filling, pickles
-from checkpoints_zoo.interop.ingest.filling import Row
+from checkpoints_zoo.interop.ingest import measuring, pickles
+from checkpoints_zoo.interop.ingest.measuring import Row
 from checkpoints_zoo.interop.ingest.networks import Build, Net, shapes_of
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import Within
@@ -45,10 +45,10 @@ class Reader:
             DamagedError: bytes that are not what the headers said.
             NetworkError, AccessError, StorageError: a repo that can't be read, or members that can't be kept.
         """
-        for batch in filling.batches(rows):
+        for batch in measuring.batches(rows):
             far = [r for r in batch if self.origin.repo is not None and "!" not in r["path"]]
             if far and self.origin.repo is not None:
-                with filling.borrowed(self.origin.repo, self.description, far) as locations:
+                with measuring.borrowed(self.origin.repo, self.description, far) as locations:
                     yield from self._each(batch, {x.member: x for x in locations})
             else:
                 yield from self._each(batch, {})
@@ -62,10 +62,10 @@ class Reader:
             here = Location(row["member"], prefix(row["member"]), path, row["offset"], layout)
             location = there.get(row["member"], here)
             if self.within is None:
-                yield row, layout, filling.look(row, location)
+                yield row, layout, measuring.look(row, location)
                 continue
             raw = pickles.raw(path, self.within, layout)
-            filling.judge(row, location, raw)
+            measuring.judge(row, location, raw)
             if row["status"] == "ok" and (problem := pickles.checksum_problem(path)):
                 row |= {"status": "failed", "reason": problem}
             yield row, layout, raw
@@ -104,7 +104,7 @@ def reshard(reader: Reader, rows: Sequence[Row], target: FolderSource, say: Say)
     catalog.write_json(description.to_json(), target.description_path(name))
     if not missing:
         return _write(list(done.values()), description, target)
-    tell, total = filling.told(say, name, sum(map(len, missing.values()))), 0
+    tell, total = measuring.told(say, name, sum(map(len, missing.values()))), 0
     for (key, number), some in missing.items():
         for row in _shard(reader, some, number, key, layouts[key], target):
             done[row["member"]] = row
@@ -149,7 +149,7 @@ def _shard(
 
 
 def _write(rows: list[Row], description: Description, target: FolderSource) -> None:
-    filling.mark_duplicates(rows)
+    measuring.mark_duplicates(rows)
     table = manifest.table(rows)
     path = target.manifest_path(description.name)
     manifest.validate(table, description, path)

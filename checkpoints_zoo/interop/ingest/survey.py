@@ -13,9 +13,9 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import lots, pickles
-from checkpoints_zoo.interop.ingest.filling import Row, batches
-from checkpoints_zoo.interop.ingest.known import Tells, check_net, described, renewed
+from checkpoints_zoo.interop.ingest import checkpoint_members, pickles
+from checkpoints_zoo.interop.ingest.given_columns import Tells, check_net, described, renewed
+from checkpoints_zoo.interop.ingest.measuring import Row, batches
 from checkpoints_zoo.interop.ingest.networks import Build, Net, knower, teller
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import Within
@@ -69,14 +69,14 @@ def survey(
     """
     if how.columns is not None and found.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
-    there: list[Lot] = lots.of_archives(found, staged, predicted) if found.archives else []
+    there: list[Lot] = checkpoint_members.of_archives(found, staged, predicted) if found.archives else []
     if found.files:
-        there.append(lots.numbered(lots.of_files(found, say), found.files))
+        there.append(checkpoint_members.numbered(checkpoint_members.of_files(found, say), found.files))
     if within := how.within(found):
-        there.append(lots.numbered(pickles.lot_of_pickles(found, within), found.pickles))
+        there.append(checkpoint_members.numbered(pickles.lot_of_pickles(found, within), found.pickles))
     tell = teller(how.net, there, how.build)
     if how.strict:
-        lots.check_all(found.label, there, tell)
+        checkpoint_members.check_all(found.label, there, tell)
     broken = [why for lot in there for _, why in lot.broken]
     if not any(lot.members for lot in there):
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
@@ -91,7 +91,7 @@ def survey(
     check_net(description, how.build)
     if found.repo is not None:
         description = replace(description, base=str(found.repo))
-    files = lots.members_of(there)
+    files = checkpoint_members.members_of(there)
     columns = {} if how.columns is None else how.columns(files)
     table = manifest.table(row | columns.get(row["member"], {}) for row in rows)
     surveyed = Survey(found, description, table, given, like, files, columns)
@@ -116,7 +116,7 @@ class Survey:
     told: Mapping[int, Mapping[str, Any]]
 
     def plan(self, target: str, reads: bool) -> Plan:
-        headers = lots.unverified(self.origin)
+        headers = checkpoint_members.unverified(self.origin)
         return planned(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
 
     def known(self, source: FolderSource) -> Survey:

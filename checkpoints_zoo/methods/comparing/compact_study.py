@@ -23,17 +23,17 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, Source
+from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, Mode, cited
 from checkpoints_zoo.methods.comparing.draws import Fits, fit_all
-from checkpoints_zoo.methods.comparing.modes import INDEPENDENT, ONE, Mode, cited
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
 from checkpoints_zoo.populations.compact_posterior import MOST_SAMPLES, evaluate_gaussian, fit_gaussians
-from checkpoints_zoo.populations.evaluator import Evaluator, make_evaluator
 from checkpoints_zoo.populations.gaussian import Gaussian
 from checkpoints_zoo.populations.predictives import join_intervals
+from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import cores
 

@@ -14,8 +14,8 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
 from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
 from checkpoints_zoo.methods.comparing.estimates import ALL, SHORT, Estimate
-from checkpoints_zoo.methods.comparing.worth import WORTH_FIGURES, Worth
 from checkpoints_zoo.populations.kernels import WHOLE
 
 if TYPE_CHECKING:

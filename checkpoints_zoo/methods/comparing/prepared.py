@@ -16,13 +16,13 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import finite_or_null
-from checkpoints_zoo.methods.comparing.cells import MEASURED, Cells, Measuring, Task, tasks_of
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
+from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, MEMBERS, cited, everyone, modes
 from checkpoints_zoo.methods.comparing.draws import Draws, Fits, fit_all
+from checkpoints_zoo.methods.comparing.equivalent_size import all_worth
 from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
 from checkpoints_zoo.methods.comparing.measures import PERMUTE, SCALE, Closeness, Uncertainty
-from checkpoints_zoo.methods.comparing.modes import INDEPENDENT, MEMBERS, cited, everyone, modes
-from checkpoints_zoo.methods.comparing.worth import all_worth
+from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, Measuring, Task, tasks_of
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.kernels import WHOLE

@@ -11,9 +11,9 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.methods.comparing.comparison import Comparison
+from checkpoints_zoo.methods.comparing.draw_ensembles import modes
 from checkpoints_zoo.methods.comparing.draws import Fits, check_draws, methods_of
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty, comparison_images
-from checkpoints_zoo.methods.comparing.modes import modes
 from checkpoints_zoo.methods.comparing.prepared import Prepared, Say
 from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.networks.device import check_device

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from checkpoints_zoo.networks.ensemble.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.running import EXECUTIONS
+from checkpoints_zoo.networks.ensemble.executions import EXECUTIONS
 
 __all__ = ["EXECUTIONS", "Ensemble"]

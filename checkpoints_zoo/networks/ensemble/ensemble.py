@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError,
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.ensemble.running import Graphs, Runner, check_execution, halved, out_of_memory
+from checkpoints_zoo.networks.ensemble.executions import Graphs, Runner, check_execution, halved, out_of_memory
 
 Stacked = dict[str, Tensor]
 Read = Callable[[range, torch.device, torch.dtype | None], Stacked]

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from checkpoints_zoo.evaluation.drawing import BLUE, GREEN, GREY, RED
 from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, diagonal, layout, line
+from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.page import Chart, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.summary import cell, unit_of
 from checkpoints_zoo.publishing.html_report.tags import tag
-from checkpoints_zoo.publishing.html_report.words import word
 
 Bins = dict[str, list[float]]
 

@@ -10,11 +10,11 @@ from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.figures import OOD_FIGURES
 from checkpoints_zoo.evaluation.tables import FAINTEST, stated
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, counts, diagonal, layout, line, stairs
+from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part
 from checkpoints_zoo.publishing.html_report.summary import curves
 from checkpoints_zoo.publishing.html_report.tags import tag
-from checkpoints_zoo.publishing.html_report.words import word
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 POINTS = 200  # of a curve, at most

@@ -16,11 +16,11 @@ from checkpoints_zoo.publishing.html_report.charts import (
     layout,
     upright,
 )
+from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured, Weighed
 from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.symmetry import NO_WEIGHTS, first_of
 from checkpoints_zoo.publishing.html_report.tags import tag
-from checkpoints_zoo.publishing.html_report.words import word
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
 

@@ -18,8 +18,8 @@ from plotly.offline import get_plotlyjs
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.publishing.html_report.definitions import definitions
 from checkpoints_zoo.publishing.html_report.tags import Html, embedded, escape, join, tag
-from checkpoints_zoo.publishing.html_report.words import definitions
 
 Text = Sequence[str]  # pieces; those that are no Html are escaped
 _HERE = Path(__file__).parent

@@ -19,11 +19,11 @@ from checkpoints_zoo.publishing.html_report.charts import (
     matrix,
     upright,
 )
+from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.summary import cell
 from checkpoints_zoo.publishing.html_report.tags import tag
-from checkpoints_zoo.publishing.html_report.words import word
 
 NAMES = {
     "mi_id": ("pair", "mutual information of a pair, ID", "nats"),

@@ -16,10 +16,10 @@ from checkpoints_zoo.evaluation.tables import stated
 from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
 from checkpoints_zoo.publishing.html_report.charts import axis, bars, count_axis, counts, edges_of, layout, upright
+from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.page import Block, Chart, Facts, Note, Panel, Part
 from checkpoints_zoo.publishing.html_report.tags import tag
-from checkpoints_zoo.publishing.html_report.words import word
 
 QUIET = ("stack_width", "wall_time_s", "created", "data_fingerprint")  # not of the recipe
 

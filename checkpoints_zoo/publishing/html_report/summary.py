@@ -10,10 +10,10 @@ from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import FAINTEST, stated
 from checkpoints_zoo.publishing.html_report.charts import axis, layout, size_axis, sizes
+from checkpoints_zoo.publishing.html_report.definitions import WORDS, better, word
 from checkpoints_zoo.publishing.html_report.gather import Measured
 from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.tags import Html, tag
-from checkpoints_zoo.publishing.html_report.words import WORDS, better, word
 
 GROUPS = {
     "Accuracy and likelihood": ("accuracy", "nll", "brier", "aurc"),

@@ -10,10 +10,10 @@ from checkpoints_zoo.formats.text import counted
 from checkpoints_zoo.populations.alignment_table import Alignment
 from checkpoints_zoo.populations.discrepancy import MMD
 from checkpoints_zoo.publishing.html_report.charts import axis, diagonal, dots, layout
+from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured, Weighed
 from checkpoints_zoo.publishing.html_report.page import Block, Chart, Note, Panel, Part, Rows
 from checkpoints_zoo.publishing.html_report.tags import in_plot, tag
-from checkpoints_zoo.publishing.html_report.words import word
 from checkpoints_zoo.symmetry import Table
 
 MOST_ROWS = 64  # of a table of groups or scales

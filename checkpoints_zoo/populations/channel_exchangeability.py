@@ -21,8 +21,6 @@ from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import stacked_in
 from checkpoints_zoo.symmetry.table import Group
 
-__all__ = ["Corollary", "LayerTest", "check_layers", "corollary"]
-
 _BATCH = 1 << 28  # bytes of members that are read at once
 _ENTRIES = 1 << 22  # of simulated counts that are held at once
 

@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.images import arrays
 from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared
-from checkpoints_zoo.images.places import PLACES, place_of, read_place
+from checkpoints_zoo.images.image_files import PLACES, place_of, read_place
 from checkpoints_zoo.images.reading import Columns, Gathered, PixelFormat, RawImages
 
 Given = str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any]

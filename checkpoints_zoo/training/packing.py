@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation import arguments, measuring
+from checkpoints_zoo.evaluation import arguments, single_members
 from checkpoints_zoo.formats import disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
@@ -117,8 +117,8 @@ def _figures(
     for row, digest, (_, on_train), (_, on_test) in zip(
         members.rows.to_pylist(),
         shard_files.hash_members(members._locations()),
-        measuring.member_figures(members, train, device),
-        measuring.member_figures(members, test, device),
+        single_members.member_figures(members, train, device),
+        single_members.member_figures(members, test, device),
         strict=True,
     ):
         found[key_of(row)] = {

@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
 from checkpoints_zoo.formats.text import did_you_mean, few
-from checkpoints_zoo.interop.ingest.filling import FIGURES
+from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
 from checkpoints_zoo.sources.source import FolderSource, resolve
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.images import ImageData
 
+
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
 STEPS = 20  # of the progress that is told
@@ -160,13 +161,13 @@ def _measure(
 ) -> None:
     """Measure members and write the figures into their rows; mark those as failed whose logits are not finite."""
     from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.evaluation import measuring
+    from checkpoints_zoo.evaluation import single_members
 
     if not rows:
         return
     members = Collection(source, "", description, manifest.table(rows), build)
     try:
-        found = measuring.manifest_columns(members, inside, device)
+        found = single_members.manifest_columns(members, inside, device)
     except DamagedError as error:
         if len(rows) == 1:
             rows[0].update({"status": "failed", "reason": str(error)})

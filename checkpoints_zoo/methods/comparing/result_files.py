@@ -20,9 +20,9 @@ from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
+from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, Mode, content
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
-from checkpoints_zoo.methods.comparing.modes import ONE, Mode, content
-from checkpoints_zoo.populations.corollary_check import corollary
+from checkpoints_zoo.populations.channel_exchangeability import corollary
 
 DEFINITION = 1  # of the figures: cells of another one are measured anew
 MEASURED = ("closeness", "uncertainty", "corollary")
