@@ -174,8 +174,6 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture
 
-    architecture = problem.recipe.architecture
-
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         with mapping(architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"):
             by_run = each(params, batch)

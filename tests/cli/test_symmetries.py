@@ -155,7 +155,7 @@ def test_epochs_that_are_named(trained: Path) -> None:
 def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
-    epochs = [epoch for _, epoch in members.keys]
+    epochs = [epoch for _, epoch in members._keys]
     last = masses_of(masses, last_snapshots(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)

@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.interop.ingest import Net, Plan, ingest, shards
+from checkpoints_zoo.interop.ingest import Net, Plan, ingest, measuring
 from tests.support.commands import run, values
 from tests.support.originals import (
     KINDS,
@@ -44,7 +44,7 @@ COUNT = 12
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold few members, so that there are several."""
     monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 20)
-    monkeypatch.setattr(shards, "BATCH_MEMBERS", 5)
+    monkeypatch.setattr(measuring, "BATCH_MEMBERS", 5)
 
 
 @pytest.mark.parametrize("kind", ["tar", "files"])

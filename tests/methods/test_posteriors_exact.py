@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class Regression:
     Every batch is all of the inputs, so that nothing but the samplers is random.
     """
 
+    recipe = SimpleNamespace(architecture="a linear model")  # as errors name it
     device = torch.device("cpu")
     noise, precision = 0.25, 2.0
 
