@@ -66,6 +66,7 @@ def test_the_table_is_the_papers(found: dict[str, object]) -> None:
     assert "Running statistics" not in result.stdout
 
 
+@pytest.mark.slow
 def test_running_statistics_are_named_and_a_picture_drawn(tmp_path: Path) -> None:
     built = build(tmp_path / "out", "resnet8", range(2))
     picture = tmp_path / "new" / "c.png"

@@ -36,6 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fit_and_compare.__kwdefaults__ or {}, "vi", VI_QUICK)
 
 
+@pytest.mark.slow
 def test_fits_and_prints(folder: Path, tmp_path: Path) -> None:
     table, latex = tmp_path / "new" / "t.json", tmp_path / "t.tex"
     result = run("compact-table", "mlp-digits", "--out", folder, *SMALL, "--json", table, "--latex", latex)
@@ -70,6 +71,7 @@ def _places(folder: Path) -> list[tuple[str, Path]]:
     return [(n, next(p.parents[1] for p in folder.rglob(f"manifests/{n}.parquet"))) for n in names]
 
 
+@pytest.mark.slow
 def test_against_draws_at_hand(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=6)
     for name in ("hmc", "vi"):

@@ -48,6 +48,7 @@ def asked(place: Path, images: tuple[str, ...]) -> tuple[str, ...]:
     return ("compare", "convnet-digits", "-n", "8", "--methods", "none", "--with", given, *images, *FEW)
 
 
+@pytest.mark.slow
 def test_the_table_is_the_librarys_and_a_second_run_reads_it(asked: tuple[str, ...], place: Path) -> None:
     out = ("--out", str(place / "out"))
     dry = values(run(*asked, *out, "--dry-run", "--format", "json"))
@@ -90,6 +91,7 @@ def _fail(text: str) -> None:
     raise AssertionError(text)
 
 
+@pytest.mark.slow
 def test_another_population_as_the_reference(place: Path, images: tuple[str, ...]) -> None:
     result = run(
         "compare", "convnet-digits-swag-multi", "--source", place / "draws", "--methods", "none", "--ood", "none",
@@ -155,6 +157,7 @@ RECIPE = replace(mlp_digits(), **OWN, epochs=1, stack_width=4)
 """
 
 
+@pytest.mark.slow
 def test_a_collection_of_ones_own_and_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe's own network draws; --dry-run says where they lie."""
     monkeypatch.chdir(tmp_path)

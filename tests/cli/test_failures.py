@@ -133,6 +133,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [(["--help"], ""), (["list"], ""), (["--version"], ""), (["demo", "--help"], ""), (["evaluate", "--help"], "")],
@@ -145,6 +146,7 @@ def test_light_commands_load_nothing_heavy(arguments: list[str], loaded: str) ->
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_codes_and_streams_of_a_real_process(tiny: Built, tmp_path: Path) -> None:
     done = process("list", "--source", tiny.root, "--format", "json")
     assert (done.returncode, len(json.loads(done.stdout)), done.stderr) == (0, 2, "")

@@ -56,6 +56,7 @@ def test_cache_lists_and_drops(hub: Hub, tiny: Built) -> None:
     assert cache.kept() == []
 
 
+@pytest.mark.slow
 def test_neither_imports_torch_or_pandas(tiny: Built, tmp_path: Path) -> None:
     code = "import sys; from checkpoints_zoo.cli.main import main\ntry: main({})\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'pandas') if m in sys.modules])"

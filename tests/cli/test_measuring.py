@@ -113,6 +113,7 @@ def test_a_table_of_many_sizes_shows_some(tiny: Built) -> None:
     assert run(*options).stdout.splitlines()[0].split() == ["ensemble", "of", "1", "4", "16"]
 
 
+@pytest.mark.slow
 def test_plot_prints_where_the_picture_is(tiny: Built, tmp_path: Path) -> None:
     options = ("plot", "tiny", "--source", tiny.root, "-n", "2", "-o", tmp_path / "r.png")
     assert run(*options).stdout == f"{tmp_path}/r.png\n"
@@ -134,6 +135,7 @@ def populate(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     return place
 
 
+@pytest.mark.slow
 def test_demo_says_what_it_does_and_writes_one_picture(
     populate: Callable[[int], Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_demo_says_what_it_does_and_writes_one_picture(
     assert "/convnet-digits#0-63~" in result.stderr
 
 
+@pytest.mark.slow
 def test_demo_in_json(populate: Callable[[int], Built], tmp_path: Path) -> None:
     populate(9)
     found = values(run("demo", "--format", "json", "--out", tmp_path / "there"))

@@ -29,6 +29,7 @@ def found(members: zoo.Collection) -> Pairwise:
     return zoo.pairwise(members, "digits", ood="photos", seed=4)
 
 
+@pytest.mark.slow
 def test_json_and_table_are_the_librarys(found: Pairwise, tmp_path: Path) -> None:
     options = (*SELECTED, "--ood", "photos", "--seed", "4")
     picture, pairs = tmp_path / "new" / "p.png", tmp_path / "new" / "pairs.parquet"

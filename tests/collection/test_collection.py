@@ -119,6 +119,7 @@ def readers() -> int:
     return sum(t.name.startswith("zoo-read") for t in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_batches_end_their_reader(members: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in members.batches(1):
         break

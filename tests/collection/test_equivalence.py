@@ -47,6 +47,7 @@ def expected(one: list[np.ndarray[Any, Any]], other: list[np.ndarray[Any, Any]])
     return np.max(relative, 0), np.max(absolute, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_symmetries_are_equivalent_and_others_are_not(name: str) -> None:
     net, x, generator = drawn(name)

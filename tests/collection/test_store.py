@@ -63,6 +63,7 @@ def is_view(stacked: State, built: Built, members: list[int]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["convnet", "resnet8", "mlp"])
 @pytest.mark.parametrize("weights", [HALF, FULL, BRAIN, WIDE])
 @pytest.mark.parametrize("members", [[0, 1, 2, 3, 4], [2], [1, 2], [0, 2, 4], [1, 4]])
@@ -83,6 +84,7 @@ COPIES: dict[str, tuple[list[int], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["resnet8", "mlp"])
 @pytest.mark.parametrize("case", COPIES)
 @pytest.mark.parametrize("dtype", [None, FULL, WIDE])

@@ -19,6 +19,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "BUFFER_BYTES", 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["convnet", "resnet8", "mlp"])
 @pytest.mark.parametrize("weights", [HALF, FULL, BRAIN])
 @pytest.mark.parametrize("case", COPIES)

@@ -34,6 +34,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(transfer, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["resnet8", "mlp"])
 @pytest.mark.parametrize("case", COPIES)
 @pytest.mark.parametrize("dtype", [None, FULL])

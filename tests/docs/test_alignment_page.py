@@ -26,6 +26,7 @@ def test_the_page_is_the_generated_one() -> None:
     assert page() == PAGE, "run `python -m docs.make`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_numbers_are_those_of_the_collections(name: str) -> None:
     told = json.loads(MEASURED.read_text(encoding="utf-8"))[name]

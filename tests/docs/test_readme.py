@@ -16,6 +16,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tour, uncertainty, symmetries, archives = blocks("python")
     assert (
@@ -31,6 +32,7 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(more, "README.md", "exec"), scope)
 
 
+@pytest.mark.slow
 def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 

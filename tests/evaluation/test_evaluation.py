@@ -109,6 +109,7 @@ def by_hand(probs: np.ndarray, ood: np.ndarray, labels: np.ndarray) -> dict[str,
     return found
 
 
+@pytest.mark.slow
 def test_every_figure_equals_another_package(
     report: Report, predictions: tuple[np.ndarray, np.ndarray, np.ndarray], oracle: Oracle
 ) -> None:

@@ -123,6 +123,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Predicti
 Stored = dict[str, tuple[Predictions, Predictions]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_figure_of_the_ensemble_and_of_each_member(name: str, stored: Stored) -> None:
     inside, known, outside = CASES[name]
@@ -143,6 +144,7 @@ def test_every_figure_of_the_ensemble_and_of_each_member(name: str, stored: Stor
                 assert 0 <= x.low <= x.value <= x.high <= FIGURES[figure].largest, figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_change_nothing(name: str, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, outside = stored[name]

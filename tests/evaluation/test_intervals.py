@@ -73,6 +73,7 @@ def bounds(intervals: list[Interval]) -> Tensor:
     return torch.tensor([[i.low, i.value, i.high] for i in intervals], dtype=torch.float64).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 8, 24])
 def test_band_covers_a_fresh_ensemble_at_its_rate(world: tuple[Tensor, Tensor], size: int) -> None:
     """Three fresh ensembles for each of 300 populations: 0.04 is three standard errors of a share of 300.
@@ -94,6 +95,7 @@ def test_band_covers_a_fresh_ensemble_at_its_rate(world: tuple[Tensor, Tensor], 
         assert coverage(raw, fresh).max() < 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [8, 16, 32])
 def test_jackknife_covers_the_expected_figure_of_so_many_members_at_its_rate(
     world: tuple[Tensor, Tensor], members: int

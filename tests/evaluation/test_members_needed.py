@@ -59,6 +59,7 @@ def test_the_brier_score_is_exact(report: Report, brier: tuple[float, float]) ->
     assert report.needed("brier", "10%").within == pytest.approx(limit / 10, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_of_two_classes_with_gaussian_logits() -> None:
     """p = sigmoid(shift + noise): the limit by quadrature, the mean of size k by many draws."""
     generator = torch.Generator().manual_seed(3)
@@ -220,6 +221,7 @@ def test_the_pictures_mark_what_was_asked(report: Report, tmp_path: Path) -> Non
         report.plot_curves(tmp_path / "d.png", [])
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it(tmp_path: Path) -> None:
     asked = ("convnet-digits", "-n", "4", "--sizes", "2")
     result = run("evaluate", *asked, "--within", "brier=0.002", "--within", "accuracy=0.05")

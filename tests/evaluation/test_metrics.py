@@ -142,6 +142,7 @@ def test_adaptive_ece_equals_torch_uncertainty(oracle: Oracle, case: tuple[Tenso
     assert float(metrics.adaptive_ece(probs, labels)) == close(float(theirs.compute()), **TOLERANCE)
 
 
+@pytest.mark.slow
 @given(cases(), st.sampled_from([1, 4, 15]))
 def test_adaptive_ece_and_ace_equal_a_loop(case: tuple[Tensor, Tensor], bins: int) -> None:
     probs, labels = case

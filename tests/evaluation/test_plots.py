@@ -36,6 +36,7 @@ def axes_of(report: Drawn) -> dict[str, Any]:
     return {axes.get_label(): axes for axes in reports.draw(report).axes}
 
 
+@pytest.mark.slow
 def test_a_png_of_the_expected_size(tmp_path: Path) -> None:
     path = Drawn(8).plot(tmp_path / "new" / "folder" / "report.png")
     assert path == tmp_path / "new" / "folder" / "report.png"
@@ -46,6 +47,7 @@ def test_a_png_of_the_expected_size(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["report.png"]
 
 
+@pytest.mark.slow
 def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = (Drawn(3).plot(tmp_path / f"{i}.png").read_bytes() for i in range(2))
     assert first == second
@@ -69,6 +71,7 @@ def test_reliability_holds_the_bins(members: int, ood: bool) -> None:
     assert axes["reliability"].get_title(loc="right") == shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "ood"), [(1, True), (2, False), (3, False), (16, True), (65, True)])
 @pytest.mark.parametrize(("name", "scale"), [("accuracy", 100), ("nll", 1)])
 def test_curves_hold_the_figures(members: int, ood: bool, name: str, scale: float) -> None:
@@ -172,6 +175,7 @@ def inked(text: Text) -> Bbox:
     return Bbox([[box.x0, (box.y0 + box.y1) / 2], [box.x1, box.y1]]) if text.get_text().endswith("\n") else box
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "ood"), [(1, True), (2, False), (5, True), (65, True)])
 def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     figures = []
@@ -265,6 +269,7 @@ assert "matplotlib.pyplot" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_the_callers_settings_are_neither_used_nor_changed(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

@@ -363,6 +363,7 @@ def test_what_can_not_be_held_out_is_refused(members: zoo.Collection, stored: di
 
 
 # ---- the command line ----
+@pytest.mark.slow
 def test_the_command_line_has_scaled_rows(members: zoo.Collection, folder: Path, tmp_path: Path) -> None:
     options = ("evaluate", "convnet-digits", "-n", "4", "--stored", folder, "--temperature", "--within", "brier=20%")
     result = run(*options, "--held-out", "half-test", "--plot", tmp_path / "r.png")

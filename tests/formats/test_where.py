@@ -266,6 +266,7 @@ ROW = st.fixed_dictionaries({name: st.none() | values for name, values in COLUMN
 FULL = {"x": 0.5, "k": 1, "s": "a", "b": True}  # so that no column is all null
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(ROW, max_size=8), st.recursive(leaves(), joined, max_leaves=5))
 def test_random_conditions_on_random_rows(rows: list[Row], pair: tuple[str, Predicate]) -> None:
@@ -280,6 +281,7 @@ def test_random_conditions_on_random_rows(rows: list[Row], pair: tuple[str, Pred
             rows_where(table, condition)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(NUMBERS)
 def test_a_number_copied_from_the_table_finds_its_row(number: float) -> None:
@@ -288,6 +290,7 @@ def test_a_number_copied_from_the_table_finds_its_row(number: float) -> None:
     assert rows_where(table, f"x >= {number:.25f}" if 1e-6 < number < 1 else "TRUE").tolist() == [0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.text(max_size=30) | st.text("()'\"-;/*%$?,ab1=<>[] \n\\E", max_size=30))
 def test_any_text_is_met(condition: str) -> None:

@@ -212,6 +212,7 @@ def test_tiny_imagenet_of_right_names_is_read_as_well(hub: Hub) -> None:
     assert "expected class 0 to be 'n01443537'; found 'n02124075', and " in refusal("tiny-imagenet")
 
 
+@pytest.mark.slow
 def test_tiny_imagenets_ids_mean_what_the_repo_calls_them(oracle: Callable[[str], ModuleType]) -> None:
     """A repo's id and ours for one class have their first word in common, as far as timm knows the words for both."""
     words = {}

@@ -101,6 +101,7 @@ def tensors_file(state: State, path: Path) -> None:
     save_file({name: tensor.clone() for name, tensor in state.items()}, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "save"),
     [("seed-{}.pt", plain), ("member-{}.pth", old_format), ("version_{}/checkpoints/last.ckpt", lightning),

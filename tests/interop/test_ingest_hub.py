@@ -133,6 +133,7 @@ def test_places_that_hold_none(hub: Hub, nets: list[State], tmp_path: Path) -> N
     assert list(tmp_path.glob("manifests/*")) == []
 
 
+@pytest.mark.slow
 def test_every_header_of_a_true_sized_archive_is_read(hub: Hub, tmp_path: Path) -> None:
     forget()
     order = sorted(range(COUNT), key=str)
@@ -155,6 +156,7 @@ def test_every_header_of_a_true_sized_archive_is_read(hub: Hub, tmp_path: Path) 
     assert archive.size > 2 * 10**10
 
 
+@pytest.mark.slow
 def test_measured_where_they_lie(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
     monkeypatch.setattr(measuring, "BATCH_MEMBERS", 3)

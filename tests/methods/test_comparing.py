@@ -60,6 +60,7 @@ def run_of(draws: zoo.Collection, run: int) -> zoo.Collection:
     return draws[run * DRAWS : (run + 1) * DRAWS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["swag", "vi"])
 def test_one_mode_is_the_mean_of_double_sums_over_runs(
     method: str, found: Comparison, members: zoo.Collection, draws: dict[str, zoo.Collection]
@@ -98,6 +99,7 @@ def test_multi_mode_takes_every_fourth_draw_of_four_runs(
     assert (row["mmd"].low, row["mmd"].high) == pytest.approx((value - width, value + width), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_uncertainty_is_that_of_evaluate(
     found: Comparison, asked: dict[str, Any], members: zoo.Collection, draws: dict[str, zoo.Collection]
 ) -> None:

@@ -37,6 +37,7 @@ def cells_of(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted((folder / "cells").iterdir())}
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew(
     found: Comparison, members: zoo.Collection, few: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
     assert other.found == len(before) - len(other.cells)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_off_goes_on(
     found: Comparison, members: zoo.Collection, few: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

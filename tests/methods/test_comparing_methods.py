@@ -86,6 +86,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return replace(convnet_digits(), epochs=1)
 
 
+@pytest.mark.slow
 def test_methods_are_fitted_once_and_left_out_with_a_reason(
     members: zoo.Collection, draws: dict[str, zoo.Collection], asked: dict[str, Any], quick: Recipe, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_methods_are_fitted_once_and_left_out_with_a_reason(
     assert Quick.fitted == ["quick 0.1"] * 3
 
 
+@pytest.mark.slow
 def test_a_search_is_kept_and_its_best_is_fitted(
     members: zoo.Collection, draws: dict[str, zoo.Collection], asked: dict[str, Any], quick: Recipe, tmp_path: Path
 ) -> None:

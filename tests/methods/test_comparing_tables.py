@@ -125,6 +125,7 @@ def test_text_says_what_everything_means(found: Comparison) -> None:
     assert stated(Estimate(0.0002, -0.0011, 0.0015)) == "0.02±0.13"
 
 
+@pytest.mark.slow
 def test_the_picture_has_two_panels_a_figure(found: Comparison, tmp_path: Path) -> None:
     figure = comparison.draw(found)
     labels = [axes.get_label() for axes in figure.axes]

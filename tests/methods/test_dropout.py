@@ -173,6 +173,7 @@ def script(problem: Problem, member: int, rate: float) -> dict[str, Tensor]:
     return network.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [convnet_digits(), resnet8_digits()], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("width", [1, 2])
 def test_training_is_a_scripts(recipe: Recipe, width: int) -> None:

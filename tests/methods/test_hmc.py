@@ -78,6 +78,7 @@ def test_leapfrog_preserves_volume() -> None:
     assert math.isclose(float(torch.linalg.det(jacobian)), 1.0, abs_tol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_balances_a_density_that_is_no_gaussian() -> None:
     chains = sample(
         differentiated(well), {"x": torch.zeros(100, 1, dtype=torch.float64)}, 600, warmup=100, steps=4, seed=1
@@ -106,6 +107,7 @@ def test_it_balances_a_density_that_is_no_gaussian() -> None:
     assert float(((there - back).abs() / (there + back).clamp(min=1).sqrt()).max()) < BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mass", [False, True])
 def test_a_linear_model_has_the_moments_of_the_closed_form(mass: bool) -> None:
     """Regression with noise 1/4 and prior precision 2: the posterior is normal."""
@@ -139,6 +141,7 @@ def test_a_linear_model_has_the_moments_of_the_closed_form(mass: bool) -> None:
     torch.testing.assert_close(off, off[0, 0].expand_as(off), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_chains_have_sizes_of_their_own() -> None:
     """Two chains of the same normal, one in units a hundred times as large; both come near what was asked for.
 
@@ -335,6 +338,7 @@ def test_the_posterior_is_that_of_the_problem(convnet: Problem) -> None:
                 )
 
 
+@pytest.mark.slow
 def test_a_fit_gives_draws_and_what_it_says_of_them(convnet: Problem) -> None:
     method = Hmc(steps=2, warmup=3)
     assert isinstance(method, Method)

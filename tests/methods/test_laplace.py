@@ -67,6 +67,7 @@ def by_hand(laplace: Any, problem: Problem, run: int, of_runs: int, weights: str
     return net, other, other.sample(n, generator=generator), float(chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(LINK)
 @pytest.mark.parametrize(("weights", "kind"), [("all", Laplace), ("last_layer", LaplaceLastLayer)])
 @pytest.mark.parametrize(("prior", "temperature"), [("weight-decay", 1.0), ("weight-decay", 0.1), ("evidence", 0.1)])

@@ -103,6 +103,7 @@ def own(build: Callable[..., nn.Module], **changes: Any) -> Recipe:
     return dataclasses.replace(convnet_digits(), **{**own, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BRIEF)
 def test_tied_parameters_are_drawn_as_one(name: str, oracle: Callable[[str], Any]) -> None:
     if name in ORACLES:

@@ -42,6 +42,7 @@ def normed(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     return Problem.of(recipe, folder=tmp_path_factory.mktemp("normed"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(QUICK))
 def test_draws_are_distinct_and_those_of_their_seed(problem: Problem, name: str) -> None:
     before = torch.get_rng_state()

@@ -78,6 +78,7 @@ def test_held_out_images_are_the_last_and_not_among_the_others() -> None:
         Problem.of(dataclasses.replace(convnet_digits(), weight_decay=0.0))
 
 
+@pytest.mark.slow
 def test_modes_are_members_of_the_recipe_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from checkpoints_zoo.training.loop import start, train_epochs
 

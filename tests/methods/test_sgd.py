@@ -93,6 +93,7 @@ def test_weights_on_the_way_are_a_scripts(recipe: Recipe) -> None:
 BY_EPOCH = dataclasses.replace(convnet_digits(), schedule_unit="epoch")  # its rate would not fall within a cycle of one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*RECIPES, BY_EPOCH], ids=["convnet", "alone", "resnet8", "by-epoch"])
 def test_snapshots_are_a_scripts(recipe: Recipe) -> None:
     problem = small(recipe)
@@ -172,6 +173,7 @@ def test_swag_is_its_formula(diagonal: bool, uncertainty: ModuleType) -> None:
         np.testing.assert_allclose(parameter.detach().double().numpy().ravel(), wanted, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [convnet_digits(), resnet8_digits()], ids=lambda recipe: recipe.name)
 def test_draws_are_torch_uncertaintys(recipe: Recipe, uncertainty: ModuleType) -> None:
     """Driven as its users do: `update_wrapper` called after each epoch of a network's training.

@@ -98,6 +98,7 @@ def test_lists_stand_for_tuples() -> None:
     assert build_architecture("resnet8", widths=[4, 6, 10]).state_dict()["fc.weight"].shape == (10, 10)
 
 
+@pytest.mark.slow
 def test_convnet_needs_no_timm() -> None:
     code = """import sys
 from checkpoints_zoo.networks.modules import build_architecture

@@ -92,6 +92,7 @@ ALONE = [ByValue, Counting, Functional, OwnStatistics, AcrossChannels, Shuffled,
          Softmaxed, Subclassed, Hooked]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", ALONE, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("batch", [1, 9])
 def test_all_other_nets_run_their_own_code(build: type[Base], batch: int) -> None:

@@ -33,6 +33,7 @@ from tests.support.ensemble_nets import (
 Oracle = Callable[[str], ModuleType]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", PROGRAMS)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_executions_equal_a_loop_over_modules(net: str, dtype: torch.dtype, bound: float) -> None:
@@ -68,6 +69,7 @@ def test_overwriting_changes_no_bit(net: str) -> None:
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(ready, kept, strict=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
 def test_half_precision(dtype: torch.dtype, bound: float) -> None:
     for name, build in PROGRAMS.items():

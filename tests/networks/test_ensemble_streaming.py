@@ -44,6 +44,7 @@ def short(limit: int, kind: type[BaseException] = MemoryError, words: str = "") 
     return failing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 def test_chunks_give_the_same_logits(members: zoo.Collection, digits: Tensor, chunk: int) -> None:
     wanted = torch.stack([m.model()(digits) for m in members])

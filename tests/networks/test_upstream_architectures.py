@@ -65,6 +65,7 @@ def renamed(rule: Rule, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: tensor.reshape(shape) for (key, shape), tensor in named}
 
 
+@pytest.mark.slow
 @resnets
 def test_logits_are_torch_uncertaintys_bit_for_bit(
     oracle: Oracle, name: str, arguments: dict[str, Any], parameters: int, keys: int

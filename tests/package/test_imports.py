@@ -41,6 +41,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "code", "broken"),
     [
@@ -106,6 +107,7 @@ def test_bytes_are_moved_without_torch_and_pandas(room: str) -> None:
     assert run_python(IMPORT_ALL, *modules) == {"loaded": []}
 
 
+@pytest.mark.slow
 def test_torch_would_be_noticed() -> None:
     assert run_python(IMPORT_ALL, f"{PACKAGE}.networks.device") == {"loaded": ["torch"]}
 
@@ -123,6 +125,7 @@ print(json.dumps({"exit": code or 0, "loaded": sorted({"torch", "pandas", "huggi
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -141,6 +144,7 @@ def test_light_commands_import_neither_torch_nor_pandas_nor_the_hub_client(argum
     assert run_python(RUN_COMMAND, *arguments) == {"exit": 0, "loaded": []}
 
 
+@pytest.mark.slow
 def test_download_imports_no_torch(tmp_path: Path) -> None:
     done = run_python(RUN_COMMAND, "download", "convnet-digits", "--members", "0-1", "--dest", str(tmp_path / "copy"))
     assert done["exit"] == 0

@@ -28,6 +28,7 @@ def upstream(hub: Hub) -> Hub:
     return hub
 
 
+@pytest.mark.slow
 def test_each_assumption_gets_a_line(upstream: Hub) -> None:
     traffic = Traffic()
     found = {line.assumption: line for line in lines(traffic)}
@@ -69,6 +70,7 @@ def test_the_limit_holds(upstream: Hub) -> None:
         Traffic(limit=5).spend(10)
 
 
+@pytest.mark.slow
 def test_it_runs_only_when_told_to() -> None:
     done = subprocess.run([sys.executable, "-m", "tests.live"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -57,6 +57,7 @@ def test_every_old_path_is_tried() -> None:
     assert MOVED.keys() == TAUGHT.keys()
 
 
+@pytest.mark.slow
 def test_names_of_the_package_that_moved_do_not_warn() -> None:
     code = "import checkpoints_zoo as zoo; from checkpoints_zoo import metrics; assert zoo.metrics is metrics"
     assert python("-W", "error::DeprecationWarning:__main__", "-c", code).returncode == 0
@@ -67,6 +68,7 @@ def test_training_recipe_gives_the_same_class_and_warns() -> None:
         assert import_module("training.recipe").Recipe is Recipe
 
 
+@pytest.mark.slow
 def test_an_old_recipe_file_loads_where_warnings_are_errors_and_is_sent_to_workers(tmp_path: Path) -> None:
     path = tmp_path / "old.py"
     path.write_text(OLD_RECIPE)

@@ -80,6 +80,7 @@ def attacked(root: Path, content: bytes) -> None:
         (root / inside).write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "torch", "numpy", "text"])
 def test_a_source_full_of_pickles(kind: str, hub: Hub, tmp_path: Path) -> None:
     root, mark = tmp_path / "source", tmp_path / "mark"
@@ -135,6 +136,7 @@ def breaches(tree: ast.AST) -> Iterator[str]:
             yield "calls yaml.load"
 
 
+@pytest.mark.slow
 def test_no_code_of_ours_runs_what_it_reads() -> None:
     found = [(p, b) for p in PACKAGE for b in breaches(ast.parse(p.read_text(encoding="utf-8")))]
     # Jobs and results go between a process and the workers that it started, through pipes and Ray; no file is read.
@@ -276,6 +278,7 @@ def test_names_in_an_archive_are_no_paths(hub: Hub, tmp_path: Path) -> None:
 
 
 # ---- the token ----
+@pytest.mark.slow
 def test_a_token_is_never_logged_and_goes_to_the_hub_alone(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

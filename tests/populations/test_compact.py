@@ -342,6 +342,7 @@ def test_the_page_has_the_numbers() -> None:
         assert f"### {name}" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", compact_numbers.NAMES)
 def test_the_numbers_are_what_is_measured_now(name: str) -> None:
     # Sums in another order can change the class of a few inputs where a net is about to collapse: hence 0.03.

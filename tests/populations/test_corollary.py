@@ -37,6 +37,7 @@ def population(table: Table, members: int, seed: int, dtype: torch.dtype = torch
     return {n: torch.from_numpy(rng.normal(size=(members, *a.shape))).to(dtype) for n, a in table.tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "dtype"), [(24, torch.float32), (3, torch.float32), (24, torch.float16)])
 def test_p_is_uniform_where_units_are_alike(table: Table, members: int, dtype: torch.dtype) -> None:
     """For few members and many units too, where the statistic takes only a handful of values."""

@@ -288,6 +288,7 @@ def test_collections_in_small_memory_give_what_stacks_give() -> None:
     assert (facts["members"], facts["permutations"], len(facts["groups"])) == ([8, 6], 50, len(frame))
 
 
+@pytest.mark.slow
 def test_statistics_of_norms_are_no_weights() -> None:
     members = zoo.load("resnet8-digits", n=4)
     found = mmd(members[:2], members[2:], groups="tensor", permutations=3, widths={"gaussian": [5.0]})

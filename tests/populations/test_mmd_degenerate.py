@@ -80,6 +80,7 @@ def stacks() -> tuple[Stacked, Stacked]:
     return stored, canonical
 
 
+@pytest.mark.slow
 def test_p_values_of_trained_members_are_uniform_before_and_after_removing_symmetries(
     stacks: tuple[Stacked, Stacked],
 ) -> None:

@@ -80,6 +80,7 @@ def test_as_stored_alone_and_what_the_texts_say() -> None:
     assert discrepancy.title_of(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 21, 80])
 def test_no_text_covers_another(layers: int) -> None:
     with mpl.rc_context():
@@ -103,6 +104,7 @@ def test_no_text_covers_another(layers: int) -> None:
         assert 0 <= box.y0 < box.y1 <= figure.bbox.y1, text.get_text()
 
 
+@pytest.mark.slow
 def test_a_png_of_the_same_bytes_each_time_or_a_refusal(tmp_path: Path) -> None:
     path = found(4).plot(tmp_path / "new" / "mmd.png")
     assert path.read_bytes() == found(4).plot(tmp_path / "again.png").read_bytes()

@@ -45,6 +45,7 @@ def upper(matrix: torch.Tensor) -> np.ndarray:
     return matrix.numpy()[np.triu_indices(len(matrix), 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [2, 3, 12, 90])
 def test_histograms_hold_every_pair(members: int) -> None:
     found, axes = sketched(members)
@@ -109,6 +110,7 @@ def test_pairs_that_are_all_alike() -> None:
     assert axes["scatter"].get_legend().get_texts()[0].get_text() == "correlation -"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "ood"), [(2, True), (5, False), (90, True)])
 def test_no_text_covers_another(members: int, ood: bool) -> None:
     with mpl.rc_context():

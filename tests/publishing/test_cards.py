@@ -157,6 +157,7 @@ def test_licences(licences: list[str], wanted: dict[str, Any]) -> None:
     assert "\n## Licence\n" in text
 
 
+@pytest.mark.slow
 def test_the_same_manifests_give_the_same_card() -> None:
     first = cards.files(shipped(), REPO)
     assert cards.files(dict(reversed(shipped().items())), REPO) == first
@@ -293,6 +294,7 @@ def test_what_is_refused(collections: Collections, repo: str, revision: str | No
         cards.card({"Some|": some({})["some"]}, REPO)
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_pandas_nor_the_hub_client_is_needed() -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom checkpoints_zoo.formats import catalog, manifest\n"

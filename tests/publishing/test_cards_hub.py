@@ -90,6 +90,7 @@ def test_the_hub_takes_the_front_matter(hub: Hub, tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", [None, "v1.0"])
 def test_the_examples_run(hub: Hub, revision: str | None) -> None:
     text = publish(hub, EMBEDDED, revision)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it.token import Token
@@ -26,6 +27,7 @@ def usual_tokens() -> list[Token]:
     return tokens(body(cards.card(some(ALL, ALL, {"status": "failed"}), REPO)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.fixed_dictionaries(dict.fromkeys(TEXTS, HOSTILE)),

@@ -73,6 +73,7 @@ def test_only_members_that_are_loaded_are_drawn() -> None:
     assert [height for *_, height in bars(figure.axes[0])] == [1]
 
 
+@pytest.mark.slow
 def test_a_png_of_the_same_bytes_whatever_the_caller_draws_with() -> None:
     shown = section([0.5, 0.25, 0.75], [1.0, 2.0, 0.5], eval_data="digits/test")
     first = cards.picture("some", shown.rows, ABOUT)
@@ -90,6 +91,7 @@ def test_no_accuracy_no_picture(accuracies: list[float | None]) -> None:
     assert cards.picture("some", section(accuracies, [0.1][: len(accuracies)]).rows, ABOUT) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shown",
     [
@@ -115,6 +117,7 @@ def test_the_title_fits() -> None:
     assert box.x1 <= figure.bbox.x1
 
 
+@pytest.mark.slow
 @given(st.integers(10, 20_000), st.data())
 def test_a_bar_has_as_many_possible_values_as_its_neighbour(images: int, data: st.DataObject) -> None:
     low = data.draw(st.integers(0, images - 1))

@@ -146,6 +146,7 @@ def test_large_files_go_up_in_parts(hub: Hub, tiny: Built) -> None:
     assert hub.log.leaks(WRITER) == []
 
 
+@pytest.mark.slow
 def test_two_collections_by_others_means(hub: Hub, tmp_path: Path) -> None:
     """Without stubs: the card makes `datasets` give each manifest, and a download of all is a source."""
     from datasets import load_dataset
@@ -203,6 +204,7 @@ def test_a_dry_run_changes_nothing(hub: Hub, tiny: Built) -> None:
     assert (done.files, done.bytes, done.commits) == (planned.files.__len__(), planned.bytes, planned.commits)
 
 
+@pytest.mark.slow
 def test_a_dry_run_needs_neither_torch_nor_a_login(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tiny.root)
     monkeypatch.delenv("HF_TOKEN")

@@ -91,6 +91,7 @@ def test_cut_off_at_each_request_of_a_pull_request(hub: Hub, tiny: Built) -> Non
     assert 25 < at < 100
 
 
+@pytest.mark.slow
 def test_cut_off_at_each_request_with_xet(
     hub_xet: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
@@ -163,6 +164,7 @@ TEXTS: list[tuple[dict[str, Any], type[ZooError], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "kind", "text"), TEXTS, ids=str)
 def test_what_the_user_reads(hub: Hub, tiny: Built, fault: dict[str, Any], kind: type[ZooError], text: str) -> None:
     hub.faults.append({**fault, **ALWAYS})

@@ -149,6 +149,7 @@ def hostile(root: Path, members: int, count: int) -> tuple[zoo.Collection, Image
     return zoo.load("tiny", source=built.root), inside, ImageData(EVIL, "other", 255 - pixels)
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_and_what_files_say_stays_text(tmp_path: Path) -> None:
     members, inside, ood = hostile(tmp_path / "out", 8, 60)
     page = zoo.report(members, inside, ood, subsets=4, path=tmp_path / "report.html")
@@ -170,6 +171,7 @@ def test_every_figure_is_drawn_and_what_files_say_stays_text(tmp_path: Path) -> 
 BARE = """<!doctype html><meta charset="utf-8"><p>Text.</p><script>{}</script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -186,6 +188,7 @@ def test_a_broken_page_would_be_noticed(tmp_path: Path, script: str, said: str) 
     assert messages == [said]
 
 
+@pytest.mark.slow
 def test_a_page_with_a_broken_figure_or_a_changed_script_would_be_noticed(tmp_path: Path) -> None:
     page = zoo.report(zoo.load("convnet-digits", n=1), ood=None)
     broken = tmp_path / "broken.html"

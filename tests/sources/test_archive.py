@@ -57,6 +57,7 @@ NORMED = [state(i, "resnet20-frn-silu", classes=10, conv_bias=False) for i in ra
 TEXT_ORDER = sorted(range(20), key=str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "format", "before"),
     [
@@ -110,6 +111,7 @@ def test_the_index_of_a_local_archive_counts_its_requests() -> None:
     assert read.bytes < 20 * 15_000 + 65_536
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counter", [29_325.0, float("inf"), None])
 def test_counters_of_an_archive_are_rebuilt(tmp_path: Path, counter: float | None) -> None:
     states = [state(i, "resnet18", counter, classes=10) for i in range(2)]

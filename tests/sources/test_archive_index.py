@@ -50,6 +50,7 @@ def test_the_members_are_of_true_size() -> None:
     assert 22.4e6 < member(0).size < 22.5e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "pattern", "format"),
     [
@@ -112,6 +113,7 @@ def one_missing() -> list[tuple[str, Part]]:
     return named([n for n in range(COUNT) if n != 333])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [shuffled, one_larger, one_foreign, one_missing])
 def test_an_irregular_archive_is_walked(make: object) -> None:
     files: list[tuple[str, Part]] = make()  # type: ignore[operator]

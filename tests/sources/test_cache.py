@@ -155,6 +155,7 @@ def process() -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", BRING], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_eight_processes_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
     processes = [process() for _ in range(8)]
     answers = {p.communicate(timeout=120)[0] for p in processes}
@@ -165,6 +166,7 @@ def test_eight_processes_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
     assert sound(tiny, "1,3,15")
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing_that_looks_whole(hub: Hub, tiny: Built) -> None:
     hub.faults.append({"path": BYTES, "stall": 60, "after": 5_000, "times": math.inf})
     running = process()

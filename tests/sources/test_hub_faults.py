@@ -109,6 +109,7 @@ def test_a_head_that_leads_to_another_host(hub: Hub, tiny: Built) -> None:
 
 
 # ---- what does not ----
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "fault", "kind", "text"), FAULTS, ids=[f"{p} {f}" for p, f, _, _ in FAULTS])
 def test_a_fault_that_stays(
     hub: Hub, tiny: Built, path: str, fault: dict[str, Any], kind: type[ZooError], text: str

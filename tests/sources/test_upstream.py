@@ -103,6 +103,7 @@ def test_three_members_of_nine_thousand(upstream: Hub) -> None:
     assert members.citation.startswith(f"{ADDRESS}@")
 
 
+@pytest.mark.slow
 def test_one_regular_archive(upstream: Hub) -> None:
     upstream.commit(REPO, {path_of(COUNT): None})
     members = zoo.load("resnet18-cifar100", members="5,1023", source=ADDRESS)
@@ -150,6 +151,7 @@ def test_members_whose_names_were_exchanged(upstream: Hub) -> None:
         assert torch.equal(found["fc.weight"][0], bytes_of(number))
 
 
+@pytest.mark.slow
 def test_an_archive_that_is_not_regular(upstream: Hub) -> None:
     order = list(range(COUNT))
     random.Random(0).shuffle(order)
@@ -229,6 +231,7 @@ def indexing_of(upstream: Hub) -> list[str]:
     return resolve(ADDRESS, "").collections()
 
 
+@pytest.mark.slow
 def test_bytes_in_another_source(upstream: Hub, tmp_path: Path) -> None:
     """A manifest of one's own for archives that lie elsewhere."""
     found = find("resnet18-cifar100", members="3,4", source=ADDRESS)

@@ -38,6 +38,7 @@ def check_orbit(table: Table, seed: int, key: str, streams: bool, dtype: torch.d
     assert all(identical(back[name], tensor) for name, tensor in params.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NETS if name not in LARGE])
 @settings(max_examples=8)
 @given(seed=seeds, key=keys, streams=st.booleans(), dtype=dtypes, tied=st.sampled_from([True, True, False]))
@@ -91,6 +92,7 @@ def least_gap(table: Table, tensors: dict[str, Tensor], key: str, streams: bool)
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NETS if name != "resnet20"])
 @settings(max_examples=5)
 @given(

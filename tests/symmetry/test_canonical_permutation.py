@@ -31,6 +31,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(identical(tensor, other[name]) for name, tensor in one.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_members_are_sorted_as_by_tuples(name: str) -> None:
     """float16 and float32; keys without ties and keys that are nearly all tied."""

@@ -56,6 +56,7 @@ def test_exact_symmetries_keep_the_function_of_the_architectures(name: str) -> N
     assert max(change(name, seed) for seed in range(3)) < 1e-10
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=seeds)
 def test_symmetries_of_random_programs(seed: int) -> None:
@@ -79,6 +80,7 @@ def test_symmetries_of_random_programs(seed: int) -> None:
 APPROXIMATE = ["group_normed", "layer_normed", "residual_group_normed", "owned", "resnet20", "resnet20-bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APPROXIMATE)
 def test_approximate_scales_are_exact_without_eps(name: str) -> None:
     bound = 2e-7 if name.startswith("resnet20") else 1e-10  # timm's filter response norm computes in float32

@@ -25,6 +25,7 @@ def test_it_is_small_and_complete() -> None:
     assert len(paths) == len(named) + 2 * len(COLLECTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_members_are_as_good_as_claimed(name: str) -> None:
     count, least, _ = COLLECTIONS[name]
@@ -62,6 +63,7 @@ def test_weights_and_statistics_have_their_dtypes(name: str) -> None:
         assert stacked.dtype == (torch.float32 if "running" in tensor else COLLECTIONS[name][2]), tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIONS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_ensemble_equals_a_loop_over_models(name: str, dtype: torch.dtype, tolerance: float) -> None:

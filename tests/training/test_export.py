@@ -38,6 +38,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 def test_pieces_in_any_order_give_the_same_bytes(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]()

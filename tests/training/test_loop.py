@@ -102,6 +102,7 @@ OPTIONS: dict[str, tuple[Recipe, dict[str, Any], float]] = {  # recipe, fields, 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_member_alone_is_a_plain_scripts(option: str) -> None:
     """With the same draws and kernels; tolerances cover sums in another order, and rounding of half precision."""
@@ -114,6 +115,7 @@ def test_a_member_alone_is_a_plain_scripts(option: str) -> None:
         torch.testing.assert_close(member.state[name], tensor, rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o != "channels-last"])
 def test_a_stack_is_its_members_alone(option: str) -> None:
     """Within 1e-4 in float32 (other kernels), 2e-2 of the largest in half precision (they round at other places)."""

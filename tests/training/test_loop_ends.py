@@ -33,6 +33,7 @@ def test_snapshots_are_the_weights_along_the_way(width: int) -> None:
             assert all(torch.equal(kept[n], wanted[epoch][n][member.member]) for n in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaging", ["none", "swa"])
 def test_accuracies_are_those_of_the_modules(averaging: str) -> None:
     recipe = dataclasses.replace(RESNET, stack_width=3, averaging=averaging)
@@ -122,6 +123,7 @@ CUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", CUT)
 def test_cut_short_and_gone_on_with_is_never_cut_short(option: str, tmp_path: Path) -> None:
     """What comes with an option is saved and taken up again: bit for bit."""

@@ -49,6 +49,7 @@ def described(folder: Path, **changes: Any) -> None:
     catalog.write_json(catalog.read_json(path) | changes, path)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(pieces=pieces, unsealed=st.lists(st.booleans(), min_size=5, max_size=5), data=st.data())
 def test_pieces_in_any_order_are_the_whole(
@@ -71,6 +72,7 @@ def test_pieces_in_any_order_are_the_whole(
         assert sorted(p.name for p in (root / "nested").iterdir()) == [".training", "manifests", "shards"]
 
 
+@pytest.mark.slow
 def test_trained_in_pieces_and_merged_is_trained_at_once(tmp_path: Path) -> None:
     for ids, out in ((MEMBERS[:4], "whole"), ((3, 0), "a"), ((2,), "b"), ((1,), "b")):
         run(TINY, ids, tmp_path / out)
@@ -109,6 +111,7 @@ def test_merging_again_writes_nothing(whole: Path, tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_merge_left_is_gone_on_with(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every moment between two writes."""
     pieces = [stored(MEMBERS[::2], tmp_path / "a"), stored(MEMBERS[1::2], tmp_path / "b")]
@@ -202,6 +205,7 @@ def test_folders_without_members_are_refused(tmp_path: Path) -> None:
         merge([a], a)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     code = (

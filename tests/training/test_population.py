@@ -75,6 +75,7 @@ def test_state_has_statistics_but_no_counters(tmp_path: Path) -> None:
     assert "bn1.running_var" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [1, 2])
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_cut_short_and_gone_on_with_is_never_cut_short(tmp_path: Path, save_every: int, stop_after: int) -> None:
@@ -90,6 +91,7 @@ def test_cut_short_and_gone_on_with_is_never_cut_short(tmp_path: Path, save_ever
         assert whole[member].train_loss == trained.train_loss
 
 
+@pytest.mark.slow
 def test_batch_norm_run_cut_short(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", [0, 1], SMALL_RESNET).trained
     run(tmp_path / "cut", [0, 1], SMALL_RESNET, stop_after=1)
@@ -124,6 +126,7 @@ def test_unfinished_state_of_other_members_stays(tmp_path: Path) -> None:
     assert state_files(tmp_path) == [state]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "empty", "bit", "shape"])
 def test_damaged_state_is_dropped_with_a_note(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run(tmp_path / "whole", [0])

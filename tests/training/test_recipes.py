@@ -47,6 +47,7 @@ def test_the_collections_of_the_catalog_have_recipes() -> None:
             assert CLASSES[recipe.dataset] == listing.archives.classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_HUB)
 def test_recipes_fit_their_data(name: str) -> None:
     recipe, there = RECIPES[name](), HUB_SETS[RECIPES[name]().dataset]

@@ -123,6 +123,7 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
 # A member is a function of its seed alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits", "mlp-digits"])
 def test_member_is_a_function_of_its_seed(name: str) -> None:
     recipe = dataclasses.replace(RECIPES[name](), epochs=1)
@@ -139,6 +140,7 @@ def test_member_is_a_function_of_its_seed(name: str) -> None:
         assert_identical(tensors_of(first, 5), tensors_of(alone, member))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [convnet_digits(), resnet8_digits()])
 def test_failed_member_leaves_the_others_alone(recipe: Recipe) -> None:
     recipe = dataclasses.replace(recipe, epochs=1)

@@ -174,6 +174,7 @@ def test_a_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
         run(TINY, [0], tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_a_lost_shard_is_made_again(tmp_path: Path, damage: str) -> None:
     out = stored(range(4), tmp_path / "out")
