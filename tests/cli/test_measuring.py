@@ -75,6 +75,7 @@ def test_verify_of_a_folder_without_collections(tmp_path: Path) -> None:
     assert result.stderr == expected
 
 
+@pytest.mark.slow
 def test_evaluate_prints_the_librarys_report(tiny: Built) -> None:
     import checkpoints_zoo as zoo
 
@@ -99,6 +100,7 @@ def test_evaluate_prints_the_librarys_report(tiny: Built) -> None:
     assert lines[15] == "Measured now on digits/test, 540 inputs; OOD: photos/test, 2,000 inputs."
 
 
+@pytest.mark.slow
 def test_evaluate_without_ood_and_with_a_picture(tiny: Built, tmp_path: Path) -> None:
     result = run("evaluate", "tiny", "--source", tiny.root, "--members", "1,3", "--plot", tmp_path / "new" / "r.png")
     assert result.exit_code == 0

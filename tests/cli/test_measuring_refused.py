@@ -118,6 +118,7 @@ def test_figures_may_have_spaces_between_them(members: zoo.Collection, tmp_path:
     assert place.is_file()
 
 
+@pytest.mark.slow
 def test_degenerate_members_give_strict_json(tmp_path: Path) -> None:
     """One member, and members that are all the same: what is not known is null."""
 

@@ -20,6 +20,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return two_collections(tmp_path_factory.mktemp("cli") / "out")
 
 
+@pytest.mark.slow
 def test_json_is_the_librarys_of_halves(tiny: Built, tmp_path: Path) -> None:
     options = ("mmd", "wide", "--source", tiny.root, "-n", "9", "--seed", "3", *FEW)
     result = run(*options, "--plot", tmp_path / "new" / "m.png", "--format", "json")

@@ -45,6 +45,7 @@ def test_vectors_and_labels(members: Collection, built: Built, dtype: torch.dtyp
             dataset[position]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader(members: Collection, built: Built, workers: int) -> None:
     context = "fork" if workers else None

@@ -36,6 +36,7 @@ def test_members_of_any_place(tmp_path: Path, net: str, weights: torch.dtype, ca
     assert_same(reading.stack(located(built, members)), looped(built, members))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("tensor", ["conv1.weight", "bn1.running_var", "fc.bias"])
 def test_a_value_that_is_not_finite(tmp_path: Path, value: float, tensor: str) -> None:

@@ -117,6 +117,7 @@ def test_dtypes_of_a_view() -> None:
     assert {t.dtype for t in scaled.stack(dtype=torch.float64).values()} == {torch.float64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_symmetry_of_a_member_can_be_undone(name: str) -> None:
     members = zoo.load(name, n=3)

@@ -49,6 +49,7 @@ def test_alignment_lowers_distances_and_barriers() -> None:
         assert told["mean"]["after"][2] < told["mean"]["before"][1]  # the intervals don't meet
 
 
+@pytest.mark.slow
 def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -66,6 +67,7 @@ def test_the_study_s_file_is_of_the_recipe() -> None:
     assert sorted((p.run, p.before) for p in pairs) == sorted((r, c) for r in range(RUNS) for c in COUNTS)
 
 
+@pytest.mark.slow
 def test_a_short_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transpositions, "POINTS", 5)
     recipe = replace(convnet_digits(), epochs=1, batch_size=300)

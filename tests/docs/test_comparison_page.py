@@ -95,6 +95,7 @@ def test_posters_are_typed_as_they_are() -> None:
             assert sum(x[column] for x in table.values()) == pytest.approx(total, abs=0.01), (name, column)
 
 
+@pytest.mark.slow
 def test_spearman_is_scipys() -> None:
     generator = np.random.default_rng(3)
     for count in (5, 9):

@@ -191,6 +191,7 @@ def test_aurc_of_ties_is_the_mean_over_their_orders_and_of_one_input_its_error()
     assert metrics.aurc(probs[1:2], labels[1:2]) == 0
 
 
+@pytest.mark.slow
 @given(detections())
 def test_detection_equals_the_oracles(oracle: Oracle, case: tuple[Tensor, Tensor]) -> None:
     scores, is_ood = case

@@ -226,6 +226,7 @@ def test_a_figure_has_the_digits_its_interval_allows(figure: Bounds, scale: floa
     assert stated(figure, scale) == text
 
 
+@pytest.mark.slow
 def test_places_that_can_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path, found in ((tmp_path / "file" / "r.png", "File exists"), (tmp_path / f"{'x' * 300}.png", "File name")):
@@ -242,6 +243,7 @@ def test_places_that_can_not_be_written_to(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.png"]
 
 
+@pytest.mark.slow
 def test_what_was_there_stays_if_drawing_fails(tmp_path: Path) -> None:
     path = Drawn(3).plot(tmp_path / "r.png")
     before = path.read_bytes()

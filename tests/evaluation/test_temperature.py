@@ -276,6 +276,7 @@ def stored(members: zoo.Collection, folder: Path) -> dict[str, Predictions]:
     return {name: predictions_of(members, name, source=folder) for name in names}
 
 
+@pytest.mark.slow
 def test_stored_predictions_give_the_same_whatever_the_blocks(
     stored: dict[str, Predictions], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

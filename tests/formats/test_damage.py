@@ -76,6 +76,7 @@ CONTENTS: list[tuple[bytes, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "text"), CONTENTS, ids=lambda v: repr(v)[:30])
 def test_a_shard_that_is_something_else(built: Built, content: bytes, text: str) -> None:
     built.shard.write_bytes(content)

@@ -330,6 +330,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", HOSTILE)
 def test_hostile_conditions_are_refused(condition: str) -> None:
     with pytest.raises(SelectionError) as caught:

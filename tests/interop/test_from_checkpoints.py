@@ -505,6 +505,7 @@ def test_figures_are_measured(tmp_path: Path) -> None:
     assert again.rows.equals(members.rows)
 
 
+@pytest.mark.slow
 def test_upstreams_names(tmp_path: Path) -> None:
     made = states(3)
     folder = keep(tmp_path / "in", made, prefix="model.")
@@ -591,6 +592,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert strict.exit_code != 0
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (DOCS / "your-checkpoints.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -48,6 +48,7 @@ def figures(state: dict[str, torch.Tensor]) -> tuple[float, float, float, float]
     return float(right.mean()), float(F.cross_entropy(logits, labels)), float(brier), ece
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [False, True])
 def test_measured_as_a_plain_loop_does(copied: bool, tmp_path: Path) -> None:
     made, folder = save_convnets(tmp_path / "in", 3, "module._orig_mod."), tmp_path / "in"

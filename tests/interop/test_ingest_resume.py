@@ -58,6 +58,7 @@ def test_hashing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row["sha256"] for row in rows_of(folder)] == hashes(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_copying_goes_on(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, whole = states(COUNT), tmp_path / "whole"

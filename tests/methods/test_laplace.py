@@ -92,6 +92,7 @@ def test_draws_are_those_of_laplace_torch(
     assert not torch.equal(one[0], one[1])
 
 
+@pytest.mark.slow
 def test_norms_stay_as_they_are(laplace: Any, resnet: Problem) -> None:
     (params, buffers) = resnet.modes(1)
     run = Laplace(temperature=0.01).fit(resnet, 1, 2, seed=7)[0]

@@ -80,6 +80,7 @@ def near(one: Tensors, other: Tensors, atol: float = 2e-5) -> None:
 RECIPES = [convnet_digits(), dataclasses.replace(convnet_digits(), stack_width=1), resnet8_digits()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=["convnet", "alone", "resnet8"])
 def test_weights_on_the_way_are_a_scripts(recipe: Recipe) -> None:
     problem = small(recipe)

@@ -132,6 +132,7 @@ def test_a_variance_beyond_float16_stays_as_it_is_when_members_move() -> None:
 # The collections that ship, all members
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_shipped_ensembles_equal_a_loop(name: str, dtype: torch.dtype, bound: float) -> None:

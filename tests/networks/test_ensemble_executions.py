@@ -83,6 +83,7 @@ def test_half_precision(dtype: torch.dtype, bound: float) -> None:
             assert (logits - wanted).abs().max() <= bound * wanted.abs().max(), (name, execution)
 
 
+@pytest.mark.slow
 def test_torch_uncertaintys_nets(oracle: Oracle) -> None:
     """Upstream's own modules: both have a program, norms are folded where there are statistics."""
     resnet = oracle("torch_uncertainty.models.classification.resnet").resnet

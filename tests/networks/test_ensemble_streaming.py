@@ -135,6 +135,7 @@ def test_an_error_of_the_reader_comes_through() -> None:
 # Memory that is short
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -99,6 +99,7 @@ print(json.dumps({"loaded": sorted({"torch", "pandas"} & set(sys.modules))}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["formats", "sources"])
 def test_bytes_are_moved_without_torch_and_pandas(room: str) -> None:
     files = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / PACKAGE / room).rglob("*.py")]

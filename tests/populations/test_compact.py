@@ -158,6 +158,7 @@ def probs_of(members: zoo.Collection, networks: list[nn.Module]) -> np.ndarray:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 def test_the_table_is_a_loop_over_modules(name: str) -> None:
     members = zoo.load(name, n=3)
@@ -230,6 +231,7 @@ def digits() -> Compact:
     return compact(zoo.load("convnet-digits"), samples=1, splits=10)
 
 
+@pytest.mark.slow
 def test_alignment_raises_the_accuracy_of_the_mean_by_ten_points(digits: Compact) -> None:
     assert digits.gain.low is not None
     assert digits.gain.value > digits.gain.low > 0.10

@@ -51,6 +51,7 @@ def test_p_is_uniform_where_units_are_alike(table: Table, members: int, dtype: t
     assert np.mean([one.p <= 0.05 for one in found]) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
 
 
+@pytest.mark.slow
 def test_ties_of_coarse_weights_do_not_favour_a_unit(table: Table) -> None:
     params = {n: t.round() for n, t in population(table, 3000, 0).items()}
     top = largest(table, params)["4"]

@@ -141,6 +141,7 @@ def test_equal_members_have_none_and_members_that_hardly_differ_have_it_in_full(
     np.testing.assert_allclose(found.information.numpy()[known], expected[known], rtol=3e-4, atol=0)
 
 
+@pytest.mark.slow
 def test_pairs_as_torch_uncertainty_has_them(oracle: Callable[[str], ModuleType]) -> None:
     tu = oracle("torch_uncertainty.metrics.classification")
     probs = drawn(6, 50, 10).softmax(-1)

@@ -211,6 +211,7 @@ def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
     Contract(OnFiles(forks(), predict_all, (str(built.root),)), done, usable, reset).at_random(10)
 
 
+@pytest.mark.slow
 def test_a_member_that_was_laid_aside_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built, ran = build(tmp_path, members=range(6)), list[int]()
     keep = storing.Parts.keep

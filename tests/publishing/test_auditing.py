@@ -191,6 +191,7 @@ def test_a_pointer_where_a_manifest_should_be(place: Place, tmp_path: Path) -> N
 
 
 # ---- what it costs ----
+@pytest.mark.slow
 def test_a_sound_source_takes_two_requests_a_shard(hub: Hub) -> None:
     published(hub)
     about = values(run("audit", ADDRESS, "--format", "json"))

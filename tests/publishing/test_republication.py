@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 
 import checkpoints_zoo as zoo
@@ -18,6 +19,7 @@ def files_of(built: Built) -> dict[str, Path | bytes | None]:
     return {p.relative_to(built.root).as_posix(): p for p in built.root.rglob("*.*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_readers_see_one_commit_each(hub: Hub, tmp_path: Path) -> None:
     fetching._asked.clear()
     versions = [build(tmp_path / str(count), members=range(count), per_shard=4) for count in (8, 9, 10)]

@@ -230,6 +230,7 @@ PLAIN = local_tar([(f"version_{i}.safetensors", small(i)) for i in range(2)], ta
 END = 2 * (512 + -(-len(small(0)) // 512) * 512)
 
 
+@pytest.mark.slow
 def test_a_cut_archive_is_damaged_wherever_it_is_cut() -> None:
     whole = walk(Counted(PLAIN), len(PLAIN), "a.tar").entries
     for cut in range(END + 1100):

@@ -134,6 +134,7 @@ def test_an_irregular_archive_is_walked(make: object) -> None:
     assert all(r["status"] == "ok" for r in rows)
 
 
+@pytest.mark.slow
 def test_two_members_in_each_others_place_are_found_when_read() -> None:
     files = named(list(range(COUNT)))
     files[601], files[602] = files[602], files[601]  # between samples: nothing tells but the names

@@ -67,7 +67,7 @@ def refused(x: int, device: str) -> int:
 
 @dataclass(frozen=True)
 class Refused:
-    """The same; those after it wait until it has begun, however late its worker starts."""
+    """The same; those after it wait until it has begun, and then long enough for its error to be heard."""
 
     folder: Path
 
@@ -76,6 +76,7 @@ class Refused:
             (self.folder / "begun").touch()
         while x > 1 and not (self.folder / "begun").exists():
             time.sleep(0.01)
+        time.sleep(0.2 if x > 1 else 0)  # all of them together: seconds
         return refused(x, device)
 
 

@@ -23,6 +23,7 @@ from tests.support.symmetry_programs import Program
 PLANTED = [name for name in EVERY if name != "functional"]  # its few weights have another maximum nearby
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_permutations_are_found(name: str) -> None:
     table, reference = table_of(name), state_of(name, 1)

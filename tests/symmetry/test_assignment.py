@@ -57,6 +57,7 @@ def test_small_matrices_as_they_are(gains: np.ndarray) -> None:
     check(gains)
 
 
+@pytest.mark.slow
 @given(gains=MATRICES)
 @settings(max_examples=200, deadline=None)
 def test_small_matrices_with_numbers_taken_off(gains: np.ndarray) -> None:

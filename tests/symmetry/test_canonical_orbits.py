@@ -57,6 +57,7 @@ def test_permutations_of_an_architecture_are_sorted_into_one(
     check_orbit(table_of(name), seed, key, streams, dtype, tied)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(seed=seeds, key=keys, streams=st.booleans(), dtype=dtypes, tied=st.booleans())
 def test_permutations_of_random_programs_are_sorted_into_one(

@@ -51,6 +51,7 @@ def digits_by_hand(state: Params) -> tuple[Any, int]:
 CVXPY_NETS = ("convnet-digits", "mlp", "stream", "grouped_input", "upsampled", "deep")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CVXPY_NETS)
 def test_the_minimum_is_cvxpys(name: str, oracle: Callable[[str], ModuleType], digits: zoo.Collection) -> None:
     cvxpy = oracle("cvxpy")

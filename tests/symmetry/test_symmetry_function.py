@@ -88,6 +88,7 @@ def test_approximate_scales_are_exact_without_eps(name: str) -> None:
     assert max(change(name, seed, approximate=True) for seed in range(3)) > 3 * bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 @settings(max_examples=5)
 @given(seed=seeds)
@@ -108,6 +109,7 @@ def test_inverse_and_composition(name: str, seed: int) -> None:
         torch.testing.assert_close(twice[n], once[n], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "grouped_input"])
 def test_there_are_no_other_scalings(name: str) -> None:
     """A scaling of rows and columns that keeps the function lies in the null space of its derivative.

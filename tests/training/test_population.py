@@ -52,6 +52,7 @@ def state_files(out: Path) -> list[Path]:
     return sorted((out / ".training" / "small").glob("*.safetensors*"))
 
 
+@pytest.mark.slow
 def test_population_in_stacks(tmp_path: Path) -> None:
     six = run(tmp_path / "a", [0, 1, 2, 3, 4, 5])
     assert six.epochs == [1, 2, 3] * 2

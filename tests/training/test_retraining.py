@@ -36,6 +36,7 @@ def changed(members: Collection, **columns: Any) -> Collection:
     return Collection(members.source, members._commit, members.description, rows)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_here_and_accuracies_elsewhere(out: Path) -> None:
     members = zoo.load("tiny", source=out)
     found = retrain(members, 2, TINY)

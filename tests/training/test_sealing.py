@@ -18,6 +18,7 @@ from tests.support.tiny import TINY, finished, keep_and_seal, no_waiting_for_the
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_a_shard_the_log_has_every_member_once(
     after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,7 @@ def test_an_error_that_can_not_be_sent_keeps_its_words() -> None:
     assert 'raise Odd("what was", "wrong")' in error.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_big_results_come_whole() -> None:
     found = {job.argument: value for job, value in Processes(2).run(works.big, jobs(range(4)))}
     assert found == {x: bytes([x]) * 20_000_000 for x in range(4)}
@@ -175,6 +176,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group, and SIGKILL to the parent alone."""
