@@ -45,7 +45,7 @@ settings.load_profile("zoo")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine can't run: `live` tests without ZOO_LIVE=1, `gpu` tests without a GPU; slow ones first."""
-    items.sort(key=lambda test: test.get_closest_marker("slow") is None)  # else one process ends alone with them
+    items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     without_gpu: bool | None = None
     for item in items:
         if NUMERIC.match(item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""):
@@ -59,6 +59,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 without_gpu = not torch.cuda.is_available()
             if without_gpu:
                 item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+def spread(tests: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Order tests so that each process, which gets a part of them in order, begins with its part of the slow ones."""
+    slow = [test for test in tests if test.get_closest_marker("slow")]
+    quick = [test for test in tests if not test.get_closest_marker("slow")]
+    parts = []
+    for at in range(processes):
+        for some in (slow, quick):
+            parts += some[at * len(some) // processes : (at + 1) * len(some) // processes]
+    return parts
 
 
 # Whose tests compare numbers that torch's kernels computed.

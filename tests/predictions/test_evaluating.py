@@ -264,4 +264,4 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         most = pool.submit(growth_of_a_large_evaluation, tmp_path).result()
     if most is None:
         pytest.skip("this machine can't reset a process's peak memory")
-    assert 5 < most < 40  # MB, of 72 in float16 and 144 in float32
+    assert 5 < most < 60  # MB, of 72 in float16 and 144 in float32; 36 here, and the allocator adds what it likes

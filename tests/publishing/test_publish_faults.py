@@ -124,7 +124,7 @@ TEXTS: list[tuple[dict[str, Any], type[ZooError], str]] = [
     ),
     (
         {"path": "/_lfs/", "hangup": True}, NetworkError,
-        "upload to ADDRESS: expected an answer from HOST; found RemoteProtocolError: Server disconnected without …",
+        "upload to ADDRESS: expected an answer from HOST; found …",  # a reset or an end, whichever is read first
     ),
     (
         {"path": "/commit/", "status": 429, "headers": {"Retry-After": "7"}}, NetworkError,
