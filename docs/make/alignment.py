@@ -88,7 +88,7 @@ The transpositions that the start was permuted by are still there after training
 and matching takes both back to about what they are without any: training did not leave the basin that it started in.
 The paper draws the same three figures for its networks and gives no numbers to compare with.
 
-`python -m training convnet-digits --init-seed 0 --init-permutation 16 --members 0-4 --out out/` trains such members
+`zoo-cli train convnet-digits --init-seed 0 --init-permutation 16 --members 0-4 --out out/` trains such members
 as a collection; `python -m docs.studies.transpositions --out study.json --plot study.png` makes this
 table's figures anew ([its file](studies/transpositions.json)).
 
