@@ -18,7 +18,7 @@ from checkpoints_zoo.training.population import Progress, Trained, check_ids, tr
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy
 from checkpoints_zoo.training.state import claim, folder_of, locked, write_description
-from checkpoints_zoo.workers import Engine, Here
+from checkpoints_zoo.workers import Engine, InProcess
 
 Say = Callable[[str], object]
 
@@ -159,7 +159,7 @@ def run(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
-    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Say = lambda text: None,
     progress: Callable[[Progress], None] | None = None,
     log: Say = lambda text: None,

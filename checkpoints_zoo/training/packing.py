@@ -69,7 +69,7 @@ def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Fin
     fingerprint = recipe.split("train").fingerprint
     found = {
         (t.member, epoch): Finished(
-            _row(recipe, t, epoch, fingerprint), modules.pack(state, layout) if t.status == "ok" else None
+            _row(recipe, t, epoch, fingerprint), modules.pack_member(state, layout) if t.status == "ok" else None
         )
         for t in trained
         for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()
