@@ -37,7 +37,7 @@ from checkpoints_zoo.training import loop
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import recipe_by_name
-from checkpoints_zoo.workers import Engine, Here, Job, Processes
+from checkpoints_zoo.workers import Engine, InProcess, Job, Processes
 
 # Dense bfloat16 with tensor cores, FLOP/s, from NVIDIA's data sheets; a name's words, the longer ones first.
 PEAKS = {
@@ -129,7 +129,9 @@ class Bench:
 
     def _together(self, name: str, changes: tuple[str, ...], processes: int) -> list[Any]:
         """Time several processes on the device, all at once; for small numbers one after another, in this one."""
-        engine: Engine = Here(str(self.device)) if self.tiny else Processes(processes, (str(self.device),), tries=1)
+        engine: Engine = (
+            InProcess(str(self.device)) if self.tiny else Processes(processes, (str(self.device),), tries=1)
+        )
         with tempfile.TemporaryDirectory() as ready:
             count = 1 if self.tiny else processes
             side = Side(name, changes, self.steps, 2 * self.seconds, Path(ready), count)
@@ -159,7 +161,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as out:
             for part in ("one", "other"):
                 begun = time.perf_counter()
-                train_into(recipe, [0], Path(out, part), Here(str(self.device)))
+                train_into(recipe, [0], Path(out, part), InProcess(str(self.device)))
                 seconds = time.perf_counter() - begun
                 members = zoo.load("synthetic", source=Path(out, part))
                 (row,) = members.rows.to_pylist()

@@ -18,7 +18,7 @@ import click
 
 from checkpoints_zoo.cli.main import BUG, INTERRUPTED, USAGE, code_of, table
 from checkpoints_zoo.errors import LockedError, UsageError, ZooError
-from checkpoints_zoo.workers import Engine, engine
+from checkpoints_zoo.workers import Engine, choose_engine
 
 if TYPE_CHECKING:
     from checkpoints_zoo.training.population import Progress
@@ -218,7 +218,7 @@ def engine_of(devices: str, workers: int | None, ray: str | None) -> Engine:
 
     Args:
         devices: between commas.
-        workers, ray: as of `workers.engine`.
+        workers, ray: as of `workers.choose_engine`.
 
     Raises:
         UsageError: a device that isn't there.
@@ -229,7 +229,7 @@ def engine_of(devices: str, workers: int | None, ray: str | None) -> Engine:
 
         for device in each:
             check_device(device)
-    return engine(workers, each, ray, say)
+    return choose_engine(workers, each, ray, say)
 
 
 def say(text: str) -> None:

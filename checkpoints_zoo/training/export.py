@@ -25,7 +25,7 @@ from checkpoints_zoo.training.shards import (
     write_shards,
 )
 from checkpoints_zoo.training.state import claim_folder, folder_of, training_lock, write_description
-from checkpoints_zoo.workers import Engine, Here
+from checkpoints_zoo.workers import Engine, InProcess
 
 Say = Callable[[str], object]
 
@@ -135,7 +135,7 @@ def train_into(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
-    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Say = lambda text: None,
     progress: Callable[[Progress], None] | None = None,
     log: Say = lambda text: None,

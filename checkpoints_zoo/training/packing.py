@@ -69,7 +69,8 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     fingerprint = recipe.split("train").fingerprint
     snapshots = {
         (t.member, epoch): PackedSnapshot(
-            _manifest_row(recipe, t, epoch, fingerprint), modules.pack(state, layout) if t.status == "ok" else None
+            _manifest_row(recipe, t, epoch, fingerprint),
+            modules.pack_member(state, layout) if t.status == "ok" else None,
         )
         for t in trained
         for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()

@@ -36,7 +36,7 @@ from checkpoints_zoo.training.state import (
     training_lock,
     write_state,
 )
-from checkpoints_zoo.workers import Engine, Here, Job
+from checkpoints_zoo.workers import Engine, InProcess, Job
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def train_members(
     out: Path,
     finish: Callable[[list[Any]], None],
     progress: Callable[[Progress], None] | None = None,
-    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None,
 ) -> None:
     """Train members, and give each complete stack of them to `finish`.

@@ -30,7 +30,7 @@ from torch import nn
 from checkpoints_zoo.errors import UsageError, ZooError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import DATASETS, ImageData, Prepared, Preprocess, load
-from checkpoints_zoo.images.conversion import name_of
+from checkpoints_zoo.images.conversion import image_data_name
 from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.augment import AUGMENTATIONS
@@ -319,7 +319,7 @@ def is_image_name(text: str) -> bool:
     (True, False)
     """
     try:
-        return name_of(text, "") == text
+        return image_data_name(text, "") == text
     except UsageError:
         return False
 

@@ -14,7 +14,7 @@ from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import vary_recipe
 from checkpoints_zoo.training.recipes import ALIASES, RECIPES, recipe_by_name
-from checkpoints_zoo.workers import Engine, Here, Job
+from checkpoints_zoo.workers import Engine, InProcess, Job
 
 LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
 
@@ -40,7 +40,7 @@ def retrain(
     members: Collection,
     count: int = 3,
     recipe: Recipe | None = None,
-    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Callable[[str], object] = lambda text: None,
 ) -> list[RetrainResult]:
     """Train some members again from their rows and compare them; return what came of each.

@@ -38,7 +38,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
     def keep(epoch: int) -> None:
         for i, member in enumerate(members):
             own = {n: t[i] for n, t in (state.params | state.buffers).items()}
-            kept[member, epoch] = modules.pack(own, layout)
+            kept[member, epoch] = modules.pack_member(own, layout)
 
     if 0 in epochs:
         keep(0)

@@ -22,7 +22,7 @@ from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipes import RECIPES, Recipe
-from checkpoints_zoo.workers import Here, Processes
+from checkpoints_zoo.workers import InProcess, Processes
 from tests.support.kills import Contract, OnFiles, forks
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def train_all(name: str, out: str, count: int) -> None:
     """What each child does: train what is missing, as the command does."""
     two_a_shard()
     workers.GRACE_S = 0.05  # forked ones hold both ends of their connections, and see neither close
-    engine = Here() if count == 1 else Processes(count, start="fork")  # of what is loaded
+    engine = InProcess() if count == 1 else Processes(count, start="fork")  # of what is loaded
     train_into(short(name), MEMBERS, Path(out), engine)
 
 

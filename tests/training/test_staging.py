@@ -21,7 +21,7 @@ from checkpoints_zoo.training.export import Export, train_into
 from checkpoints_zoo.training.packing import PackedSnapshot, layout_of
 from checkpoints_zoo.training.shards import Log, Staging
 from checkpoints_zoo.training.state import stacks_of, state_name, training_lock
-from checkpoints_zoo.workers import Here, Processes
+from checkpoints_zoo.workers import InProcess, Processes
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     MEMBERS,
@@ -259,7 +259,7 @@ def test_an_error_leaves_what_finished(tmp_path: Path) -> None:
         device = "cpu"
 
         def train_into(self, work: Any, jobs: Any) -> Any:
-            yield from itertools.islice(Here().run(work, jobs), 1)
+            yield from itertools.islice(InProcess().run(work, jobs), 1)
             raise UsageError("job 2", expected="another")
 
     with pytest.raises(UsageError, match="job 2"):

@@ -19,7 +19,7 @@ import pytest
 from checkpoints_zoo import workers
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.training.export import train_into
-from checkpoints_zoo.workers import Job, RayCluster, engine
+from checkpoints_zoo.workers import Job, RayCluster
 from tests.conftest import CI, import_oracle
 from tests.support import works
 from tests.support.tiny import MEMBERS, TINY, contents
@@ -62,7 +62,7 @@ def jobs(count: int) -> list[Job[int]]:
 
 
 def errors_and_lost_workers(tmp_path: Path) -> None:
-    on = engine(ray="auto")
+    on = choose_engine(ray="auto")
     with pytest.raises(MemberNotFound, match=r"member 1: expected another\.") as error:
         list(on.run(works.refused, jobs(3)))
     assert error.value.__notes__[0].startswith("in job job 1, on node ")
@@ -126,7 +126,7 @@ def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
 
 def a_job_that_no_node_can_run() -> None:
     with pytest.raises(UsageError, match=r"Ray cluster 'auto': expected 1 CPU and 1 GPU for a job; found \d+ CPU\."):
-        list(engine(ray="auto", devices=["cuda"]).run(works.squared, jobs(1)))
+        list(choose_engine(ray="auto", devices=["cuda"]).run(works.squared, jobs(1)))
 
 
 def test_results_come_once_whatever_is_lost(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.workers import Job, engine
+from checkpoints_zoo.workers import Job, choose_engine
 
 _LONGEST = ("deep-ensemble", "hmc")  # begun first, so that no process waits for the last of them
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -242,7 +242,7 @@ def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[
     ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
     say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
     jobs = [Job(method.name, method) for method in ordered]
-    for job, outcome in engine(workers, (fits.device,), say=say).run(fits, jobs):
+    for job, outcome in choose_engine(workers, (fits.device,), say=say).run(fits, jobs):
         done = fits.existing(job.argument)
         if outcome.refused:
             refused[job.name] = outcome.refused

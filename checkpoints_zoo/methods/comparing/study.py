@@ -19,7 +19,7 @@ from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.workers import cores
+from checkpoints_zoo.workers import usable_cores
 
 PERMUTATIONS = 999
 SUBSETS = 100  # of runs or members, for the jackknife
@@ -90,7 +90,7 @@ def prepare(
         named=wanted is not None,
         missing=missing,
         others=tuple(others),
-        workers=cores() if workers is None else workers,
+        workers=usable_cores() if workers is None else workers,
         say=say,
     )
 
