@@ -19,7 +19,7 @@ import pytest
 from checkpoints_zoo import workers
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.training.export import train_into
-from checkpoints_zoo.workers import Job, RayCluster
+from checkpoints_zoo.workers import Job, RayCluster, choose_engine
 from tests.conftest import CI, import_oracle
 from tests.support import works
 from tests.support.tiny import MEMBERS, TINY, contents
