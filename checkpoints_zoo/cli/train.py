@@ -38,7 +38,7 @@ class Hardware:
         Raises:
             UsageError: a device that this machine does not have.
         """
-        from checkpoints_zoo.workers import engine
+        from checkpoints_zoo.workers import choose_engine
 
         devices = [device.strip() for device in self.devices.split(",")]
         if self.ray is None:
@@ -46,7 +46,7 @@ class Hardware:
 
             for device in devices:
                 check_device(device)
-        return engine(self.workers, devices, self.ray, say)
+        return choose_engine(self.workers, devices, self.ray, say)
 
 
 def training_on(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,13 +108,13 @@ def train_command(
     """
     began = time.monotonic()
     from checkpoints_zoo.formats.selection import format_ids, parse_ids
-    from checkpoints_zoo.training.export import run
-    from checkpoints_zoo.training.recipes import chosen
+    from checkpoints_zoo.training.export import train_into
+    from checkpoints_zoo.training.recipes import choose_recipe
 
     ids = [member for member, epoch in parse_ids(members) if epoch is None]
     if len(ids) < len(parse_ids(members)):
         raise UsageError("--members", expected="ids without epochs", found=members)
-    what = chosen(recipe, changes, name, init_permutation, init_seed)
+    what = choose_recipe(recipe, changes, name, init_permutation, init_seed)
 
     def progress(p: Progress) -> None:
         stack = format_ids([(m, None) for m in p.members])
@@ -122,9 +122,9 @@ def train_command(
         seconds = time.monotonic() - began
         out.say(f"{what.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
 
-    engine = hardware.engine(out.say)
+    engine, log = hardware.engine(out.say), out.say if log_json else lambda line: None
     try:
-        trained = run(what, ids, folder, engine, out.say, progress, log=out.say if log_json else lambda line: None)
+        trained = train_into(what, ids, folder, engine, out.say, progress, log=log)
     except KeyboardInterrupt:
         out.say("the same command goes on where it was")
         raise
@@ -162,11 +162,12 @@ def recipe_rows(text: str | None) -> list[dict[str, Any]]:
         UsageError: no such recipe or file.
     """
     from checkpoints_zoo.training import recipe_files
-    from checkpoints_zoo.training.recipes import RECIPES, named
+    from checkpoints_zoo.training.recipes import RECIPES, recipe_by_name
 
     recipes = {name: make() for name, make in RECIPES.items()}
     if text is not None:
-        recipes = recipe_files.read_all(Path(text)) if recipe_files.is_file(text) else {text: named(text)}
+        is_file = recipe_files.is_recipe_file(text)
+        recipes = recipe_files.read_recipes(Path(text)) if is_file else {text: recipe_by_name(text)}
     return [
         {
             "recipe": name, "members": r.members, "architecture": r.architecture, "dataset": r.dataset,

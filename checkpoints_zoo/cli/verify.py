@@ -29,7 +29,7 @@ from checkpoints_zoo.sources.source import resolve
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.training.retrain import Retrained
+    from checkpoints_zoo.training.retrain import RetrainResult
 
 SHOWN = 20  # findings of one kind
 
@@ -130,12 +130,12 @@ def _retrained(
     changes: tuple[str, ...],
     hardware: Hardware,
     out: Output,
-) -> list[Retrained]:
+) -> list[RetrainResult]:
     """Train some members again; return what came of each."""
-    from checkpoints_zoo.training.recipes import chosen
+    from checkpoints_zoo.training.recipes import choose_recipe
     from checkpoints_zoo.training.retrain import retrain
 
-    made = None if recipe is None else chosen(recipe, changes)
+    made = None if recipe is None else choose_recipe(recipe, changes)
     return retrain(members, count, made, hardware.engine(out.say), out.say)
 
 

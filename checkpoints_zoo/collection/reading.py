@@ -28,8 +28,8 @@ from checkpoints_zoo.formats.shard_files import (
     groups,
     read_at,
 )
-from checkpoints_zoo.networks.device import check_device, check_room
-from checkpoints_zoo.networks.modules import TORCH, check_tensors
+from checkpoints_zoo.networks.device import check_device, check_memory
+from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
 READERS = 2  # of large members: more of them find no more work
 
@@ -64,7 +64,7 @@ def stack(
     check_against_files(locations)
     kinds = _kinds(specs, locations, dtype)
     step = spacing(locations)
-    kept = all(kinds[t.name] == TORCH[t.dtype] and not t.offset % TORCH[t.dtype].itemsize for t in specs)
+    kept = all(kinds[t.name] == TORCH_DTYPES[t.dtype] and not t.offset % TORCH_DTYPES[t.dtype].itemsize for t in specs)
     if step and kept and device.type == "cpu" and not (step % 8 or locations[0].offset % 8):
         views = views_of(locations[0], specs, len(locations), step)
         if views is not None:
@@ -73,7 +73,7 @@ def stack(
             return views
     large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
     if large and kept and names is None and device.type == "cpu":
-        check_room({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
+        check_memory({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
         return _gathered(locations, specs)
     if device.type == "cuda" and names is None:
         with transfer.allocating(device):
@@ -120,7 +120,7 @@ def room_for(
         TooLargeError: more memory than there is.
     """
     shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in kinds}
-    check_room(shapes, kinds, device)
+    check_memory(shapes, kinds, device)
     return {name: torch.empty(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
 
 
@@ -158,7 +158,7 @@ def cut(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: 
     """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
     views = {}
     for t in specs:
-        dtype, begin = TORCH[t.dtype], start + t.offset
+        dtype, begin = TORCH_DTYPES[t.dtype], start + t.offset
         part = memory[begin : begin + (count - 1) * step + t.nbytes]
         shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
         views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
@@ -186,7 +186,7 @@ def _runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
     """Join floating tensors that follow each other with one dtype; return (dtype, offset in the member, elements)."""
     runs: list[tuple[torch.dtype, int, int]] = []
     for t in specs:
-        kind = TORCH[t.dtype]
+        kind = TORCH_DTYPES[t.dtype]
         if not kind.is_floating_point or not t.nbytes:
             continue
         if runs and runs[-1][0] == kind and runs[-1][1] + runs[-1][2] * kind.itemsize == t.offset:
@@ -217,7 +217,7 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
     with location.path.open("rb", buffering=0) as file:
         for spec in specs:
             t = stored[spec.name]
-            kind = TORCH[t.dtype]
+            kind = TORCH_DTYPES[t.dtype]
             most = BUFFER_BYTES // kind.itemsize
             for piece in torch.split(rows[t.name].view(-1), most) if t.nbytes else ():
                 start = int(piece.storage_offset() - rows[t.name].storage_offset())
@@ -257,11 +257,11 @@ def _kinds(
     if dtype is not None and dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         expected = "torch.float64, float32, float16 or bfloat16"
         raise UsageError("dtype of stacked weights", expected=expected, found=repr(dtype)[:80])
-    kinds = {t.name: TORCH[t.dtype] for t in specs}
+    kinds = {t.name: TORCH_DTYPES[t.dtype] for t in specs}
     for layout in {id(x.layout): x.layout for x in locations}.values():
         for t in layout.tensors:
-            if t.name in kinds and kinds[t.name] != TORCH[t.dtype]:
-                kinds[t.name] = _wider(t.name, kinds[t.name], TORCH[t.dtype])
+            if t.name in kinds and kinds[t.name] != TORCH_DTYPES[t.dtype]:
+                kinds[t.name] = _wider(t.name, kinds[t.name], TORCH_DTYPES[t.dtype])
     if dtype is not None:
         for t in specs:
             if kinds[t.name].is_floating_point:

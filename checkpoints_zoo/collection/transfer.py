@@ -21,7 +21,7 @@ from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
 from checkpoints_zoo.formats.shard_files import Location, fill, groups
-from checkpoints_zoo.networks.modules import TORCH
+from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
 GROUP_BYTES = 2**26  # neighbours that are converted together
 PIECE_BYTES = 2**23  # of one read
@@ -191,7 +191,7 @@ def strided(raw: Tensor, t: TensorSpec, count: int, step: int) -> Tensor:
         count: members.
         step: bytes from member to member.
     """
-    dtype = TORCH[t.dtype]
+    dtype = TORCH_DTYPES[t.dtype]
     size = dtype.itemsize
     if t.offset % size or step % size:  # archives hold tensors at any byte
         rows = [raw[t.offset + i * step :][: t.nbytes].clone().view(dtype) for i in range(count)]

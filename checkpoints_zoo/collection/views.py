@@ -16,7 +16,7 @@ from torch import Tensor
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import MemberNotFound
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.symmetry import Element, Table, apply, compose, permute
 from checkpoints_zoo.symmetry.canonical import alignment, maps
 
@@ -230,5 +230,5 @@ class View:
         each = locations[0].layout.nbytes
         step = max(1, _CHUNK // max(1, each))
         for at in range(0, len(keys), step):
-            with one_thread(each < SMALL_MEMBER and device.type == "cpu"):
+            with one_thread(each < SMALL_MEMBER_BYTES and device.type == "cpu"):
                 yield keys[at : at + step], reading.stack(locations[at : at + step], device, check=True)

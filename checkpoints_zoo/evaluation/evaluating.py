@@ -25,7 +25,7 @@ from checkpoints_zoo.evaluation.report import Calibrated, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.predictions import Predictions
 
 __all__ = ["Report", "evaluate"]
@@ -271,7 +271,7 @@ def _no_members(data: ImageData, members: Predictions) -> UsageError:
 
 
 def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
-    with one_thread(members._member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         return predictions.logits(members, data, *run)
 
 

@@ -21,7 +21,7 @@ from checkpoints_zoo.formats import manifest, selection, shard_files
 from checkpoints_zoo.formats.shard_files import Location, read_at
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData, in_order
-from checkpoints_zoo.networks.modules import TORCH
+from checkpoints_zoo.networks.modules import TORCH_DTYPES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet
 from checkpoints_zoo.predictions.running import Members
@@ -153,7 +153,7 @@ class Predictions:
     @property
     def dtype(self) -> torch.dtype:
         """What the logits are stored in."""
-        found: torch.dtype = max((TORCH[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize)
+        found: torch.dtype = max((TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize)
         return found
 
     @property
@@ -265,7 +265,7 @@ class Predictions:
                 if x.path not in opened:
                     files.close()
                     opened = {x.path: files.enter_context(self._open(x))}
-                kind = TORCH[x.layout.tensors[0].dtype]
+                kind = TORCH_DTYPES[x.layout.tensors[0].dtype]
                 start = x.offset + x.layout.tensors[0].offset + begin * classes * kind.itemsize
                 if kind == self.dtype:
                     read_at(opened[x.path], x, start, row.data)

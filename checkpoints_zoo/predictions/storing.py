@@ -20,14 +20,14 @@ from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import pack
+from checkpoints_zoo.networks.modules import pack_member
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts, PredictionSet, layout_of
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.stored import Predictions, cited, other_weights, predictions_of
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
-from checkpoints_zoo.workers import Engine, Here, Job, engine
+from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
 GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored
 JOB_MEMBERS = 16  # in one job on CPUs, where a member's logits depend on no other
@@ -87,7 +87,7 @@ def predict(
     members._skeleton()  # what has no members, or no net, is refused before a folder is made
     inside = images.in_order(images.of(data), members.classes)
     kind = prediction_sets.check_set(f"{inside.name}-{inside.split}" if name is None else name)
-    on = engine(workers, [str(device)] if devices is None else devices, ray, say)
+    on = choose_engine(workers, [str(device)] if devices is None else devices, ray, say)
     if ray is None:
         for each in [device] if devices is None else devices:
             check_device(each)
@@ -208,7 +208,7 @@ def _busy(folder: Path) -> LockedError:
 
 def _run(work: Running, runs: Iterable[range], on: Engine) -> Iterator[Packed]:
     """Run members at some positions on an engine; yield position and bytes of each as they come."""
-    if isinstance(on, Here):  # the next group is read while one computes
+    if isinstance(on, InProcess):  # the next group is read while one computes
         for run in runs:
             yield from work.packed(run, on.device)
         return
@@ -307,7 +307,7 @@ class Running:
                     )
             for i, logits in enumerate(found):
                 try:
-                    yield some.start + at + i, pack({LOGITS: logits}, facts.layouts[LOGITS])
+                    yield some.start + at + i, pack_member({LOGITS: logits}, facts.layouts[LOGITS])
                 except DamagedError as error:
                     error.thing, error.member = f"logits of member {ids[i]} on {facts.data}/{facts.split}", ids[i]
                     error.do = "Leave the member out"
