@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import checkpoints_zoo as zoo
 from checkpoints_zoo._moved import MOVED
 from checkpoints_zoo.training.pickling import received, sent
 from checkpoints_zoo.training.recipe import Recipe
@@ -84,3 +85,20 @@ def test_an_old_recipe_file_loads_where_warnings_are_errors_and_is_sent_to_worke
 def test_training_in_the_clone_is_the_command_of_the_package() -> None:
     here, package = python("-m", "training", "--help"), python("-m", "checkpoints_zoo.cli.train", "--help")
     assert (here.returncode, here.stdout) == (0, package.stdout)
+
+
+def test_barriers_is_barrier_and_warns() -> None:
+    members = zoo.load("convnet-digits", n=2)
+    with pytest.warns(
+        DeprecationWarning, match="^zoo.barriers is zoo.barrier from version 0.2 on, and goes in the next"
+    ):
+        lines = zoo.barriers(members, "digits", points=2)
+    assert lines.losses.equal(zoo.barrier(members, data="digits", points=2).losses)
+
+
+def test_compare_compact_is_compact_and_warns() -> None:
+    members = zoo.load("convnet-digits", n=4)
+    options = {"samples": 1, "splits": 2}
+    with pytest.warns(DeprecationWarning, match="^zoo.compare_compact is zoo.compact from version 0.2 on, and goes in"):
+        table = zoo.compare_compact(members[:2], members[2:], **options)
+    assert table == zoo.compact(members[2:], against=members[:2], **options)
