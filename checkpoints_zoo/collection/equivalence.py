@@ -249,7 +249,7 @@ def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Si
         LayoutError: tensors that are missing, extra or misshapen, by name.
     """
     if isinstance(parameters, Collection):
-        size, module = parameters._held_by(_BATCH_BYTES), module or parameters._skeleton()
+        size, module = parameters._members_within(_BATCH_BYTES), module or parameters._skeleton()
         return _Side(name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size)))
     tensors: Any = parameters
     if isinstance(parameters, Member):
