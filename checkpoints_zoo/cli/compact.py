@@ -190,9 +190,9 @@ def compact_table_command(
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
     from checkpoints_zoo.methods.comparing.compact_study import HMC, fit_and_compare
-    from checkpoints_zoo.training.recipes import chosen
+    from checkpoints_zoo.training.recipes import choose_recipe
 
-    known = chosen(recipe)
+    known = choose_recipe(recipe)
     hmc = replace(HMC, steps=steps, warmup=warmup)
     found = fit_and_compare(known, folder or f"{known.name}-compared", hmc=hmc, say=out.say, **options)
     for path in (json_path, latex):

@@ -274,7 +274,7 @@ class Collection:
             build = self._architecture or (
                 lambda: modules.build_architecture(description.architecture, **description.arguments)
             )
-            self._skeletons[key] = modules.skeleton(build, description.layouts[key], self.name)
+            self._skeletons[key] = modules.build_skeleton(build, description.layouts[key], self.name)
         return self._skeletons[key]
 
     def download(self, dest: str | Path | None = None) -> Collection:
@@ -683,7 +683,7 @@ class Member:
             UsageError, LayoutError: no architecture of that name, or one with other tensors.
             DamagedError: see `state_dict`.
         """
-        return modules.filled(self._selected._skeleton(), self.state_dict(device, dtype), torch.device(device))
+        return modules.fill_skeleton(self._selected._skeleton(), self.state_dict(device, dtype), torch.device(device))
 
     def __repr__(self) -> str:
         accuracy = self.row["test_accuracy"]

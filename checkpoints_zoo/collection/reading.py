@@ -28,8 +28,8 @@ from checkpoints_zoo.formats.shard_files import (
     groups,
     read_at,
 )
-from checkpoints_zoo.networks.device import check_device, check_room
-from checkpoints_zoo.networks.modules import TORCH, check_tensors
+from checkpoints_zoo.networks.device import check_device, check_memory
+from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
 READERS = 2  # threads for large members: more threads are no quicker
 
@@ -65,7 +65,9 @@ def stack(
     check_against_files(locations)
     dtypes = _dtypes(specs, locations, dtype)
     distance = even_spacing(locations)
-    unchanged = all(dtypes[t.name] == TORCH[t.dtype] and not t.offset % TORCH[t.dtype].itemsize for t in specs)
+    unchanged = all(
+        dtypes[t.name] == TORCH_DTYPES[t.dtype] and not t.offset % TORCH_DTYPES[t.dtype].itemsize for t in specs
+    )
     if distance and unchanged and device.type == "cpu" and not (distance % 8 or locations[0].offset % 8):
         views = mapped_tensors(locations[0], specs, len(locations), distance)
         if views is not None:
@@ -74,7 +76,7 @@ def stack(
             return views
     large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
     if large and unchanged and names is None and device.type == "cpu":
-        check_room({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
+        check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
         return _read_large_members(locations, specs)
     if device.type == "cuda" and names is None:
         with transfer.allocation_stream(device):
@@ -121,7 +123,7 @@ def empty_stack(
         TooLargeError: more memory than there is.
     """
     shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in dtypes}
-    check_room(shapes, dtypes, device)
+    check_memory(shapes, dtypes, device)
     return {name: torch.empty(shape, dtype=dtypes[name], device=device) for name, shape in shapes.items()}
 
 
@@ -159,7 +161,7 @@ def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: in
     """View the tensors of members that are evenly spaced in memory; return name -> (member, …)."""
     views = {}
     for t in specs:
-        dtype, begin = TORCH[t.dtype], start + t.offset
+        dtype, begin = TORCH_DTYPES[t.dtype], start + t.offset
         part = memory[begin : begin + (count - 1) * distance + t.nbytes]
         shape, strides = (count, *t.shape), (distance // dtype.itemsize, *_strides(t))
         views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
@@ -189,7 +191,7 @@ def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int
     """Join floating tensors that follow each other with one dtype; return (dtype, offset in the member, elements)."""
     runs: list[tuple[torch.dtype, int, int]] = []
     for t in specs:
-        kind = TORCH[t.dtype]
+        kind = TORCH_DTYPES[t.dtype]
         if not kind.is_floating_point or not t.nbytes:
             continue
         if runs and runs[-1][0] == kind and runs[-1][1] + runs[-1][2] * kind.itemsize == t.offset:
@@ -220,7 +222,7 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
     with location.path.open("rb", buffering=0) as file:
         for spec in specs:
             tensor = stored[spec.name]
-            dtype = TORCH[tensor.dtype]
+            dtype = TORCH_DTYPES[tensor.dtype]
             elements = BUFFER_BYTES // dtype.itemsize
             for piece in torch.split(rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
                 start = int(piece.storage_offset() - rows[tensor.name].storage_offset())
@@ -260,11 +262,11 @@ def _dtypes(
     if dtype is not None and dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         expected = "torch.float64, float32, float16 or bfloat16"
         raise UsageError("dtype of stacked weights", expected=expected, found=repr(dtype)[:80])
-    dtypes = {t.name: TORCH[t.dtype] for t in specs}
+    dtypes = {t.name: TORCH_DTYPES[t.dtype] for t in specs}
     for layout in {id(x.layout): x.layout for x in locations}.values():
         for t in layout.tensors:
-            if t.name in dtypes and dtypes[t.name] != TORCH[t.dtype]:
-                dtypes[t.name] = _wider_dtype(t.name, dtypes[t.name], TORCH[t.dtype])
+            if t.name in dtypes and dtypes[t.name] != TORCH_DTYPES[t.dtype]:
+                dtypes[t.name] = _wider_dtype(t.name, dtypes[t.name], TORCH_DTYPES[t.dtype])
     if dtype is not None:
         for t in specs:
             if dtypes[t.name].is_floating_point:

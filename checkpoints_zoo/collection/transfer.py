@@ -21,7 +21,7 @@ from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
 from checkpoints_zoo.formats.shard_files import Location, fill, groups
-from checkpoints_zoo.networks.modules import TORCH
+from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
 GROUP_BYTES = 2**26  # of neighbouring members that are converted together
 PIECE_BYTES = 2**23  # of one read
@@ -191,7 +191,7 @@ def strided_view(raw: Tensor, spec: TensorSpec, count: int, distance: int) -> Te
         count: members.
         distance: bytes from member to member.
     """
-    dtype = TORCH[spec.dtype]
+    dtype = TORCH_DTYPES[spec.dtype]
     size = dtype.itemsize
     if spec.offset % size or distance % size:  # archives hold tensors at any byte
         rows = [raw[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(count)]

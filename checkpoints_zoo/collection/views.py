@@ -16,7 +16,7 @@ from torch import Tensor
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import MemberNotFound
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.symmetry import Element, Table, apply, compose, permute
 from checkpoints_zoo.symmetry.canonical import alignment, maps
 
@@ -230,5 +230,5 @@ class View:
         member_bytes = locations[0].layout.nbytes
         count = max(1, _CHUNK // max(1, member_bytes))
         for first in range(0, len(keys), count):
-            with one_thread(member_bytes < SMALL_MEMBER and device.type == "cpu"):
+            with one_thread(member_bytes < SMALL_MEMBER_BYTES and device.type == "cpu"):
                 yield keys[first : first + count], reading.stack(locations[first : first + count], device, check=True)

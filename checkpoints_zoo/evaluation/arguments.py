@@ -11,7 +11,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.text import few, whole
 from checkpoints_zoo.images import ImageData, in_order
-from checkpoints_zoo.images.image_data import unplaced
+from checkpoints_zoo.images.image_data import match_classes
 
 
 def images_of(description: Description, split: str = "test") -> ImageData:
@@ -55,7 +55,7 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
         found = "labels that are numbers of classes without names"
         advice = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
     else:
-        unknown = unplaced(data.classes, description.classes)[0]
+        unknown = match_classes(data.classes, description.classes)[0]
         found = f"{few([repr(name) for name in unknown], 3)} among the {len(data.classes)} classes of the images"
         advice = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
     raise UsageError(

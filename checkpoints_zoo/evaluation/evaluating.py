@@ -25,7 +25,7 @@ from checkpoints_zoo.evaluation.report import Calibrated, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.predictions import Predictions
 
 __all__ = ["Report", "evaluate"]
@@ -292,7 +292,7 @@ def _cannot_run(data: ImageData, members: Predictions) -> UsageError:
 
 
 def _compute_logits(members: Collection, data: ImageData, options: _ComputeOptions) -> Tensor:
-    with one_thread(members._member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         return predictions.logits(members, data, *options)
 
 

@@ -135,7 +135,7 @@ class Named:
             UsageError: no architecture of that name, or nothing that builds a module.
         """
         build = self.build or (lambda: build_architecture(str(self.architecture), **self.arguments))
-        return modules.built(build, "the members")
+        return modules.build_module(build, "the members")
 
 
 def named_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -> Named:
@@ -158,7 +158,7 @@ def named_net(architecture: str | Build, arguments: Mapping[str, Any] | None) ->
     if arguments:
         raise UsageError("arguments", expected="an architecture by name", found="a function that builds it",
                          do="Give lambda: build(…)")  # fmt: skip
-    called = type(modules.built(architecture, "the members")).__name__
+    called = type(modules.build_module(architecture, "the members")).__name__
     return Named(None, {}, called if called not in ARCHITECTURES else f"{called}-own", architecture)
 
 

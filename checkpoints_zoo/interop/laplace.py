@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from checkpoints_zoo.collection.collection import Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble.program import Norm, fold
-from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer, shared_names
+from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 BEFORE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -110,7 +110,7 @@ def _foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[s
     """Find the batch norms that can be folded; return norm -> (layer before it, what stays in its place)."""
     try:
         graph = _Whole().record(module)
-    except UNTRACEABLE as error:
+    except TRACE_ERRORS as error:
         raise UsageError(
             f"module {type(module).__name__}",
             expected="one that torch.fx can trace, to find what comes before each batch norm",

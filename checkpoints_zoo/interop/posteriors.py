@@ -47,7 +47,7 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
 
 def _split(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Part a stack into parameters and buffers, each under its last name."""
-    parameters, tied = {n for n, _ in module.named_parameters(remove_duplicate=False)}, modules.tied(module)
+    parameters, tied = {n for n, _ in module.named_parameters(remove_duplicate=False)}, modules.superseded_names(module)
     kept = {n: t.detach() for n, t in stack.items() if n not in tied}
     return {n: t for n, t in kept.items() if n in parameters}, {n: t for n, t in kept.items() if n not in parameters}
 

@@ -23,7 +23,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, panels_figure, p
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.gaussian import RULES, Gaussian, fit_subsets
 from checkpoints_zoo.populations.untrained_networks import PIECE, Evaluator, make_evaluator
 
@@ -195,7 +195,7 @@ def compact(
     judge = make_evaluator(members, data, statistics, device, batch)
     target: int | str = members.ids[0] if to is None else to
     aligned = members.align(to=target)
-    with one_thread(members._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and judge.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
         probs = predictions.logits(members, judge.test.data, judge.device, batch=batch).double().softmax(-1)
         fitted = {"q_d": fit_gaussians(members, judge, subsets), "q_r": fit_gaussians(aligned, judge, subsets)}
@@ -238,7 +238,9 @@ def fit_gaussians(members: Collection, judge: Evaluator, subsets: Sequence[Tenso
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True
     read = members.batches(members._members_within(PIECE), judge.device, torch.float32)
-    return fit_subsets((stacked for _, stacked in read), chosen, judge.device, modules.tied(members._skeleton()))
+    return fit_subsets(
+        (stacked for _, stacked in read), chosen, judge.device, modules.superseded_names(members._skeleton())
+    )
 
 
 def halves(members: int, splits: int, seed: int) -> list[Tensor]:

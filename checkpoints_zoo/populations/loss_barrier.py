@@ -20,7 +20,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, RED, panels_figure, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.images import Given
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import PIECE, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _measure(
     losses, accuracies, stored = [], [], []
     for first, second in lines:
         each = sum(t.numel() * t.element_size() for t in first.values())
-        with one_thread(each < SMALL_MEMBER and judge.device.type == "cpu"):
+        with one_thread(each < SMALL_MEMBER_BYTES and judge.device.type == "cpu"):
             parts = [
                 judge.log_probs(interpolate(first, second, some))
                 for some in torch.split(lambdas, max(1, PIECE // each))

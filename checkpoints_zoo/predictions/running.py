@@ -17,7 +17,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import ImageData, Preprocess
-from checkpoints_zoo.networks.device import lacking
+from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import Source
 
@@ -95,7 +95,7 @@ def _empty_logits(members: Members, data: ImageData, part: Tensor) -> Tensor:
     """
     shape = (len(members), *part.shape[1:])
     needed = math.prod(shape) * part.dtype.itemsize
-    if (free := lacking(needed)) is not None:
+    if (free := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"logits of {shape[0]:,} members of {members.name} on {shape[1]:,} inputs",
             expected=f"at most {free:,} bytes, the memory that is free",

@@ -21,7 +21,7 @@ from checkpoints_zoo.formats import manifest, selection, shard_files
 from checkpoints_zoo.formats.shard_files import Location, read_at
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import Given, ImageData, in_order
-from checkpoints_zoo.networks.modules import TORCH
+from checkpoints_zoo.networks.modules import TORCH_DTYPES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription
 from checkpoints_zoo.predictions.running import Members
@@ -153,7 +153,9 @@ class Predictions:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the stored logits; of several, the widest."""
-        widest: torch.dtype = max((TORCH[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize)
+        widest: torch.dtype = max(
+            (TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize
+        )
         return widest
 
     @property
@@ -266,7 +268,7 @@ class Predictions:
                 if location.path not in opened:
                     files.close()
                     opened = {location.path: files.enter_context(self._open(location))}
-                dtype = TORCH[location.layout.tensors[0].dtype]
+                dtype = TORCH_DTYPES[location.layout.tensors[0].dtype]
                 start = location.offset + location.layout.tensors[0].offset + begin * classes * dtype.itemsize
                 if dtype == self.dtype:
                     read_at(opened[location.path], location, start, row.data)

@@ -20,14 +20,14 @@ from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import pack
+from checkpoints_zoo.networks.modules import pack_member
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, PredictionSet, SetDescription, layout_of
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
-from checkpoints_zoo.workers import Engine, Here, Job, engine
+from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
 GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored
 JOB_MEMBERS = 16  # in one job on a CPU, where a member's logits depend on no other member
@@ -87,7 +87,7 @@ def predict(
     members._skeleton()  # an empty selection or an unknown network is refused before a folder is made
     data_set = images.in_order(images.of(data), members.classes)
     set_name = prediction_sets.check_set_name(f"{data_set.name}-{data_set.split}" if name is None else name)
-    runner = engine(workers, [str(device)] if devices is None else devices, ray, say)
+    runner = choose_engine(workers, [str(device)] if devices is None else devices, ray, say)
     if ray is None:
         for device_name in [device] if devices is None else devices:
             check_device(device_name)
@@ -212,7 +212,7 @@ def _locked_error(folder: Path) -> LockedError:
 
 def _run_members(work: PredictionRun, runs: Iterable[range], runner: Engine) -> Iterator[Packed]:
     """Run members at some positions on an engine; yield position and bytes of each as soon as it is done."""
-    if isinstance(runner, Here):  # the next group is read while one computes
+    if isinstance(runner, InProcess):  # the next group is read while one computes
         for run in runs:
             yield from work.packed(run, runner.device)
         return
@@ -315,7 +315,7 @@ class PredictionRun:
                     )
             for i, logits in enumerate(logits_of_group):
                 try:
-                    yield positions.start + first + i, pack({LOGITS: logits}, facts.layouts[LOGITS])
+                    yield positions.start + first + i, pack_member({LOGITS: logits}, facts.layouts[LOGITS])
                 except DamagedError as error:
                     error.thing, error.member = f"logits of member {ids[i]} on {facts.data}/{facts.split}", ids[i]
                     error.do = "Leave the member out"

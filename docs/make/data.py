@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.data_sets import DIGITS_TEST, HUB_SETS, HubSet
-from checkpoints_zoo.images.image_data import SPELLED
+from checkpoints_zoo.images.image_data import OTHER_SPELLINGS
 
 LINE = 116
 
@@ -224,7 +224,7 @@ def _wrapped(names: tuple[str, ...]) -> list[str]:
 
 def spellings() -> str:
     """Return the other spellings that are known."""
-    return ", ".join(f'"{theirs}" is `{ours}`' for theirs, ours in SPELLED.items()) + "."
+    return ", ".join(f'"{theirs}" is `{ours}`' for theirs, ours in OTHER_SPELLINGS.items()) + "."
 
 
 def page() -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import CLASSES, ImageData, in_order, of
-from checkpoints_zoo.images.image_data import places
+from checkpoints_zoo.images.image_data import class_positions
 from checkpoints_zoo.predictions import predict, predictions_of
 from tests.support.commands import run
 from tests.support.few_digits import some
@@ -66,15 +66,15 @@ def test_labels_keep_their_names(names: list[str], data: st.DataObject) -> None:
     ],
 )
 def test_names_that_tell(theirs: Sequence[str], ours: Sequence[str], found: list[int] | None) -> None:
-    assert places(theirs, ours) == found
+    assert class_positions(theirs, ours) == found
 
 
 def test_names_of_other_sources(tmp_path: Path) -> None:
     """CIFAR-100's classes with spaces and capitals, and Tiny-ImageNet's in the order of its folders."""
     spaced = [name.replace("_", " ").title() for name in CLASSES["cifar100"]]
-    assert places(sorted(spaced, reverse=True), CLASSES["cifar100"]) == list(range(99, -1, -1))
+    assert class_positions(sorted(spaced, reverse=True), CLASSES["cifar100"]) == list(range(99, -1, -1))
     tiny = CLASSES["tiny-imagenet"]
-    at = places(sorted(tiny), tiny)
+    at = class_positions(sorted(tiny), tiny)
     assert at is not None
     assert [tiny[i] for i in at] == sorted(tiny)
 

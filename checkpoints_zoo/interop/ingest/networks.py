@@ -100,7 +100,7 @@ def shapes_of(net: Net, build: Build | None) -> dict[str, Shape]:
     from checkpoints_zoo.networks import modules
 
     make = build or (lambda: modules.build_architecture(str(net.architecture), **net.arguments))
-    module = modules.built(make, "the members")
+    module = modules.build_module(make, "the members")
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 

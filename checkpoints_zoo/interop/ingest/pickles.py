@@ -207,15 +207,15 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
     """
     import torch
 
-    from checkpoints_zoo.networks.modules import NAMES
+    from checkpoints_zoo.networks.modules import DTYPE_NAMES
 
     for name, t in state.items():
-        if t.layout != torch.strided or t.is_quantized or t.dtype not in NAMES or t.is_meta:
+        if t.layout != torch.strided or t.is_quantized or t.dtype not in DTYPE_NAMES or t.is_meta:
             raise DamagedError(
-                f"tensor {name!r}{where}", expected=f"a plain one of {', '.join(NAMES.values())}",
+                f"tensor {name!r}{where}", expected=f"a plain one of {', '.join(DTYPE_NAMES.values())}",
                 found=f"{t.dtype}, {t.layout}{' without values' if t.is_meta else ''}", tensor=name,
             )  # fmt: skip
-    return Head(0, tuple((name, NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
+    return Head(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
 
 
 def raw(path: Path, within: Within, layout: Layout) -> bytearray:
@@ -231,9 +231,9 @@ def raw(path: Path, within: Within, layout: Layout) -> bytearray:
         TooLargeError: they are more than the free memory; a few bytes may be shown as many.
     """
 
-    from checkpoints_zoo.networks.device import lacking
+    from checkpoints_zoo.networks.device import free_if_short
 
-    if (free := lacking(layout.nbytes)) is not None:
+    if (free := free_if_short(layout.nbytes)) is not None:
         expected = f"at most {free:,} bytes of tensors, the memory that is free"
         raise TooLargeError(f"file {path}", expected=expected, found=f"{layout.nbytes:,}", path=path)
     wanted = [

@@ -29,13 +29,13 @@ from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.compact_posterior import MOST_SAMPLES, evaluate_gaussian, fit_gaussians
 from checkpoints_zoo.populations.gaussian import Gaussian
 from checkpoints_zoo.populations.predictives import join_intervals
 from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.workers import cores
+from checkpoints_zoo.workers import usable_cores
 
 if TYPE_CHECKING:
     pass
@@ -100,7 +100,7 @@ def compare_compact(
     modes = {name: _mode(name, members) for name, members in draws.items()}
     judge = make_evaluator(hmc, data, statistics, device, batch)
     measured: dict[str, MethodPredictives] = {}
-    with one_thread(hmc._member_nbytes < SMALL_MEMBER and judge.device.type == "cpu"):
+    with one_thread(hmc._member_nbytes < SMALL_MEMBER_BYTES and judge.device.type == "cpu"):
         for name in ("hmc", "ensemble"):
             target: int | str = modes[name].members.ids[0] if to is None else to
             measured[name] = measure_draws(modes[name], target, judge, splits, drawn_samples, seed)
@@ -161,7 +161,7 @@ def fit_and_compare(
     root = Path(out).expanduser().absolute()
     disk.check_folder(root)
     fits = Fits(recipe, root, runs, draws, seed, device=device)
-    made, refused = fit_all(fits, (hmc, ENSEMBLE, vi), cores() if workers is None else workers, say)
+    made, refused = fit_all(fits, (hmc, ENSEMBLE, vi), usable_cores() if workers is None else workers, say)
     for name, reason in refused.items():
         raise UsageError(f"method {name!r}", expected=f"one that can be fitted to {recipe.name}", found=reason)
     by_name = {draws.name: draws for draws in made}

@@ -18,7 +18,7 @@ from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
 from checkpoints_zoo.formats.text import counted, in_bytes
 from checkpoints_zoo.images import Given, ImageData
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
 from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
@@ -238,7 +238,7 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     labels = None
     if labelled:
         inside, labels = arguments.require_labels(inside, members.description)
-    with one_thread(members._member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         return Computed(members, inside, predictions.logits(members, inside, device), labels)
 
 
