@@ -84,8 +84,8 @@ def main(
                 raise click.UsageError(f"Missing {option}.")
     with failing():
         from checkpoints_zoo.formats.selection import format_ids, parse_ids
-        from checkpoints_zoo.training.export import run
-        from checkpoints_zoo.training.recipes import chosen
+        from checkpoints_zoo.training.export import train_into
+        from checkpoints_zoo.training.recipes import choose_recipe
 
         if recipe is None or members is None or out is None or listing:
             click.echo(table_of(recipe))
@@ -93,7 +93,7 @@ def main(
         ids = [member for member, epoch in parse_ids(members) if epoch is None]
         if len(ids) < len(parse_ids(members)):
             raise UsageError("--members", expected="ids without epochs", found=members)
-        what = chosen(recipe, changes, name, init_permutation, init_seed)
+        what = choose_recipe(recipe, changes, name, init_permutation, init_seed)
 
         def progress(p: Progress) -> None:
             stack = format_ids([(m, None) for m in p.members])
@@ -102,7 +102,7 @@ def main(
             say(f"{what.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
 
         on = engine_of(devices, workers, ray)
-        trained = run(what, ids, out, on, say, progress, log=say if log_json else lambda line: None)
+        trained = train_into(what, ids, out, on, say, progress, log=say if log_json else lambda line: None)
         say(f"{what.name}: {trained} members trained into {out} in {time.monotonic() - began:.0f} s")
 
 
@@ -113,11 +113,13 @@ def table_of(text: str | None) -> str:
         UsageError: no such recipe or file.
     """
     from checkpoints_zoo.training import recipe_files
-    from checkpoints_zoo.training.recipes import RECIPES, named
+    from checkpoints_zoo.training.recipes import RECIPES, recipe_by_name
 
     recipes = {name: make() for name, make in RECIPES.items()}
     if text is not None:
-        recipes = recipe_files.read_all(Path(text)) if recipe_files.is_file(text) else {text: named(text)}
+        recipes = (
+            recipe_files.read_recipes(Path(text)) if recipe_files.is_recipe_file(text) else {text: recipe_by_name(text)}
+        )
     return table(
         [
             {
@@ -170,10 +172,10 @@ def verify_command(
     """
     with failing():
         from checkpoints_zoo.collection.collection import load
-        from checkpoints_zoo.training.recipes import chosen
+        from checkpoints_zoo.training.recipes import choose_recipe
         from checkpoints_zoo.training.retrain import retrain
 
-        made = None if recipe is None else chosen(recipe, changes)
+        made = None if recipe is None else choose_recipe(recipe, changes)
         found = retrain(load(name, source=source), count, made, engine_of(devices, workers, ray), say)
         for each in found:
             agree = "agree" if each.same else "DIFFER"

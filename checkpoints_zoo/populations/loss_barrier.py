@@ -199,7 +199,7 @@ def _ends(first: Member, second: Member, device: torch.device) -> tuple[Params, 
 def _lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line, from one member to each of the others in order."""
     reference, keys = _weights(start, device), iter(members._keys)
-    for _, stacked in members.batches(members._held_by(PIECE), device, torch.float32):
+    for _, stacked in members.batches(members._members_within(PIECE), device, torch.float32):
         for i in range(len(next(iter(stacked.values())))):
             if next(keys) != (start.id, start.epoch):
                 yield reference, {name: t[i] for name, t in stacked.items()}

@@ -11,9 +11,9 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo._moved import MOVED
-from checkpoints_zoo.training.pickling import received, sent
+from checkpoints_zoo.training.pickling import rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import read
+from checkpoints_zoo.training.recipe_files import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,10 +73,10 @@ def test_training_recipe_gives_the_same_class_and_warns() -> None:
 def test_an_old_recipe_file_loads_where_warnings_are_errors_and_is_sent_to_workers(tmp_path: Path) -> None:
     path = tmp_path / "old.py"
     path.write_text(OLD_RECIPE)
-    found = read(str(path))
+    found = read_recipe(str(path))
     assert type(found) is Recipe
     sys.modules.pop("training.recipe")
-    assert received(sent(found)).hash == found.hash
+    assert rebuild_recipe(serialize_recipe(found)).hash == found.hash
     done = python("-W", "error", "-m", "training", str(path), "--list")
     assert done.returncode == 0, done.stderr
     assert "old" in done.stdout

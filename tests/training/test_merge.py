@@ -24,8 +24,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError, ZooError
 from checkpoints_zoo.formats import catalog, shard_files
 from checkpoints_zoo.training import merge as merging
-from checkpoints_zoo.training.export import run
-from checkpoints_zoo.training.merge import TOLD, merge
+from checkpoints_zoo.training.export import train_into
+from checkpoints_zoo.training.merge import RUN_COLUMNS, merge
 from tests.support import tiny
 from tests.support.tiny import MEMBERS, TINY, contents, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
 
@@ -75,16 +75,16 @@ def test_pieces_in_any_order_are_the_whole(
 @pytest.mark.slow
 def test_trained_in_pieces_and_merged_is_trained_at_once(tmp_path: Path) -> None:
     for ids, out in ((MEMBERS[:4], "whole"), ((3, 0), "a"), ((2,), "b"), ((1,), "b")):
-        run(TINY, ids, tmp_path / out)
+        train_into(TINY, ids, tmp_path / out)
     assert merge([tmp_path / "b", tmp_path / "a"], tmp_path / "out") == {"tiny": 4}
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert zoo.verify(zoo.load("tiny", source=tmp_path / "out")) == []
     # What differs is what a run tells of itself.
     one, other = (zoo.load("tiny", source=tmp_path / out).rows for out in ("out", "whole"))
     differing = {name for name in one.column_names if not one.column(name).equals(other.column(name))}
-    assert differing <= set(TOLD)
+    assert differing <= set(RUN_COLUMNS)
     # Training goes on in what was merged.
-    run(TINY, (0, 1, 2, 3, 5), tmp_path / "out")
+    train_into(TINY, (0, 1, 2, 3, 5), tmp_path / "out")
     assert zoo.load("tiny", source=tmp_path / "out").ids == [0, 1, 2, 3, 5]
 
 
@@ -209,7 +209,7 @@ def test_folders_without_members_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -227,7 +227,7 @@ def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
 
 def test_pieces_are_locked_before_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, out, looked = stored([0], tmp_path / "a"), tmp_path / "out", list[Path]()
-    collections = merging._collections
+    collections = merging._collection_names
 
     def looking(folder: Path) -> set[str]:
         looked.append(folder)
@@ -235,7 +235,7 @@ def test_pieces_are_locked_before_they_are_looked_at(tmp_path: Path, monkeypatch
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return collections(folder)
 
-    monkeypatch.setattr(merging, "_collections", looking)
+    monkeypatch.setattr(merging, "_collection_names", looking)
     merge([a], out)
     assert looked == [a, out]
 

@@ -14,7 +14,7 @@ from checkpoints_zoo.cli.train import verify_command
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.training.retrain import interval, retrain
+from checkpoints_zoo.training.retrain import difference_interval, retrain
 from tests.support.tiny import TINY, no_waiting_for_the_disk, stored  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -97,6 +97,6 @@ def test_the_interval_covers_99_of_100(share: float, inputs: int) -> None:
         weights[one] * weights[other]
         for one in near
         for other in near
-        if abs(one - other) / inputs <= interval(one / inputs, other / inputs, inputs)
+        if abs(one - other) / inputs <= difference_interval(one / inputs, other / inputs, inputs)
     )
     assert 0.985 < covered < 0.999

@@ -15,9 +15,9 @@ from checkpoints_zoo import images
 from checkpoints_zoo.cli.train import main
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.training import population
-from checkpoints_zoo.training.population import Trained, train_stack
-from checkpoints_zoo.training.recipe_files import varied
-from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.training.population import TrainedMember, train_stack
+from checkpoints_zoo.training.recipe_files import vary_recipe
+from checkpoints_zoo.training.recipes import recipe_by_name
 from tests.hub import Hub
 from tests.support.image_sets import forgotten, published_images  # noqa: F401 (a fixture)
 
@@ -39,11 +39,11 @@ def test_two_members_from_the_hub_to_modules(
 ) -> None:
     """The command trains and exports two members; loaded back, they give the logits of the trained weights, rounded
     to what is stored, to the last bit."""
-    recipe = varied(named(name), changes)
+    recipe = vary_recipe(recipe_by_name(name), changes)
     made = published_images(hub, recipe.dataset, inputs=12)
-    kept: list[Trained] = []
+    kept: list[TrainedMember] = []
 
-    def keeping(*arguments: Any, **options: Any) -> list[Trained]:
+    def keeping(*arguments: Any, **options: Any) -> list[TrainedMember]:
         kept.extend(found := train_stack(*arguments, **options))
         return found
 
@@ -95,7 +95,8 @@ def test_a_small_network_trains_on_every_set(hub: Hub, name: str) -> None:
     made = published_images(hub, name, inputs=24)["train"]
     channels, height, width = made.images.shape[1:]
     recipe = dataclasses.replace(
-        named("resnet20-frn-silu-cifar10"), name="small", architecture="resnet8", dataset=name, epochs=1, batch_size=12,
+        recipe_by_name("resnet20-frn-silu-cifar10"),
+        name="small", architecture="resnet8", dataset=name, epochs=1, batch_size=12,
         arguments={"widths": (2, 2, 2), "channels": channels, "classes": len(made.classes)},
         preprocess=images.Preprocess((height, width), channels, (0.5,) * channels, (0.25,) * channels),
     )  # fmt: skip

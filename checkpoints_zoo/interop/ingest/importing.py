@@ -185,7 +185,7 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )
-    inside, _ = arguments.labelled(images.of(evaluate), description)
+    inside, _ = arguments.require_labels(images.of(evaluate), description)
     inside.inputs(inside.images[:1], images.Preprocess.from_json(description.preprocessing))
     return inside
 
