@@ -13,7 +13,7 @@ import click
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ def _beside(selection: Selection, name: str) -> Selection:
 def _paper(found: Compact) -> str:
     columns = {"members": found.table["members"], "q_d": found.table["q_d"], "q_r": found.table["q_r"]}
     rows = [
-        {"": text} | {of: stated(x[row], scale) if row in x else "-" for of, x in columns.items()}
+        {"": text} | {of: as_text(x[row], scale) if row in x else "-" for of, x in columns.items()}
         for row, (text, scale) in ROWS.items()
     ]
-    gain = f"Alignment changes the accuracy of the mean by {stated(found.gain, 100)} points."
+    gain = f"Alignment changes the accuracy of the mean by {as_text(found.gain, 100)} points."
     return f"{table(rows, right=list(columns))}\n\n{gain}"
 
 
@@ -122,7 +122,7 @@ def _halves(found: Compact) -> str:
         return ""
     columns = {"members": found.held_out["members"], "q_d": found.held_out["q_d"], "q_r": found.held_out["q_r"]}
     rows = [
-        {"one half against the other": ROWS[row][0]} | {of: stated(x[row]) for of, x in columns.items()}
+        {"one half against the other": ROWS[row][0]} | {of: as_text(x[row]) for of, x in columns.items()}
         for row in ("agreement", "total_variation")
     ]
     return table(rows, right=list(columns))

@@ -237,7 +237,7 @@ def fit_gaussians(members: Collection, judge: Evaluator, subsets: Sequence[Tenso
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True
-    read = members.batches(members._held_by(PIECE), judge.device, torch.float32)
+    read = members.batches(members._members_within(PIECE), judge.device, torch.float32)
     return fit_subsets(
         (stacked for _, stacked in read), chosen, judge.device, modules.superseded_names(members._skeleton())
     )

@@ -185,7 +185,7 @@ def barriers(
 
     def lines() -> Iterator[tuple[Params, Params]]:
         everyone = iter(members._keys)
-        for _, stacked in members.batches(members._held_by(PIECE), judge.device, torch.float32):
+        for _, stacked in members.batches(members._members_within(PIECE), judge.device, torch.float32):
             for i in range(len(next(iter(stacked.values())))):
                 if next(everyone) != key:
                     yield reference, {name: t[i] for name, t in stacked.items()}

@@ -16,7 +16,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.populations.compact_posterior import compact
 from checkpoints_zoo.populations.gaussian import fit
 from checkpoints_zoo.populations.loss_barrier import Barriers, barriers
@@ -88,7 +88,7 @@ def measure() -> dict[str, Any]:
 
 
 def _interval(values: Mapping[str, Any], scale: float = 1) -> str:
-    return stated(Interval(values["value"], values["low"], values["high"]), scale)
+    return as_text(Interval(values["value"], values["low"], values["high"]), scale)
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -20,11 +20,11 @@ CPU = torch.device("cpu")
 
 
 def sent(locations: list[Location], dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], bool]:
-    kinds = reading.kinds_of(locations, dtype)
-    with transfer.allocating(CPU):
-        out = reading.room_for(locations, kinds, CPU)
+    kinds = reading.stacked_dtypes(locations, dtype)
+    with transfer.allocation_stream(CPU):
+        out = reading.empty_stack(locations, kinds, CPU)
     specs = [t for t in locations[0].layout.tensors if t.name in kinds]
-    return out, transfer.onto(locations, specs, out)
+    return out, transfer.copy_to_device(locations, specs, out)
 
 
 @pytest.fixture(params=[(1, 4_001), (40_000, 7_777), (2**26, 2**23)], ids=str)

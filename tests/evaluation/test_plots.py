@@ -17,7 +17,7 @@ from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import report as reports
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from tests.support.reports import Bounds, Drawn
 
 
@@ -223,7 +223,7 @@ def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.Mon
     ],
 )
 def test_a_figure_has_the_digits_its_interval_allows(figure: Bounds, scale: float, text: str) -> None:
-    assert stated(figure, scale) == text
+    assert as_text(figure, scale) == text
 
 
 @pytest.mark.slow

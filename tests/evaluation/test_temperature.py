@@ -317,8 +317,9 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
 
     trained = (
         "images digits/train held out for the temperature: expected images that the members were neither trained on "
-        "nor are measured on; found the images that the members were trained on, of which they are surer than of "
-        "others. Give others, or a share of the measured ones such as held_out=0.2, which is then in no figure."
+        "nor are measured on; found the images that the members were trained on, where their confidence is "
+        "too high. Give other images, or a share of the test images such as held_out=0.2, which all figures then leave "
+        "out."
     )
     yield scaled(members, "digits/train"), trained
     yield scaled(inside, stored["digits-train"]), trained
@@ -336,8 +337,11 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
         "images for predictions convnet-digits/digits-test: expected stored predictions on them, since no members are "
         "run; found images. Give predictions for all, or images for all.",
     )
-    yield scaled(members, "digits"), "nor are measured on; found the images that are measured. Give others"
-    yield scaled(inside, inside), "found the images that are measured"
+    yield (
+        scaled(members, "digits"),
+        "nor are measured on; found the images that the members are measured on. Give other images",
+    )
+    yield scaled(inside, inside), "found the images that the members are measured on"
     yield scaled(inside, "digits/train"), "were trained on"
     yield (
         scaled(inside, renamed()),

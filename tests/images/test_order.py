@@ -135,7 +135,7 @@ def test_stored_predictions_are_those_of_the_images_in_order(tmp_path: Path) -> 
         assert zoo.evaluate(two, images, sizes=[3]).to_json() == zoo.evaluate(one, sizes=[3]).to_json()
     assert len(predict(members, others, tmp_path / "one")) == 3  # there already
     wrong = replace(others, labels=others.labels.flip(0))  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match="They are on other images"):
+    with pytest.raises(UsageError, match="The set is on other images"):
         predictions_of(members, "digits-test", source=tmp_path / "one", data=wrong)
 
 

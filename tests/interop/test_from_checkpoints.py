@@ -560,7 +560,10 @@ def test_everything_takes_what_is_made(hub: Hub, tmp_path: Path, monkeypatch: py
 
 def test_without_preprocessing_one_is_told(tmp_path: Path) -> None:
     members = source_of(keep(tmp_path / "in", mlps(2)), tmp_path / "out")
-    with pytest.raises(FormatError, match=r"preprocessing of mine: expected what turns pixels .*preprocessing=, like="):
+    with pytest.raises(
+        FormatError,
+        match=r"preprocessing of mine: expected the preprocessing that turns pixels .*preprocessing=, like=",
+    ):
         members.preprocess  # noqa: B018
 
 

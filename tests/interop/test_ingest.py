@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.interop.ingest import NetSpec, ImportPlan, ingest, measuring
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, measuring
 from tests.support.commands import run, values
 from tests.support.originals import (
     KINDS,

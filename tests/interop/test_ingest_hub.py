@@ -12,7 +12,7 @@ from safetensors.torch import save
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import AccessError, SourceNotFound, UsageError
-from checkpoints_zoo.interop.ingest import NetSpec, ImportPlan, ingest, measuring
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, measuring
 from checkpoints_zoo.sources import cache, fetching
 from tests.hub import WRITER, Hub
 from tests.sources.test_upstream import COUNT, HEAD, PAYLOAD, REPO, forget, named, path_of

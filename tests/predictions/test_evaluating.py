@@ -90,7 +90,7 @@ def test_blocks_change_nothing(
 ) -> None:
     monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * COUNT * 10)  # 7 inputs, 540 = 77 * 7 + 1
     monkeypatch.setattr(subsets, "READ_BYTES", 2 * 14 * COUNT * 10)  # two blocks
-    monkeypatch.setattr(subsets, "TOGETHER", 7)
+    monkeypatch.setattr(subsets, "SUBSETS_PER_WALK", 7)
     monkeypatch.setattr(subsets, "MEMORY", 3 * 4 * 540 * 10)  # 3 subsets
     close(zoo.evaluate(stored[0], ood=stored[1], subsets=12), report, smooth=1e-6, counted=1e-6)
 

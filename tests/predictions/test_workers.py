@@ -11,7 +11,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.predictions.storing import Running, _facts, _hashes
+from checkpoints_zoo.predictions.storing import PredictionRun, _describe, _weight_hashes
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -30,11 +30,11 @@ def test_several_processes_store_the_same_bytes(tmp_path: Path) -> None:
     assert files(tmp_path / "three") == files(tmp_path / "one")
 
 
-def running(n: int) -> Running:
+def running(n: int) -> PredictionRun:
     members = zoo.load("convnet-digits", n=n)
     inside = images.load("digits")
-    facts = _facts(members, inside, "digits-test", torch.float32)
-    return Running(members, inside, facts, _hashes(members), torch.float32, 512)
+    facts = _describe(members, inside, "digits-test", torch.float32)
+    return PredictionRun(members, inside, facts, _weight_hashes(members), torch.float32, 512)
 
 
 def test_members_are_divided_into_jobs() -> None:

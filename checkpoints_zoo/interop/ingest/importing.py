@@ -190,7 +190,7 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )
-    test_images, _ = arguments.labelled(images.of(evaluate), description)
+    test_images, _ = arguments.require_labels(images.of(evaluate), description)
     test_images.inputs(test_images.images[:1], images.Preprocess.from_json(description.preprocessing))
     return test_images
 

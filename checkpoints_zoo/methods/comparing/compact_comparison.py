@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.tables import stated, write_frame, write_text
+from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.methods.comparing.comparison import escaped
 
@@ -137,7 +137,10 @@ class CompactComparison:
         if self.halves:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
-                [f"{ROWS[row][0]}, half against half", *(stated(figures[row], 1) for figures in self.halves.values())]
+                [
+                    f"{ROWS[row][0]}, half against half",
+                    *(as_text(figures[row], 1) for figures in self.halves.values()),
+                ]
                 for row in ("agreement", "total_variation")
             ]
             blocks.append(aligned(rows, range(1, len(rows[0]))))
@@ -188,7 +191,7 @@ def cells(result: CompactComparison) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: its words, and a text for each column in the table's order."""
     columns = [figures for of in result.table.values() for figures in of.values()]
     for row, (words, scale) in ROWS.items():
-        yield words, [stated(figures[row], scale) if row in figures else "-" for figures in columns]
+        yield words, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
 def headings(result: CompactComparison) -> list[str]:
