@@ -106,11 +106,11 @@ def verify_command(
         trained += [{"collection": one} | asdict(each) for each in again]
         problems += found
         checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
-        for kind in prediction_sets.names(members.source, one) if whole else ():
+        for kind in prediction_sets.set_names(members.source, one) if whole else ():
             out.say(f"{one}/{kind}: checking predictions …")
             found = verify_predictions(members, kind, sample)
             problems += found
-            stored = prediction_sets.read(members.source, one, kind).rows
+            stored = prediction_sets.read_set(members.source, one, kind).rows
             size = manifest.total(stored, "nbytes")
             line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
             checked.append(line)

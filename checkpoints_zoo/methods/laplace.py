@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
@@ -100,7 +100,7 @@ class LaplaceLastLayer:
 def _fit(
     weights: str, prior: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
 ) -> Sequence[Run]:
-    library = needed("laplace", REQUIREMENT)
+    library = import_optional("laplace", REQUIREMENT)
     modes, buffers = problem.modes(runs)
     # In their order and in pieces of one size: the factors depend on both.
     loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=PIECE)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
@@ -90,7 +90,7 @@ class Swag:
         Raises:
             UsageError: no torch-uncertainty.
         """
-        kind = needed("torch_uncertainty.methods.swag", *self.needs).SWAG
+        kind = import_optional("torch_uncertainty.methods.swag", *self.needs).SWAG
         network = problem.network()
         swag = kind(
             network,

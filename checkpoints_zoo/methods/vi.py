@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
@@ -74,8 +74,8 @@ class MeanField:
             UsageError: no posteriors, settings out of their range, or a Gaussian that leaves for infinity.
         """
         check_settings(self, runs, draws)
-        vi: Any = needed("posteriors.vi.diag", REQUIREMENT)
-        torchopt: Any = needed("torchopt", REQUIREMENT)
+        vi: Any = import_optional("posteriors.vi.diag", REQUIREMENT)
+        torchopt: Any = import_optional("torchopt", REQUIREMENT)
         density = log_posterior(problem)
 
         def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:

@@ -147,7 +147,7 @@ def alignment_of(aligned: Collection) -> Alignment:
             do="Give members.align(...)",
         )
     members, table = aligned._before(), aligned.symmetry_table
-    size = members._held_by(_BATCH)
+    size = members._members_within(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):

@@ -82,24 +82,24 @@ def _function_place(recipe: str, field: str, function: Callable[..., Any]) -> tu
     return path, module, name
 
 
-def rebuild_recipe(serialize_recipe: SentRecipe) -> Recipe:
+def rebuild_recipe(serialized: SentRecipe) -> Recipe:
     """Make a recipe from what was sent; return it.
 
     Raises:
         UsageError: a file with a function of it isn't there, or is another one than where it comes from; or its images
             are others.
     """
-    paths = [path for path, _, _ in serialize_recipe.functions.values()]
+    paths = [path for path, _, _ in serialized.functions.values()]
     recipe = None
     if all(Path(path).is_file() for path in paths):
-        functions = {field: _find_function(*place) for field, place in serialize_recipe.functions.items()}
-        recipe = Recipe(**serialize_recipe.values, **functions)
-    if recipe is None or recipe.hash != serialize_recipe.hash:
+        functions = {field: _find_function(*place) for field, place in serialized.functions.items()}
+        recipe = Recipe(**serialized.values, **functions)
+    if recipe is None or recipe.hash != serialized.hash:
         where = f"the same file {paths[0]}" if paths else "the same package"
-        where += ", and the images that it gives," if "images" in serialize_recipe.functions else ""
+        where += ", and the images that it gives," if "images" in serialized.functions else ""
         raise UsageError(
-            f"recipe {serialize_recipe.values['name']!r}",
-            expected=f"hash {serialize_recipe.hash}, as where it was sent from",
+            f"recipe {serialized.values['name']!r}",
+            expected=f"hash {serialized.hash}, as where it was sent from",
             found="no such file" if recipe is None else f"hash {recipe.hash}",
             do=f"Put {where} onto every node",
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.populations.alignment_table import alignment
-from checkpoints_zoo.populations.loss_barrier import barriers
+from checkpoints_zoo.populations.loss_barrier import barrier
 from checkpoints_zoo.symmetry.canonical.distances import along
 from docs.studies.transpositions import Pair, read
 
@@ -41,7 +41,7 @@ print(found.to_frame())
 element = aligned.symmetry(3)  # the permutations of the member at position 3; zoo.symmetry.inverse undoes them
 aligned.write_symmetries("symmetries/convnet-digits.parquet")  # beside a manifest
 again = members.transform("symmetries/convnet-digits.parquet")  # and read back, without matching anything
-before, after = zoo.barriers(members), zoo.barriers(aligned)  # loss on the lines from member 0 to all others
+before, after = zoo.barrier(members), zoo.barrier(aligned)  # loss on the lines from member 0 to all others
 print(before.mean, after.mean)
 ```
 
@@ -143,7 +143,7 @@ def measure(name: str) -> dict[str, Any]:
     """Align a collection's members to member 0; return their transpositions, distances and barriers."""
     members = zoo.load(name)
     found = alignment(members, to=0)
-    lines = {when: barriers(view) for when, view in (("before", members), ("after", members.align(to=0)))}
+    lines = {when: barrier(view) for when, view in (("before", members), ("after", members.align(to=0)))}
     return {
         "along": along_lines(members),
         "expected": found.expected,

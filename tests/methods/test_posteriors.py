@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.vi import MeanField
@@ -61,7 +61,7 @@ def test_draws_are_distinct_and_those_of_their_seed(problem: Problem, name: str)
 
 def chained(problem: Problem, method: Any, seed: int, steps: int) -> Tensors:
     """The parameters of posteriors' own chain from the first mode, without our product and loop."""
-    sampler: Any = needed(f"posteriors.sgmcmc.{method.name}", "posteriors")
+    sampler: Any = import_optional(f"posteriors.sgmcmc.{method.name}", "posteriors")
     params = {n: p[0] for n, p in problem.modes(3)[0].items()}
     kept = {} if method.name == "sgld" else {"alpha": method.friction / math.sqrt(method.lr / problem.count)}
     step = method.lr / problem.count if method.name == "sgld" else math.sqrt(method.lr / problem.count)

@@ -29,7 +29,18 @@ NAMES = """
     interop load metrics minimal_mass mmd ns pairwise publish report symmetries symmetry verify
 """
 # A name of 0.1 that has another one now -> a use of it, and the text that it warns with, as a pattern.
-RENAMED: dict[str, tuple[Callable[[], object], str]] = {}
+RENAMED: dict[str, tuple[Callable[[], object], str]] = {
+    "barriers": (
+        lambda: zoo.barriers(zoo.load("convnet-digits", n=2), "digits", points=2),
+        r"^zoo\.barriers is zoo\.barrier now; the old name goes in 0\.3$",
+    ),
+    "compare_compact": (
+        lambda: zoo.compare_compact(
+            zoo.load("convnet-digits", members="0-1"), zoo.load("convnet-digits", members="2-3"), samples=1, splits=2
+        ),
+        r"^zoo\.compare_compact is zoo\.compact now; the old name goes in 0\.3$",
+    ),
+}
 
 COMMANDS = {
     "list": "--source --format",
@@ -155,6 +166,14 @@ def test_a_name_with_a_new_one_works_and_warns(name: str) -> None:
     use, text = RENAMED[name]
     with pytest.warns(DeprecationWarning, match=text):
         use()
+
+
+def test_renamed_functions_return_what_the_new_ones_do() -> None:
+    with pytest.warns(DeprecationWarning, match="^zoo"):
+        lines, table = RENAMED["barriers"][0](), RENAMED["compare_compact"][0]()
+    members = zoo.load("convnet-digits", n=4)
+    assert lines.losses.equal(zoo.barrier(members[:2], data="digits", points=2).losses)  # type: ignore[attr-defined]
+    assert table == zoo.compact(members[2:], against=members[:2], samples=1, splits=2)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -119,7 +119,7 @@ def test_one_alone_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         list(train_epochs(recipe, [3], state, part(64)))
         states.append(state.params)
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    monkeypatch.setattr(gradients, "seeded", lambda seed, device: seed_torch(0, device))
+    monkeypatch.setattr(gradients, "seed_torch", lambda seed, device: seed_torch(0, device))
     state = initial_state(recipe, [3])
     list(train_epochs(recipe, [3], state, part(64)))
     assert not torch.equal(state.params["2.weight"], states[0]["2.weight"])

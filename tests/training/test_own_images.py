@@ -146,8 +146,8 @@ def test_a_source_names_them(tmp_path: Path) -> None:
             asked()
         assert str(error.value) == (
             "images of mine, test: expected a data set that the package reads by name"
-            f" ({', '.join(zoo.images.DATASETS)}); found 'colours': images of whoever made the collection."
-            " Give them where images are asked for:"
+            f" ({', '.join(zoo.images.DATASETS)}); found 'colours': images of the collection's producer."
+            " Give these images as an argument:"
             " `zoo.images.of(…)` reads a folder, a file or tensors."
         )
     with pytest.raises(UsageError, match=r"found hash .*: the recipe has changed|found members of"):

@@ -171,7 +171,7 @@ def test_failed_member_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     recipe = dataclasses.replace(SMALL, epochs=1)
     sound = run(tmp_path / "a", [0, 1, 2], recipe).trained
-    monkeypatch.setattr(population, "start", poisoned)
+    monkeypatch.setattr(population, "initial_state", poisoned)
     trained = run(tmp_path / "b", [0, 1, 2], recipe).trained
     assert [trained[member].status for member in trained] == ["ok", "failed", "ok"]
     assert trained[1].reason == "the loss was not finite at step 0 (epoch 0)"

@@ -258,7 +258,7 @@ def test_an_error_leaves_what_finished(tmp_path: Path) -> None:
 
         device = "cpu"
 
-        def train_into(self, work: Any, jobs: Any) -> Any:
+        def run(self, work: Any, jobs: Any) -> Any:
             yield from itertools.islice(InProcess().run(work, jobs), 1)
             raise UsageError("job 2", expected="another")
 

@@ -107,7 +107,7 @@ class Failing:
     say: Callable[[str], object]
     device: str = "cpu"
 
-    def train_into(self, work: Any, jobs: Any) -> Generator[tuple[Any, Any], None, None]:
+    def run(self, work: Any, jobs: Any) -> Generator[tuple[Any, Any], None, None]:
         yield from RayCluster(say=self.say).run(works.Doomed(self.node, self.notes, work), jobs)
 
 
