@@ -76,7 +76,7 @@ class Aligned:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.target().items()}
             some = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
-            found = alignment.match(table, some, reference).permutations
+            found = alignment.match_weights(table, some, reference).permutations
             for row, i in enumerate(missing):
                 self._found[keys[i]] = {name: p[row].cpu() for name, p in found.items()}
         return _permuted(table, params, [self._found[key] for key in keys])

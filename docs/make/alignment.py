@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import checkpoints_zoo as zoo
 from checkpoints_zoo.populations.alignment_table import alignment
 from checkpoints_zoo.populations.loss_barrier import barriers
-from checkpoints_zoo.symmetry.canonical.distances import along
+from checkpoints_zoo.symmetry import Table
+from checkpoints_zoo.symmetry.canonical.alignment import match_weights
+from checkpoints_zoo.symmetry.canonical.distances import transpositions
 from docs.studies.transpositions import Pair, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +73,7 @@ Alignment takes a third off the squared distances and most of the barriers, and 
 are narrow, and Ainsworth et al. see barriers vanish only for wide ones.
 
 Transpositions do not grow evenly on the way from one member to another. The mean over the 63 lines (1 − λ)·W₀ + λ·W of
-`convnet-digits`, each point matched back to W₀ (`checkpoints_zoo.symmetry.canonical.distances.along`); in {falls} of
+`convnet-digits`, each point matched back to W₀ (`transpositions_along` in `docs/make/alignment.py`); in {falls} of
 the {steps} steps between the 25 points of a line the number falls:
 
 {along}
@@ -154,9 +160,23 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def along_lines(members: zoo.Collection) -> list[list[int]]:
-    """Return the transpositions of all groups, a line to each member but the first and a point, matched to member 0."""
-    first = members[0].state_dict()
-    return [along(members.symmetry_table, first, other.state_dict(), POINTS).total.tolist() for other in members[1:]]
+    """Return the transpositions (line, point) on the lines from the first member to each of the others."""
+    first, table = members[0].state_dict(), members.symmetry_table
+    return [transpositions_along(table, first, other.state_dict()) for other in members[1:]]
+
+
+def transpositions_along(table: Table, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> list[int]:
+    """Match each point of the line between two networks back to its start; return the transpositions, one a point.
+
+    Args:
+        table: of the network.
+        start, end: name -> (*shape). Integers do not count.
+    """
+    shares = torch.linspace(0, 1, POINTS, dtype=torch.float64).tolist()
+    floats = {name: tensor for name, tensor in start.items() if tensor.is_floating_point()}
+    line = {name: torch.stack([t.lerp(end[name], share) for share in shares]) for name, t in floats.items()}
+    permutations = match_weights(table, line, floats).permutations
+    return torch.stack([transpositions(p) for p in permutations.values()]).sum(0).tolist()
 
 
 def _along(lines: list[list[int]]) -> str:

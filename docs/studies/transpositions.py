@@ -28,7 +28,7 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations.loss_barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
-from checkpoints_zoo.symmetry.canonical.alignment import match
+from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, start, train_epochs
@@ -114,7 +114,7 @@ def study(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> l
 def _measured(
     recipe: Recipe, table: Table, test: ImageData, run: int, counts: Sequence[int], first: Tensors, others: Tensors
 ) -> list[Pair]:
-    found = match(table, others, first).permutations
+    found = match_weights(table, others, first).permutations
     aligned = permute(table, others, found)
     after = torch.stack([transpositions(p) for p in found.values()]).sum(0)
     distances = [squared_distance(table, params, first) for params in (others, aligned)]

@@ -86,8 +86,8 @@ def test_what_was_matched_is_not_matched_again(monkeypatch: pytest.MonkeyPatch) 
         matched.append(len(next(iter(params.values()))))
         return match(table, params, reference)
 
-    match = matching.match
-    monkeypatch.setattr(matching, "match", counted)
+    match = matching.match_weights
+    monkeypatch.setattr(matching, "match_weights", counted)
     members = zoo.load("convnet-digits", n=4)
     aligned = members.align(to=1)
     found = alignment_of(aligned)

@@ -9,7 +9,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
-from checkpoints_zoo.symmetry.canonical.alignment import match, match_mean
+from checkpoints_zoo.symmetry.canonical.alignment import match_mean, match_weights
 from tests.support.matching_oracles import Params, inner, noisy, same, stacked, state_of
 from tests.support.symmetry_nets import table_of
 
@@ -23,7 +23,7 @@ def test_a_mean_of_permuted_copies_puts_them_back() -> None:
     assert found.converged.all()
     # All are in one frame, and which one doesn't matter: bring it to the reference's.
     back = permute(table, moved, found.permutations)
-    frame = match(table, stacked(mean), reference).permutations
+    frame = match_weights(table, stacked(mean), reference).permutations
     for name, tensor in permute(table, back, {g: p.expand(6, -1) for g, p in frame.items()}).items():
         assert torch.equal(tensor, torch.stack([state[name] for state in near]))
     for name, tensor in back.items():
@@ -51,7 +51,7 @@ def test_no_member_can_be_brought_closer_to_the_mean_of_the_others(digits: Param
     back = permute(table, digits, found.permutations)
     for i in range(8):
         others = {n: ((t.double().sum(0) - t[i]) / 7).float() for n, t in back.items()}
-        still = match(table, {n: t[i : i + 1] for n, t in back.items()}, others).permutations
+        still = match_weights(table, {n: t[i : i + 1] for n, t in back.items()}, others).permutations
         assert all(torch.equal(p[0], torch.arange(p.shape[1])) for p in still.values())
 
 

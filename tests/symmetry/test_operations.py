@@ -114,11 +114,11 @@ REFUSED: dict[str, tuple[Act, str]] = {
     "flip": (lambda x: x[:, torch.tensor([2, 1, 0])],
              "operation getitem: {known}; found an index that is a tensor. {end}"),
     "step": (lambda x: x[:, ::2].repeat(1, 2)[:, :3],
-             "operation getitem: {known}; found a slice that leaves out units between others. {end}"),
+             "operation getitem: {known}; found a slice of units that are not consecutive. {end}"),
     "item": (lambda x: x * x.max().item(),
              "operation Tensor.max: {known}; found a maximum over an axis. {end}"),
     "in place": (lambda x: x.mul_(x.relu()),
-                 "operation Tensor.mul_: {known}; found a change in place of what other operations may still read. "
+                 "operation Tensor.mul_: {known}; found a change in place of a tensor that other operations may read. "
                  "{end}"),
     "rounded": (lambda x: torch.div(x, 2 * x, rounding_mode="floor"),
                 "operation torch.div: {known}; found a division that rounds. {end}"),
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Act, str]] = {
         "operation torch._C._nn.scaled_dot_product_attention: {known}; found no rule for it. {end}",
     ),
     "arguments": (lambda x: summed(x, axis=1, keepdims=True) * x,
-                  "operation torch.sum: {known}; found arguments that its rule doesn't know (got an unexpected keyword "
+                  "operation torch.sum: {known}; found unsupported arguments (got an unexpected keyword "
                   "argument 'axis'). {end}"),
     "layer": (nn.RNN(3, 3), "operation nn.RNN in layer 'act': {known}; found a layer without a rule. {end}"),
 }  # fmt: skip

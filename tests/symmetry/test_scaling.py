@@ -41,17 +41,17 @@ def rows_of(table: Table, name: str, tensor: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("approximate", [False, True])
 def test_rows_have_norm_1(name: str, approximate: bool) -> None:
     table, params = table_of(name), params_of(name, 2)
-    tensors, scales, left = unit_norm(table, params, approximate=approximate)
-    assert set(scales) == set(left) == {n for n, s in table.scales.items() if s.exact or approximate}
+    tensors, scales, unscaled = unit_norm(table, params, approximate=approximate)
+    assert set(scales) == set(unscaled) == {n for n, s in table.scales.items() if s.exact or approximate}
     for scale, values in scales.items():
         assert values.dtype == torch.float64
-        assert values.shape == left[scale].shape == (2, table.scales[scale].size)
+        assert values.shape == unscaled[scale].shape == (2, table.scales[scale].size)
         writer, _ = table.scales[scale].writers[0]
         for i in range(2):
             before, after = (rows_of(table, scale, own[writer][i]) for own in (params, tensors))
             for unit, (old, new) in enumerate(zip(before, after, strict=True)):
                 zero = not bool(old.any())
-                assert bool(left[scale][i, unit]) == zero
+                assert bool(unscaled[scale][i, unit]) == zero
                 assert float(new.norm()) == (0 if zero else pytest.approx(1, abs=1e-12))
                 assert not zero or float(values[i, unit]) == 1
     for n, t in rescale(table, params, scales).items():
@@ -87,10 +87,10 @@ def test_norms_and_the_rows_before_them() -> None:
     params["1.running_mean"] = torch.tensor([[8.0, 1, 1]]).double()
     params["1.running_var"] = torch.tensor([[16.0, 1, 1]]).double()
     params["3.weight"] = torch.ones(1, 1, 3, 1, 1).double()
-    tensors, scales, left = unit_norm(table, params)
+    tensors, scales, unscaled = unit_norm(table, params)
     assert scales["0"].tolist() == [[0.25, 2, 1]]
     assert scales["1"].tolist() == [[0.5, 1, 1 / 3]]
-    assert {n: m.tolist() for n, m in left.items()} == {"0": [[False, False, True]], "1": [[False, True, False]]}
+    assert {n: m.tolist() for n, m in unscaled.items()} == {"0": [[False, False, True]], "1": [[False, True, False]]}
     assert tensors["0.weight"].flatten().tolist() == [-1, 1, 0]
     assert tensors["1.weight"].tolist() == [[-1, 0, 1]]
     assert tensors["1.bias"].tolist() == [[1, 5, 2]]
@@ -147,10 +147,10 @@ def test_rows_too_small_for_the_dtype_are_left() -> None:
     params["0.weight"] = torch.tensor([[1e-18, 0], [1e-20, 0], [1e-40, 0]])
     stacked = {n: t[None] for n, t in params.items()}
     found = unit_norm(table, stacked)
-    assert found.left["0"].tolist() == [[False, True, True]]
+    assert found.unscaled["0"].tolist() == [[False, True, True]]
     assert all(bool(t.isfinite().all()) for t in found.tensors.values())
     wide = unit_norm(table, {n: t.double() for n, t in stacked.items()})
-    assert wide.left["0"].tolist() == [[False, False, False]]
+    assert wide.unscaled["0"].tolist() == [[False, False, False]]
     assert wide.tensors["0.weight"][0].tolist() == [[pytest.approx(1, rel=1e-12), 0]] * 3
 
 

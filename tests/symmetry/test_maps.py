@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry import Table, apply, inverse, permute, symmetries
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
-from checkpoints_zoo.symmetry.canonical.permutation import sort
+from checkpoints_zoo.symmetry.canonical.permutation import sort_units
 from tests.support.canonical_cases import NETS, drawn, element, identical, sorted_groups, table_of
 from tests.support.symmetry_nets import randomised, without_eps
 from tests.support.symmetry_programs import Program
@@ -28,11 +28,11 @@ def check_orbit(table: Table, seed: int, key: str, streams: bool, dtype: torch.d
     """Check that members and what a random permutation makes of them are sorted into the same, bit for bit."""
     generator = torch.Generator().manual_seed(seed)
     params = drawn(table, generator, 2, dtype, tied)
-    found, permutations = sort(table, params, key, streams)
+    found, permutations = sort_units(table, params, key, streams)
     moved = permute(table, params, element(table, generator, 2, streams).permutations)
-    again = sort(table, moved, key, streams)[0]
+    again = sort_units(table, moved, key, streams)[0]
     assert all(identical(again[name], tensor) for name, tensor in found.items())
-    twice = sort(table, found, key, streams)[0]
+    twice = sort_units(table, found, key, streams)[0]
     assert all(identical(twice[name], tensor) for name, tensor in found.items())
     back = permute(table, found, {name: p.argsort(-1) for name, p in permutations.items()})
     assert all(identical(back[name], tensor) for name, tensor in params.items())
