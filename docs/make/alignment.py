@@ -21,7 +21,7 @@ from checkpoints_zoo.populations.loss_barrier import barriers
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 from checkpoints_zoo.symmetry.canonical.distances import transpositions
-from docs.studies.transpositions import Pair, read
+from docs.studies.transpositions import Pair, read_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "docs" / "studies" / "transpositions.json"
@@ -104,9 +104,9 @@ table's figures anew ([its file](studies/transpositions.json)).
 
 def page() -> str:
     """Return the page."""
-    pairs, measured = read(STUDY), json.loads(MEASURED.read_text(encoding="utf-8"))
-    columns = [_column(measured[name]) for name in NAMES]
-    table = symmetries_of("convnet-digits")
+    pairs, measured = read_pairs(STUDY), json.loads(MEASURED.read_text(encoding="utf-8"))
+    columns = [_collection_column(measured[name]) for name in NAMES]
+    table = group_sizes("convnet-digits")
     return WORDS.format(
         names=" | ".join(f"`{name}`" for name in NAMES),
         lines="---|" * len(columns[:-1]) + "---",
@@ -114,25 +114,25 @@ def page() -> str:
         runs=len({pair.run for pair in pairs}),
         units=sum(table),
         most=sum(table) - len(table),
-        study=study(pairs),
-        along=_along(measured["convnet-digits"]["along"]),
+        study=study_rows(pairs),
+        along=_along_rows(measured["convnet-digits"]["along"]),
         falls=sum(b < a for line in measured["convnet-digits"]["along"] for a, b in itertools.pairwise(line)),
         steps=sum(len(line) - 1 for line in measured["convnet-digits"]["along"]),
     )
 
 
-def symmetries_of(name: str) -> list[int]:
+def group_sizes(name: str) -> list[int]:
     """Return how many units the groups of a collection's network have."""
     return [group.size for group in zoo.symmetries(name).groups.values()]
 
 
-def study(pairs: list[Pair]) -> str:
+def study_rows(pairs: list[Pair]) -> str:
     """Lay out the study's pairs, one row a count of transpositions."""
     rows = []
     for count in sorted({pair.before for pair in pairs}):
         some = [pair for pair in pairs if pair.before == count]
         cells = [
-            _spread([getattr(pair, name) for pair in some], digits)
+            _mean_and_deviation([getattr(pair, name) for pair in some], digits)
             for name, digits in (
                 ("after", 1), ("distance", 1), ("aligned_distance", 1), ("barrier", 3), ("aligned_barrier", 3),
             )
@@ -141,17 +141,17 @@ def study(pairs: list[Pair]) -> str:
     return "\n".join(rows)
 
 
-def _spread(values: list[float], digits: int) -> str:
+def _mean_and_deviation(values: list[float], digits: int) -> str:
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure_collection(name: str) -> dict[str, Any]:
     """Align a collection's members to member 0; return their transpositions, distances and barriers."""
     members = zoo.load(name)
     found = alignment(members, to=0)
     lines = {when: barriers(view) for when, view in (("before", members), ("after", members.align(to=0)))}
     return {
-        "along": along_lines(members),
+        "along": transpositions_of_lines(members),
         "expected": found.expected,
         "members": found.rows()[1:],
         "barriers": {when: line.barriers.tolist() for when, line in lines.items()},
@@ -159,7 +159,7 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
-def along_lines(members: zoo.Collection) -> list[list[int]]:
+def transpositions_of_lines(members: zoo.Collection) -> list[list[int]]:
     """Return the transpositions (line, point) on the lines from the first member to each of the others."""
     first, table = members[0].state_dict(), members.symmetry_table
     return [transpositions_along(table, first, other.state_dict()) for other in members[1:]]
@@ -179,7 +179,7 @@ def transpositions_along(table: Table, start: Mapping[str, Tensor], end: Mapping
     return torch.stack([transpositions(p) for p in permutations.values()]).sum(0).tolist()
 
 
-def _along(lines: list[list[int]]) -> str:
+def _along_rows(lines: list[list[int]]) -> str:
     """Lay out the mean transpositions at every fourth point."""
     means = [f"{mean(values):.1f}" for values in list(zip(*lines, strict=True))[::4]]
     lambdas = [f"{i / (POINTS - 1):.2g}" for i in range(0, POINTS, 4)]
@@ -187,7 +187,7 @@ def _along(lines: list[list[int]]) -> str:
     return f"{head}\n|---|{'---|' * len(lambdas)}\n| NoT | {' | '.join(means)} |"
 
 
-def _column(measured: dict[str, Any]) -> dict[str, str]:
+def _collection_column(measured: dict[str, Any]) -> dict[str, str]:
     others = measured["members"]
     intervals = ["{:.2f} [{:.2f}, {:.2f}]".format(*measured["mean"][when]) for when in ("before", "after")]
     return {
@@ -201,6 +201,8 @@ def _column(measured: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def measure_anew() -> None:
+def measure_collections() -> None:
     """Measure all collections; write the file of numbers."""
-    MEASURED.write_text(json.dumps({name: measure(name) for name in NAMES}, indent=1) + "\n", encoding="utf-8")
+    MEASURED.write_text(
+        json.dumps({name: measure_collection(name) for name in NAMES}, indent=1) + "\n", encoding="utf-8"
+    )

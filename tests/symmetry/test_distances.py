@@ -54,7 +54,7 @@ def cycles(permutation: list[int]) -> int:
 
 @given(st.integers(1, 70).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4)))
 @settings(max_examples=100, deadline=None)
-def test_transpositions_are_units_less_cycles(batch: list[list[int]]) -> None:
+def test_transpositions_are_units_minus_cycles(batch: list[list[int]]) -> None:
     expected = [len(p) - cycles(p) for p in batch]
     assert transpositions(torch.tensor(batch)).tolist() == expected
     assert transpositions(torch.tensor([batch, batch])).tolist() == [expected, expected]
@@ -66,7 +66,7 @@ def test_one_cycle_of_all_units(size: int) -> None:
     assert int(transpositions(torch.arange(size).roll(-1))) == size - 1
 
 
-def test_what_is_no_permutation_is_refused() -> None:
+def test_bad_permutations_are_refused() -> None:
     text = r"permutation: expected int64, each unit once along the last axis; found int64 \(3,\): \[0, 0, 2\]\."
     with pytest.raises(UsageError, match=text):
         transpositions(torch.tensor([0, 0, 2]))
@@ -104,7 +104,7 @@ def test_distances_of_large_tensors_and_small_dtypes() -> None:
     np.testing.assert_allclose(squared_distance(table, stacked, reference), expected, rtol=1e-12)
 
 
-def test_distances_refuse(digits: Params) -> None:
+def test_bad_arguments_of_distances_are_refused(digits: Params) -> None:
     table, reference = symmetries("resnet8-digits"), {name: tensor[0] for name, tensor in digits.items()}
     with pytest.raises(UsageError, match=r"tensors: expected \(member, \*shape\); found no member axis"):
         squared_distance(table, reference, reference)

@@ -13,12 +13,12 @@ from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.canonical.permutation import sort_units
 from tests.support.canonical_cases import (
     NETS,
-    by_oracle,
-    drawn,
-    element,
     identical,
     mlp,
+    random_members,
+    random_symmetry,
     small_resnet,
+    sort_by_oracle,
     sorted_groups,
     table_of,
 )
@@ -27,13 +27,13 @@ SMALL = [name for name in NETS if not name.startswith(("resnet", "convnet"))]
 KEYS = ("first", "max", "norm")
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def are_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(identical(tensor, other[name]) for name, tensor in one.items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_members_are_sorted_as_by_tuples(name: str) -> None:
+def test_sorting_equals_an_oracle_that_sorts_tuples(name: str) -> None:
     """float16 and float32; keys without ties and keys that are nearly all tied."""
     table = table_of(name)
     slow = name in ("group_normed", "small_resnet", "grouped")  # for the oracle
@@ -41,13 +41,13 @@ def test_members_are_sorted_as_by_tuples(name: str) -> None:
     for seed, (key, tied) in enumerate([cases[i] for i in (0, 3, 4)] if slow else cases):
         streams = seed % 2 == 0
         dtype = (torch.float16, torch.float32)[seed % 2]
-        params = drawn(table, torch.Generator().manual_seed(seed), 1 if slow else 2, dtype, tied)
+        params = random_members(table, torch.Generator().manual_seed(seed), 1 if slow else 2, dtype, tied)
         found, permutations = sort_units(table, params, key, streams)
         assert set(permutations) == sorted_groups(table, streams)
-        assert same(permute(table, params, permutations), found)
+        assert are_equal(permute(table, params, permutations), found)
         for i in range(1 if slow else 2):
-            wanted, told_apart = by_oracle(table, {n: t[i] for n, t in params.items()}, key, streams)
-            assert not told_apart or same({n: t[i] for n, t in found.items()}, wanted), (key, tied, i)
+            wanted, told_apart = sort_by_oracle(table, {n: t[i] for n, t in params.items()}, key, streams)
+            assert not told_apart or are_equal({n: t[i] for n, t in found.items()}, wanted), (key, tied, i)
 
 
 def resnet18_members(members: int) -> tuple[Table, dict[str, Tensor]]:
@@ -62,7 +62,7 @@ def resnet18_members(members: int) -> tuple[Table, dict[str, Tensor]]:
     return symmetries(nets[0], torch.zeros(1, 2, 4, 4)), {n: torch.stack([s[n] for s in states]) for n in states[0]}
 
 
-def test_the_default_is_the_authors_own_walk() -> None:
+def test_the_default_equals_the_algorithm_of_the_authors() -> None:
     """Their code: rows of each block's first convolution by their first weight, falling; no stream moves."""
     torch.manual_seed(0)
     table, params = resnet18_members(5)
@@ -74,7 +74,7 @@ def test_the_default_is_the_authors_own_walk() -> None:
             for part in ("conv1.weight", "bn1.weight", "bn1.bias", "bn1.running_mean", "bn1.running_var"):
                 state[f"{block}.{part}"] = state[f"{block}.{part}"][order]
             state[f"{block}.conv2.weight"] = state[f"{block}.conv2.weight"][:, order]
-        assert same({name: tensor[i] for name, tensor in found.items()}, state)
+        assert are_equal({name: tensor[i] for name, tensor in found.items()}, state)
     assert found["0.weight"] is params["0.weight"]
 
 
@@ -127,7 +127,7 @@ def test_zeros_of_both_signs() -> None:
 def test_blocks_of_the_grouped_optunet() -> None:
     """Two channels swap with the two blocks of five that they feed; inside a block rows go by their own keys."""
     table = table_of("optunet")
-    params = drawn(table, torch.Generator().manual_seed(0), 1, torch.float32, False)
+    params = random_members(table, torch.Generator().manual_seed(0), 1, torch.float32, False)
     params["conv1.weight"][0, :, 0, 0, 0] = torch.tensor([1.0, 2])
     params["conv2.weight"][0, :, 0, 0, 0] = torch.tensor([1.0, 4, 2, 3, 5, 9, 8, 6, 7, 0])
     permutations = sort_units(table, params)[1]
@@ -135,7 +135,7 @@ def test_blocks_of_the_grouped_optunet() -> None:
     assert permutations["conv2"].tolist() == [[5, 6, 8, 7, 9, 4, 1, 3, 2, 0]]
 
 
-def test_blocks_that_no_layer_writes_go_by_what_they_hold() -> None:
+def test_blocks_without_a_writer_are_sorted_by_their_units() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1, groups=2), nn.ReLU(), nn.Conv2d(2, 1, 1))
     table = symmetries(net, torch.zeros(1, 1, 2, 2))
     params = {n: torch.zeros(1, *t.shape) for n, t in net.state_dict().items()}
@@ -147,7 +147,7 @@ def test_blocks_that_no_layer_writes_go_by_what_they_hold() -> None:
 CYCLES = {"pair": (2, 2), "one": (6,), "equal": (3, 3), "unequal": (2, 4)}
 
 
-def wired(*lengths: int) -> tuple[Table, dict[str, Tensor]]:
+def units_with_cyclic_connections(*lengths: int) -> tuple[Table, dict[str, Tensor]]:
     """Two layers of units that differ in nothing but which feeds which: in cycles."""
     size, start = sum(lengths), 0
     table, params = mlp(2, size, size, 2)
@@ -160,20 +160,20 @@ def wired(*lengths: int) -> tuple[Table, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("lengths", CYCLES.values(), ids=CYCLES)
-def test_units_that_only_their_wiring_tells_apart(lengths: tuple[int, ...]) -> None:
-    table, params = wired(*lengths)
+def test_units_that_differ_only_in_their_connections(lengths: tuple[int, ...]) -> None:
+    table, params = units_with_cyclic_connections(*lengths)
     found = sort_units(table, params)[0]
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
-        moved = permute(table, params, element(table, generator, 1, True).permutations)
-        assert same(sort_units(table, moved)[0], found)
+        moved = permute(table, params, random_symmetry(table, generator, 1, True).permutations)
+        assert are_equal(sort_units(table, moved)[0], found)
 
 
 def test_a_search_that_is_cut_short_keeps_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    table, params = wired(2, 3, 3)
+    table, params = units_with_cyclic_connections(2, 3, 3)
     monkeypatch.setattr(refining, "MOST", 0)
     found, permutations = sort_units(table, params)
-    assert same(permute(table, params, permutations), found)
+    assert are_equal(permute(table, params, permutations), found)
 
 
 def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mlp", "dense"):
         table = table_of(name)
         for key in KEYS:
-            params = drawn(table, torch.Generator().manual_seed(3), 4, torch.float16, True)
+            params = random_members(table, torch.Generator().manual_seed(3), 4, torch.float16, True)
             found = sort_units(table, params, key, True)[0]
             with monkeypatch.context() as patch:
                 for room, chunk in (
@@ -191,23 +191,23 @@ def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
                     (applying, "_CHUNK"),
                 ):
                     patch.setattr(room, chunk, 5)
-                assert same(sort_units(table, params, key, True)[0], found)
+                assert are_equal(sort_units(table, params, key, True)[0], found)
             for i in range(4):
                 alone = sort_units(table, {n: t[i : i + 1] for n, t in params.items()}, key, True)[0]
-                assert same(alone, {n: t[i : i + 1] for n, t in found.items()})
-    both = {n: torch.cat([t, torch.zeros_like(t), t]) for n, t in wired(2, 4)[1].items()}
-    together = sort_units(wired(2, 4)[0], both)[0]
-    assert same({n: t[:1] for n, t in together.items()}, {n: t[2:] for n, t in together.items()})
+                assert are_equal(alone, {n: t[i : i + 1] for n, t in found.items()})
+    both = {n: torch.cat([t, torch.zeros_like(t), t]) for n, t in units_with_cyclic_connections(2, 4)[1].items()}
+    together = sort_units(units_with_cyclic_connections(2, 4)[0], both)[0]
+    assert are_equal({n: t[:1] for n, t in together.items()}, {n: t[2:] for n, t in together.items()})
 
 
-def test_what_goes_in_stays() -> None:
+def test_arguments_are_not_changed() -> None:
     table = table_of("small_resnet")
-    params = drawn(table, torch.Generator().manual_seed(0), 2, torch.bfloat16, False)
+    params = random_members(table, torch.Generator().manual_seed(0), 2, torch.bfloat16, False)
     counter = next(name for name in params if name.endswith("num_batches_tracked"))
     params[counter] = torch.zeros(2, dtype=torch.int64)
     before = {n: t.clone() for n, t in params.items()}
     found = sort_units(table, params, streams=True)[0]
-    assert same(params, before)
+    assert are_equal(params, before)
     assert {n: t.dtype for n, t in found.items()} == {n: t.dtype for n, t in params.items()}
     assert found[counter] is params[counter]
     learned = {n: t.float().requires_grad_() for n, t in params.items() if t.is_floating_point()}
@@ -216,7 +216,7 @@ def test_what_goes_in_stays() -> None:
 
 def test_one_tensor_under_two_names() -> None:
     table = table_of("shared")
-    params = drawn(table, torch.Generator().manual_seed(0), 2, torch.float32, False)
+    params = random_members(table, torch.Generator().manual_seed(0), 2, torch.float32, False)
     params["two.weight"] = params["one.weight"]
     found = sort_units(table, params, streams=True)[0]
     assert identical(found["one.weight"], found["two.weight"])
@@ -233,9 +233,9 @@ def test_no_members_and_nothing_to_sort() -> None:
     assert sort_units(still, stacked) == (stacked, {})
 
 
-def test_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     table = table_of("mlp")
-    params = drawn(table, torch.Generator().manual_seed(0), 2, torch.float32, False)
+    params = random_members(table, torch.Generator().manual_seed(0), 2, torch.float32, False)
     with pytest.raises(UsageError) as caught:
         sort_units(table, params, "mean")
     assert str(caught.value) == "key: expected 'first' or 'max' or 'norm'; found 'mean'."
@@ -260,5 +260,7 @@ def test_refused() -> None:
         "permute: expected 'first' or 'max': the rows of 0.weight all have norm 1 once they are scaled; found 'norm'."
     )
     frn = table_of("resnet20")  # nothing there scales exactly
-    stacked = drawn(frn, torch.Generator().manual_seed(0), 1, torch.float32, False)
-    assert same(canonicalize(frn, stacked, scale="unit-norm", permute="norm")[0], sort_units(frn, stacked, "norm")[0])
+    stacked = random_members(frn, torch.Generator().manual_seed(0), 1, torch.float32, False)
+    assert are_equal(
+        canonicalize(frn, stacked, scale="unit-norm", permute="norm")[0], sort_units(frn, stacked, "norm")[0]
+    )

@@ -58,7 +58,7 @@ def test_rows_have_norm_1(name: str, approximate: bool) -> None:
         torch.testing.assert_close(tensors[n], t, rtol=1e-14, atol=0)
 
 
-def test_a_walk_through_a_small_network() -> None:
+def test_a_small_network_by_hand() -> None:
     """As the authors do: columns are divided first, a bias is multiplied, but is no part of the norm."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
@@ -142,7 +142,7 @@ def test_dtypes(stored: torch.dtype, returned: torch.dtype) -> None:
         torch.testing.assert_close(t.double(), exact[0][n], rtol=bound, atol=bound)
 
 
-def test_rows_too_small_for_the_dtype_are_left() -> None:
+def test_rows_too_small_for_the_dtype_stay() -> None:
     table, params = mlp(2, 3, 1)
     params["0.weight"] = torch.tensor([[1e-18, 0], [1e-20, 0], [1e-40, 0]])
     stacked = {n: t[None] for n, t in params.items()}
@@ -155,7 +155,7 @@ def test_rows_too_small_for_the_dtype_are_left() -> None:
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "dense", "gated", "functional"])
-def test_scales_that_depend_on_others_come_behind_them(name: str) -> None:
+def test_scales_that_depend_on_others_come_after_them(name: str) -> None:
     table, params = table_of(name), params_of(name, 2)
     turned = dataclasses.replace(table, scales=dict(reversed(list(table.scales.items()))))
     found, again = unit_norm(table, params), unit_norm(turned, params)
@@ -163,7 +163,7 @@ def test_scales_that_depend_on_others_come_behind_them(name: str) -> None:
         torch.testing.assert_close(again.scales[n], t, rtol=1e-12, atol=0)
 
 
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     table, params = table_of("flattened"), params_of("flattened", 5)
     found = unit_norm(table, params)
     monkeypatch.setattr(scaling, "_CHUNK", 1)
@@ -171,7 +171,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(again.tensors[n], t) for n, t in found.tensors.items())
 
 
-def test_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     table, params = table_of("mlp"), params_of("mlp", 2)
     with pytest.raises(UsageError) as caught:
         unit_norm(table, {n: t[0] for n, t in params.items()})

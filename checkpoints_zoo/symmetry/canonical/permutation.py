@@ -64,7 +64,7 @@ def sort_units(
     >>> from checkpoints_zoo.symmetry import symmetries
     >>> net = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU(), nn.Linear(3, 1, bias=False))
     >>> weights = {"0.weight": torch.tensor([[[2.0], [1.0], [2.0]]]), "2.weight": torch.tensor([[[5.0, 6.0, 7.0]]])}
-    >>> tensors, permutations = sort(symmetries(net, torch.zeros(1, 1)), weights)
+    >>> tensors, permutations = sort_units(symmetries(net, torch.zeros(1, 1)), weights)
     >>> tensors["0.weight"].flatten().tolist(), tensors["2.weight"].flatten().tolist(), permutations["0"].tolist()
     ([2.0, 2.0, 1.0], [7.0, 5.0, 6.0], [[2, 0, 1]])
     """
