@@ -32,17 +32,17 @@ NAMES = ("convnet-digits", "resnet8-digits")
 WORDS = """# Alignment
 
 Units of a layer have no order: a network and its permuted copies compute the same function. `members.align(to=0)`
-permutes the units of each member, as it is read, so that its weights match those of a reference: weight matching
-(Ainsworth et al. 2023, [Git Re-Basin](https://arxiv.org/abs/2209.04836)), a linear assignment for one group of units
-after the other until nothing gains. Groups, residual streams and grouped convolutions come from the symmetry table
-([symmetries.md](symmetries.md)).
+permutes the units of each member when it is read, so that its weights match the weights of a reference. The method is
+weight matching (Ainsworth et al. 2023, [Git Re-Basin](https://arxiv.org/abs/2209.04836)): a linear assignment for one
+group of units after the other, until no group can gain. Groups, residual streams and grouped convolutions come from
+the symmetry table ([symmetries.md](symmetries.md)).
 
 ```python
 import checkpoints_zoo as zoo
 
 members = zoo.load("convnet-digits", n=8)
 aligned = members.align(to=0)  # a view: a member is matched when it is first read
-found = zoo.alignment(members, to=0)  # what that does: (‖W₀ − P·W‖², transpositions) a member
+found = zoo.alignment(members, to=0)  # (‖W₀ − P·W‖², transpositions) of each member
 print(found.to_frame())
 element = aligned.symmetry(3)  # the permutations of the member at position 3; zoo.symmetry.inverse undoes them
 aligned.write_symmetries("symmetries/convnet-digits.parquet")  # beside a manifest
@@ -60,43 +60,43 @@ zoo-cli align convnet-digits --to 0 --barrier --plot align.png
 
 ## The shipped collections
 
-All members aligned to member 0. The number of transpositions (NoT) is units minus cycles, summed over groups; a
-permutation drawn at random has about as many as trained members need. The loss barrier is the largest loss of 25
-points on the straight line minus the mean of its ends, on the test set, with batch norm statistics estimated anew at
-each point from the training set; the interval is a bootstrap over the members.
+All members aligned to member 0. The number of transpositions (NoT) is units minus cycles, summed over groups. Random
+permutations have about as many transpositions as the permutations that align trained members. The loss barrier is the
+largest loss of 25 points on the straight line between two members, minus the mean loss of its ends, on the test set.
+Batch norm statistics are estimated at each point from the training set. The interval is a bootstrap over the members.
 
 | | {names} |
 |---|{lines}|
 {rows}
 
-Alignment takes a third off the squared distances and most of the barriers, and does not remove them: these networks
-are narrow, and Ainsworth et al. see barriers vanish only for wide ones.
+Alignment lowers the squared distances by a third, and most of the barriers; it does not remove the barriers. These
+networks are narrow, and in Ainsworth et al. barriers vanish only for wide networks.
 
-Transpositions do not grow evenly on the way from one member to another. The mean over the 63 lines (1 − λ)·W₀ + λ·W of
-`convnet-digits`, each point matched back to W₀ (`transpositions_along` in `docs/make/alignment.py`); in {falls} of
-the {steps} steps between the 25 points of a line the number falls:
+Transpositions do not grow evenly on the way from one member to another. This is the mean over the 63 lines (1 − λ)·W₀ + λ·W of
+`convnet-digits`, each point matched back to W₀ (`transpositions_along` in `docs/make/alignment.py`). The
+number falls in {falls} of the {steps} steps between the 25 points of a line:
 
 {along}
 
 ## Does a permuted start end permuted?
 
 The study of Xiao, Liu, Bamler 2023 ([arXiv 2401.00611](https://arxiv.org/abs/2401.00611)): two members start from one
-initialisation, the second one's units permuted by some transpositions, and are trained on the same images in other
-orders. (In the same order the second ends as the first, permuted: SGD is equivariant.) Then the second is matched to
-the first. Mean and standard deviation over {runs} initialisations of `convnet-digits`' recipe, whose {units} units
+initialisation, but the units of the second one are permuted by some transpositions. Both are trained on the same
+images in different orders. (With the same order, the second would end as the first one, permuted: SGD is equivariant.)
+Then the second is matched to the first. Mean and standard deviation over {runs} initialisations of `convnet-digits`' recipe, whose {units} units
 allow {most} transpositions:
 
 | before training | after | ‖W₀ − W‖² | ‖W₀ − P·W‖² | barrier (nats) | barrier, matched |
 |---|---|---|---|---|---|
 {study}
 
-The transpositions that the start was permuted by are still there after training; distance and barrier grow with them,
-and matching takes both back to about what they are without any: training did not leave the basin that it started in.
-The paper draws the same three figures for its networks and gives no numbers to compare with.
+The transpositions of the start are still present after training. Distance and barrier grow with them, and matching
+lowers both to about their values without transpositions: training did not leave the basin of its start. The paper
+draws the same three figures for its networks, without numbers to compare with.
 
 `python -m training convnet-digits --init-seed 0 --init-permutation 16 --members 0-4 --out out/` trains such members
-as a collection; `python -m docs.studies.transpositions --out study.json --plot study.png` makes this
-table's figures anew ([its file](studies/transpositions.json)).
+as a collection; `python -m docs.studies.transpositions --out study.json --plot study.png` computes the
+numbers of this table again ([file](studies/transpositions.json)).
 
 ![Transpositions, distance and barrier after training against the transpositions before](studies/transpositions.png)
 """

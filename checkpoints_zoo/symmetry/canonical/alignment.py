@@ -84,7 +84,8 @@ def match_weights(
     >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> table, weights = symmetries(net, torch.zeros(1, 1)), net.state_dict()
     >>> swapped = permute(table, weights, {"0": torch.tensor([1, 0])})
-    >>> match_weights(table, {name: tensor[None] for name, tensor in swapped.items()}, weights).permutations["0"].tolist()
+    >>> stacked = {name: tensor[None] for name, tensor in swapped.items()}
+    >>> match_weights(table, stacked, weights).permutations["0"].tolist()
     [[1, 0]]
     """
     members = count_stacked(table, params)
