@@ -43,7 +43,7 @@ def source(folder: Path, count: int, tiny: bool) -> Collection:
         torch.manual_seed(i)
         state = {n: torch.randn(t.shape) * 0.05 if t.is_floating_point() else t for n, t in first.items()}
         state |= {n: t.abs() + 0.5 for n, t in state.items() if n.endswith("running_var")}
-        members.append((shard_files.prefix(i), modules.pack(state, layout)))
+        members.append((shard_files.prefix(i), modules.pack_member(state, layout)))
     path = shard_files.write_shard(folder / "shards" / "nets", 0, layout, members)
     begin = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [

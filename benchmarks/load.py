@@ -56,7 +56,7 @@ def prepare(folder: Path, count: int) -> Collection:
         torch.save(states[-1], folder / f"{i}.pt")
         safetensors.torch.save_file(states[-1], folder / f"{i}.safetensors")
     layout = modules.layout_of(states[0], torch.float16)
-    members = [(shard_files.prefix(i), modules.pack(state, layout)) for i, state in enumerate(states)]
+    members = [(shard_files.prefix(i), modules.pack_member(state, layout)) for i, state in enumerate(states)]
     path = shard_files.write_shard(folder / "shards" / "r18", 0, layout, members)
     first = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [

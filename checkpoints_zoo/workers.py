@@ -72,7 +72,7 @@ class Engine(Protocol):
         """
 
 
-def engine(
+def choose_engine(
     workers: int | None = None,
     devices: Sequence[str] = ("cpu",),
     ray: str | None = None,
@@ -90,8 +90,8 @@ def engine(
     Raises:
         UsageError: no devices, or fewer than one worker.
 
-    >>> engine(), engine(workers=4)
-    (Here(device='cpu'), Processes(workers=4, devices=('cpu',)))
+    >>> choose_engine(), choose_engine(workers=4)
+    (InProcess(device='cpu'), Processes(workers=4, devices=('cpu',)))
     """
     if not devices:
         raise UsageError("devices", expected="one or more", found="none")
@@ -100,14 +100,14 @@ def engine(
     if ray is not None:
         return RayCluster(ray, workers, gpus=int(devices[0].startswith("cuda")), say=say)
     wanted = len(devices) if workers is None else workers
-    return Here(devices[0]) if wanted == 1 else Processes(wanted, tuple(devices), say=say)
+    return InProcess(devices[0]) if wanted == 1 else Processes(wanted, tuple(devices), say=say)
 
 
 @dataclass(frozen=True)
-class Here:
+class InProcess:
     """This process, one job after the other.
 
-    >>> [result for _, result in Here().run(lambda x, device: x * x, [Job("two", 2), Job("three", 3)])]
+    >>> [result for _, result in InProcess().run(lambda x, device: x * x, [Job("two", 2), Job("three", 3)])]
     [4, 9]
     """
 
@@ -309,7 +309,7 @@ class _Worker:
         context: Any = multiprocessing.get_context(engine.start)
         self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
         self.connection, theirs = context.Pipe()
-        threads = max(1, cores() // engine.workers)
+        threads = max(1, usable_cores() // engine.workers)
         self.process = context.Process(
             target=_serve, args=(theirs, work, self.device, threads), name=f"zoo-worker-{slot}", daemon=True
         )
@@ -352,7 +352,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -240,9 +240,9 @@ def align_command(
     values: dict[str, Any] = json.loads(found.to_json())
     lines = None
     if barrier:
-        from checkpoints_zoo.populations.loss_barrier import barriers
+        from checkpoints_zoo.populations.loss_barrier import barrier as measure_barrier
 
-        lines = [barriers(view, to=int(to)) for view in (members, aligned)]
+        lines = [measure_barrier(view, to=int(to)) for view in (members, aligned)]
         values["barrier"] = {
             when: json.loads(line.to_json()) for when, line in zip(("before", "after"), lines, strict=True)
         }

@@ -85,7 +85,7 @@ def of(
         found, stem = read_place(place, split, columns, wanted)
     else:
         found, stem = arrays.read(given, columns, wanted, arrays.PIXELS, channels_last), "images"
-    return ImageData(**_facts(found, name_of(name, stem), split, classes, renamed))
+    return ImageData(**_facts(found, image_data_name(name, stem), split, classes, renamed))
 
 
 def prepared(
@@ -122,7 +122,7 @@ def prepared(
         do = "`zoo.images.of` takes those, and members preprocess their pixels"
         raise UsageError("prepared inputs", expected="tensors, a Dataset or a DataLoader", found=_shown(given), do=do)
     read = arrays.read(given, Columns(image, label), PixelFormat(), arrays.INPUTS, channels_last)
-    return Prepared(**_facts(read, name_of(name, "inputs"), split, classes, renamed))
+    return Prepared(**_facts(read, image_data_name(name, "inputs"), split, classes, renamed))
 
 
 def _by_name(text: str, split: str | None) -> ImageData:
@@ -175,8 +175,8 @@ def _changed(
         labels = None if known.labels is None else known.labels.tolist()
         named = _facts(RawImages(known.images, labels, known.classes), known.name, None, classes, renamed)
         new |= {"labels": named["labels"], "classes": named["classes"]}
-    new |= {} if name is None else {"name": name_of(name, "")}
-    new |= {} if split is None else {"split": split_of(split)}
+    new |= {} if name is None else {"name": image_data_name(name, "")}
+    new |= {} if split is None else {"split": check_split_name(split)}
     return replace(known, **new) if new else known
 
 
@@ -226,7 +226,7 @@ def _facts(
     own = _renamed(own, renamed, where)
     return {
         "name": name,
-        "split": _plain(found.split) or ("test" if split is None else split_of(split)),
+        "split": _plain(found.split) or ("test" if split is None else check_split_name(split)),
         "images": found.images,
         "labels": None if numbers is None else torch.tensor(numbers),
         "classes": () if numbers is None else own,
@@ -271,7 +271,7 @@ def _renamed(own: tuple[str, ...], renamed: Mapping[str, str] | None, where: str
     return names
 
 
-def name_of(said: str | None, stem: str) -> str:
+def image_data_name(said: str | None, stem: str) -> str:
     """Return what to call images: as said, or a name from that of their place.
 
     Raises:
@@ -286,7 +286,7 @@ def name_of(said: str | None, stem: str) -> str:
     return said
 
 
-def split_of(split: str) -> str:
+def check_split_name(split: str) -> str:
     """Check what to call a split; return it.
 
     Raises:

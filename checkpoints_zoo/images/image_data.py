@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images.preprocess import Preprocess
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SPELLED: Mapping[str, str] = MappingProxyType(
+OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
         "cra": "crab",  # uoft-cs/cifar100 on the Hub
         **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},  # torchvision.datasets.MNIST
@@ -128,23 +128,23 @@ def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:
     """
     if data.labels is None or tuple(data.classes) == tuple(classes):
         return data
-    positions = places(data.classes, classes)
+    positions = class_positions(data.classes, classes)
     if positions is None:
         return data
     return replace(data, labels=torch.tensor(positions)[data.labels], classes=tuple(classes))
 
 
-def places(names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
+def class_positions(names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
     """Find each of some names among classes; return the positions, None where a name has none or shares one.
 
-    >>> places(("Pickup truck", "apple"), ("apple", "pickup_truck", "rose"))
+    >>> class_positions(("Pickup truck", "apple"), ("apple", "pickup_truck", "rose"))
     [1, 0]
     """
-    missing, found = unplaced(names, classes)
+    missing, found = match_classes(names, classes)
     return found if names and not missing else None
 
 
-def unplaced(names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], list[int]]:
+def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], list[int]]:
     """Look each of some names up among classes; return the names without a place of their own, and the others' places.
 
     Args:
@@ -155,7 +155,7 @@ def unplaced(names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], l
     plain = {_plain(name): at for at, name in enumerate(classes)}
     if len(plain) < len(classes) or len({_plain(name) for name in names}) < len(names):
         plain = {}  # EMNIST's "A" and "a": only as they are written
-    spelled = {_plain(theirs): _plain(ours) for theirs, ours in SPELLED.items()}
+    spelled = {_plain(theirs): _plain(ours) for theirs, ours in OTHER_SPELLINGS.items()}
     found = []
     for name in names:
         short = _plain(name)

@@ -24,7 +24,7 @@ from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.formats.text import few
 from checkpoints_zoo.images.data_sets import DATASETS
 from checkpoints_zoo.images.reading import SPLITS, Columns, Gathered, PixelFormat, RawImages, add, batches, choose_split
-from checkpoints_zoo.networks.device import lacking
+from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.sources import hub
 
 PLACES = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
@@ -366,6 +366,6 @@ def _batches(
 
 
 def _check_room(path: Path, needed: int) -> None:
-    if (free := lacking(needed)) is not None:
+    if (free := free_if_short(needed)) is not None:
         found = f"{needed:,}, by its footer"
         raise TooLargeError(f"a row group of {path}", expected=f"at most {free:,} bytes", found=found, path=path)

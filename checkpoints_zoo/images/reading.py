@@ -23,7 +23,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import FormatError, SourceNotFound, TooLargeError, UsageError
 from checkpoints_zoo.formats.shard_files import what_is
 from checkpoints_zoo.formats.text import few
-from checkpoints_zoo.networks.device import lacking
+from checkpoints_zoo.networks.device import free_if_short
 
 SPLITS = ("test", "train", "validation", "valid", "val", "eval", "dev")
 
@@ -258,7 +258,7 @@ class Gathered:
 
     def _room(self, count: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         needed = count * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if (free := lacking(needed)) is not None:
+        if (free := free_if_short(needed)) is not None:
             raise TooLargeError(
                 f"{count:,} images of {self.where}",
                 expected=f"at most {free:,} bytes, the memory that is free",

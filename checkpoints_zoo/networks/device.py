@@ -10,7 +10,7 @@ import torch
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
 
-SMALL_MEMBER = 2**22  # bytes of a member whose operations are too small for a second thread
+SMALL_MEMBER_BYTES = 2**22  # bytes of a member whose operations are too small for a second thread
 
 
 def check_device(device: str | torch.device) -> torch.device:
@@ -31,14 +31,14 @@ def check_device(device: str | torch.device) -> torch.device:
     return found
 
 
-def check_room(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.dtype], device: torch.device) -> None:
+def check_memory(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.dtype], device: torch.device) -> None:
     """Check that stacked tensors will fit into memory.
 
     Raises:
         TooLargeError: they will not.
     """
     needed = sum(torch.Size(shape).numel() * kinds[name].itemsize for name, shape in shapes.items())
-    if (free := lacking(needed, device)) is not None:
+    if (free := free_if_short(needed, device)) is not None:
         members = next(iter(shapes.values()))[0]
         raise TooLargeError(
             f"{members} stacked members on {device}",
@@ -59,7 +59,7 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def lacking(needed: int, device: torch.device | None = None) -> int | None:
+def free_if_short(needed: int, device: torch.device | None = None) -> int | None:
     """Return the free memory of a device, the CPU by default, if fewer bytes are free than needed.
 
     None says that there is room, or that it can't be told.
@@ -68,7 +68,7 @@ def lacking(needed: int, device: torch.device | None = None) -> int | None:
     return free if free is not None and needed > free else None
 
 
-def spare(nbytes: int, device: torch.device) -> bool:
+def fits_easily(nbytes: int, device: torch.device) -> bool:
     """Say whether so many bytes are less than a quarter of a device's free memory, as far as it can be told."""
     free = free_bytes(device)
     return free is None or 4 * nbytes < free

@@ -1,7 +1,7 @@
 """Networks as torch modules: built by name, filled with a member's tensors, laid out as bytes, traced.
 
-A member's module is built once without memory for its parameters (`skeleton`), checked against the layout of the
-stored tensors, and copied around each member's own tensors (`filled`).
+A member's module is built once without memory for its parameters (`build_skeleton`), checked against the layout of the
+stored tensors, and copied around each member's own tensors (`fill_skeleton`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from checkpoints_zoo.formats.layout import Layout, differences, finite_problems,
 from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
-TORCH = {
+TORCH_DTYPES = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
     "BF16": torch.bfloat16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16,
 }  # fmt: skip
-NAMES = {dtype: name for name, dtype in TORCH.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 # What torch.fx, and code that meets its stand-ins for tensors, raise; and copies of what can't be copied.
-UNTRACEABLE = (
+TRACE_ERRORS = (
     fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
     AssertionError, LookupError,
 )  # fmt: skip
@@ -91,7 +91,7 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
     )
 
 
-def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
+def build_skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
     """Build a module in eval mode whose parameters have shapes but no memory; return it.
 
     Args:
@@ -103,9 +103,9 @@ def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
         LayoutError: the module's tensors are not the layout's, by name and shape.
         UsageError: `build` is no function, or returns no module.
     """
-    module = built(build, name)
+    module = build_module(build, name)
     kept = module.state_dict(keep_vars=True)
-    if loose(module):  # buffers outside the state dict (position tables and the like) need their values
+    if unsaved_tensors(module):  # buffers outside the state dict (position tables and the like) need their values
         module = build()
     try:
         check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
@@ -115,7 +115,7 @@ def skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def built(build: Build, name: str) -> nn.Module:
+def build_module(build: Build, name: str) -> nn.Module:
     """Build a module, without memory for its parameters where that can be; return it.
 
     Args:
@@ -141,28 +141,28 @@ def built(build: Build, name: str) -> nn.Module:
     return module
 
 
-def loose(module: nn.Module) -> dict[str, Tensor]:
+def unsaved_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers that are not in its state dict."""
     kept = module.state_dict(keep_vars=True)
     return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept}
 
 
-def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
     """Copy a skeleton around a member's tensors, which are not copied; return it as a module like any other.
 
     Args:
-        module: from `skeleton`.
+        module: from `build_skeleton`.
         state: of one member, its names and shapes checked already; counters are set to zero.
         device: where the rest of the module goes.
     """
-    state, memo = settled(state), {}
+    state, memo = widen_norms(state), {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if is_counter(name):
             memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
         else:
             memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
     kind = input_dtype(state)
-    for tensor in loose(module).values():
+    for tensor in unsaved_tensors(module).values():
         own = tensor.detach().clone().to(device, kind if tensor.is_floating_point() else tensor.dtype)
         memo[id(tensor)] = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
     filled = _copied(module, memo)
@@ -170,7 +170,7 @@ def filled(module: nn.Module, state: Mapping[str, Tensor], device: torch.device)
 
 
 _PLAIN = (
-    bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(torch.relu), type(skeleton),
+    bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(torch.relu), type(build_skeleton),
 )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def last_names(module: nn.Module) -> dict[str, str]:
     return {name: last[id(tensor)] for name, tensor in states.items()}
 
 
-def tied(module: nn.Module) -> set[str]:
+def superseded_names(module: nn.Module) -> set[str]:
     """Return the names of a state dict whose tensor has a later name too: what is stored there has no effect."""
     return {name for name, last in last_names(module).items() if name != last}
 
@@ -244,17 +244,17 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
         wanted = tensor.dtype
         if tensor.is_floating_point():
             wanted = torch.float32 if is_statistic(name) else dtype
-        if wanted not in NAMES:
-            raise UsageError(f"tensor {name!r}", expected=f"a dtype among {', '.join(NAMES.values())}",
+        if wanted not in DTYPE_NAMES:
+            raise UsageError(f"tensor {name!r}", expected=f"a dtype among {', '.join(DTYPE_NAMES.values())}",
                              found=str(wanted), tensor=name)  # fmt: skip
         if is_counter(name):
             counters.append(name)
         else:
-            tensors.append((name, NAMES[wanted], tuple(tensor.shape)))
+            tensors.append((name, DTYPE_NAMES[wanted], tuple(tensor.shape)))
     return Layout.of(tensors, counters)
 
 
-def pack(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
+def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
     """Bring a member's tensors into the layout's bytes, rounding to its dtypes; return them, pad included.
 
     Args:
@@ -269,7 +269,7 @@ def pack(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
     member = bytearray(layout.nbytes)
     for t in layout.tensors:
         if t.nbytes:
-            target = torch.frombuffer(member, dtype=TORCH[t.dtype], count=state[t.name].numel(), offset=t.offset)
+            target = torch.frombuffer(member, dtype=TORCH_DTYPES[t.dtype], count=state[t.name].numel(), offset=t.offset)
             target.copy_(state[t.name].detach().reshape(-1))
     if bad := finite_problems(layout, member):
         raise DamagedError(
@@ -300,7 +300,7 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
         )
 
 
-def norm_tensors(names: Iterable[str]) -> set[str]:
+def norm_tensor_names(names: Iterable[str]) -> set[str]:
     """Name the tensors of layers with running statistics: these compute in float32 or wider, whatever the rest does."""
     names = list(names)
     layers = {name.rpartition(".")[0] for name in names if is_statistic(name)}
@@ -309,14 +309,14 @@ def norm_tensors(names: Iterable[str]) -> set[str]:
 
 def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
     """Return the dtype that a module of these tensors takes as inputs: that of its weights, norms aside."""
-    norms = norm_tensors(state)
+    norms = norm_tensor_names(state)
     floats = [n for n, t in state.items() if t.is_floating_point()]
     return state[next((n for n in floats if n not in norms), floats[0])].dtype if floats else torch.float32
 
 
-def settled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Widen half-precision tensors of layers with running statistics to float32; return all tensors."""
-    norms = norm_tensors(state)
+    norms = norm_tensor_names(state)
     narrow = (torch.float16, torch.bfloat16)
     return {n: t.float() if n in norms and t.dtype in narrow else t for n, t in state.items()}
 
@@ -347,9 +347,11 @@ class Tracer(fx.Tracer):
     ) -> Any:
         if get_ident() != self.thread:
             return forward(*args, **kwargs)
-        return self.call_own(m, forward, args, kwargs)
+        return self.record_call(m, forward, args, kwargs)
 
-    def call_own(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_call(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Record a call of a layer of the module that is traced; return what stands for its result."""
         return super().call_module(m, forward, args, kwargs)
 

@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
 
@@ -147,7 +147,7 @@ def alignment_of(aligned: Collection) -> Alignment:
             do="Give members.align(...)",
         )
     members, table = aligned._before(), aligned.symmetry_table
-    size = members._held_by(_BATCH)
+    size = members._members_within(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):
@@ -155,7 +155,7 @@ def alignment_of(aligned: Collection) -> Alignment:
             changed, element = step(table, keys, params)
             yield params, changed, element.permutations
 
-    with one_thread(members._member_nbytes < SMALL_MEMBER):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         if isinstance(step, Aligned):
             stored = reference = dict(step.target())
         else:

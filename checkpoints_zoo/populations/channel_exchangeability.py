@@ -112,7 +112,7 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
             f"members of {members.name}", expected="one snapshot of each", found="several", do="Leave snapshots out"
         )
     parts: dict[str, list[Tensor]] = {}
-    for _, params in members.batches(members._held_by(_BATCH)):
+    for _, params in members.batches(members._members_within(_BATCH)):
         for name, values in largest(table, params).items():
             parts.setdefault(name, []).append(values)
     largest_of = {name: torch.cat(values) for name, values in parts.items()}

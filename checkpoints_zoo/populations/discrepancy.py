@@ -23,7 +23,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import tied
+from checkpoints_zoo.networks.modules import superseded_names
 from checkpoints_zoo.populations.kernels import (
     WHOLE,
     Blocks,
@@ -356,7 +356,7 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 def _weights(skeleton: nn.Module) -> list[str]:
     """Return the names of the parameters; if several share one tensor, the last, as in an ensemble."""
-    states, dropped = skeleton.state_dict(keep_vars=True), tied(skeleton)
+    states, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
     return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
 
 

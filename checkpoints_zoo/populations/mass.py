@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, histogram_edges, path_of, save
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.device import SMALL_MEMBER, check_device, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, one_thread
 from checkpoints_zoo.symmetry.canonical import mass
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
@@ -57,10 +57,10 @@ def minimal_mass(
     """
     on = check_device(device)
     module, table = members._skeleton(), members.symmetry_table
-    tied = modules.tied(module)
+    tied = modules.superseded_names(module)
     parts = []
-    with one_thread(members._member_nbytes < SMALL_MEMBER and on.type == "cpu"):
-        for _, params in members.batches(members._held_by(_BATCH), on):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and on.type == "cpu"):
+        for _, params in members.batches(members._members_within(_BATCH), on):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join_masses(parts, members.ids, parts[0].held)
 

@@ -64,12 +64,12 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
             fresh[name] = torch.zeros(members, dtype=torch.int64, device=device)
     for norm in _norms(training):
         norm.training, norm.momentum = True, None  # None: a cumulative average
-    networks = modules.settled({**stacked, **fresh})
-    tied = modules.tied(training)
+    networks = modules.widen_norms({**stacked, **fresh})
+    tied = modules.superseded_names(training)
     device, kind = next(iter(networks.values())).device, modules.input_dtype(networks)
     loose = {
         name: tensor.to(device, kind if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in modules.loose(training).items()
+        for name, tensor in modules.unsaved_tensors(training).items()
     }
     batches = 0
     with torch.no_grad():

@@ -79,7 +79,7 @@ def _claimed(members: Collection, given: ImageData) -> ImageData:
             found="another",
             do="Give them that name, if they are these images: `zoo.images.of(…, name=…, split=…)`",
         )
-    return arguments.labelled(given, members.description)[0]
+    return arguments.require_labels(given, members.description)[0]
 
 
 def _brought(members: Collection) -> Iterator[Location | ZooError]:
@@ -146,8 +146,8 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         SourceNotFound, FormatError: no such set, or one that can't be read.
         NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
     """
-    stored = prediction_sets.read(members.source, members.name, name)
-    found = prediction_sets.problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
+    stored = prediction_sets.read_set(members.source, members.name, name)
+    found = prediction_sets.find_problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
     able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]

@@ -1,1 +1,1 @@
-"""Train populations from named recipes; `checkpoints_zoo.cli.train` is its command line."""
+"""Train populations from named recipes; `zoo-cli train` is their command."""

@@ -7,18 +7,25 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import torch
-
 from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import disk, shard_files
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.loop import check_network
-from checkpoints_zoo.training.packing import Finished, Row, description_of, layout_of, prepare
-from checkpoints_zoo.training.population import Progress, Trained, check_ids, train
+from checkpoints_zoo.training.packing import PackedSnapshot, Row, description_of, layout_of, pack_members
+from checkpoints_zoo.training.population import Progress, check_ids, train_members
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy
-from checkpoints_zoo.training.state import claim, folder_of, locked, write_description
-from checkpoints_zoo.workers import Engine, Here
+from checkpoints_zoo.training.shards import (
+    Log,
+    NewSnapshot,
+    Staging,
+    folder_source,
+    lost_members,
+    remove_unnamed_shards,
+    rows_of,
+    write_shards,
+)
+from checkpoints_zoo.training.state import claim_folder, folder_of, training_lock, write_description
+from checkpoints_zoo.workers import Engine, InProcess
 
 Say = Callable[[str], object]
 
@@ -36,11 +43,11 @@ class Export:
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self.recipe, self.source = recipe, source_of(out)
+        self.recipe, self.source = recipe, folder_source(out)
         self.layout = layout_of(recipe)
-        rows = _held(recipe, out)
-        self.lost = lost(self.source, rows)
-        self.sealed = {row["member"] for row in rows} - self.lost
+        existing = _existing_rows(recipe, out)
+        self.lost = lost_members(self.source, existing)
+        self.sealed = {row["member"] for row in existing} - self.lost
         self.description = description_of(recipe, self.layout)
         self.staging = Staging(folder_of(out, recipe.name) / "finished", self.layout, recipe.hash)
         self.size = shard_files.members_per_shard(self.layout, len(recipe.snapshots) + 1)
@@ -70,33 +77,33 @@ class Export:
                 path=self.source.root,
             )
         with disk.writing_into(self.source.root):
-            folder = claim(self.source.root, self.recipe)
+            folder = claim_folder(self.source.root, self.recipe)
             write_description(folder, self.description)
         return folder
 
-    def keep(self, finished: Sequence[Finished]) -> None:
+    def keep(self, finished: Sequence[PackedSnapshot]) -> None:
         """Lay finished snapshots aside: whoever ends now loses nothing."""
         with disk.writing_into(self.source.root):
             self.staging.keep(finished)
 
-    def seal_whole(self, finished: Sequence[Finished]) -> None:
+    def write_whole_shards(self, finished: Sequence[PackedSnapshot]) -> None:
         """Write the shards whose ids are all there now, of those that some finished snapshots belong to."""
-        there = self.members
+        finished_ids = self.members
         for number in {f.row["member"] // self.size for f in finished}:
-            if all(member in there for member in range(number * self.size, (number + 1) * self.size)):
-                self.seal(whole=True)
+            if all(member in finished_ids for member in range(number * self.size, (number + 1) * self.size)):
+                self.write_shards(whole=True)
                 return
 
-    def seal(self, *, whole: bool = False) -> None:
+    def write_shards(self, *, whole: bool = False) -> None:
         """Write shards of what was laid aside, only those whose ids are all there if `whole`."""
-        fresh = {
-            key: Fresh(row, self.staging.location(key) if row["status"] == "ok" else None)
+        new_snapshots = {
+            key: NewSnapshot(row, self.staging.location(key) if row["status"] == "ok" else None)
             for key, row in self.staging.rows.items()
         }
         snapshots = len(self.recipe.snapshots) + 1
         try:
             with disk.writing_into(self.source.root):
-                for keys in seal(self.source, self.description, fresh, snapshots, whole=whole):
+                for keys in write_shards(self.source, self.description, new_snapshots, snapshots, whole=whole):
                     self.sealed |= {member for member, _ in keys}
                     self.staging.drop(keys)
         except DamagedError as error:
@@ -105,61 +112,30 @@ class Export:
 
     def finish(self) -> None:
         """Write the shards of all that was laid aside, and remove what no row names any more."""
-        self.seal()
+        self.write_shards()
         self.staging.drop(())  # a kill may have left its folder behind, empty
-        tidy(self.source, self.recipe.name)
+        remove_unnamed_shards(self.source, self.recipe.name)
 
 
-def export(
-    recipe: Recipe,
-    trained: Sequence[Trained],
-    out: Path,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
-) -> None:
-    """Add trained members to a source: whole shards first, then the description, the manifest last.
-
-    Killed at any moment, what was there before is still there and readable; called again with the same members it
-    gives the same bytes. Members that are there already are replaced.
-
-    Args:
-        recipe: that trained them.
-        trained: the members.
-        out: folder of the source.
-        device: that the members are measured on.
-
-    Raises:
-        UsageError: a folder with members of another recipe under this name.
-        DamagedError: the folder has lost the bytes of others.
-        LockedError: another process is training into it.
-    """
-    with locked(out):
-        exporting = Export(recipe, out)
-        exporting.begin([t.member for t in trained])
-        finished = prepare(recipe, trained, str(device))
-        exporting.keep(finished)
-        exporting.seal_whole(finished)
-        exporting.finish()
-
-
-def _held(recipe: Recipe, out: Path) -> list[Row]:
+def _existing_rows(recipe: Recipe, out: Path) -> list[Row]:
     """Read the rows that are there; members of another recipe under this name are refused."""
-    rows = list(rows_of(source_of(out), recipe.name).values())
-    others = {r["recipe_hash"] for r in rows} - {recipe.hash}
-    if others:
+    rows = list(rows_of(folder_source(out), recipe.name).values())
+    other_hashes = {r["recipe_hash"] for r in rows} - {recipe.hash}
+    if other_hashes:
         raise UsageError(
             f"folder {out.absolute()}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"members of {', '.join(map(str, others))}",
+            found=f"members of {', '.join(map(str, other_hashes))}",
             do="Give another folder, or name the changed recipe differently",
         )
     return rows
 
 
-def run(
+def train_into(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
-    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
+    engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Say = lambda text: None,
     progress: Callable[[Progress], None] | None = None,
     log: Say = lambda text: None,
@@ -189,48 +165,48 @@ def run(
     """
     check_ids(ids)
     check_network(recipe)
-    with locked(out):
-        exporting = Export(recipe, out)
-        logged = Log(exporting.begin(ids) / "log.jsonl")
-        logged.add(exporting.staging.rows.values())
-        there = exporting.members
-        wanted = [member for member in ids if member not in there]
-        if len(wanted) < len(ids):
-            say(f"{recipe.name}: {len(ids) - len(wanted)} of these members are in {out} already")
-        if exporting.lost:
-            say(f"{recipe.name}: the bytes of {len(exporting.lost)} members are gone; these are trained again")
-        if wanted:
-            say(f"{recipe.name}: {len(wanted):,} members to train, {recipe.stack_width:,} at a time")
-        exporting.seal(whole=True)
+    with training_lock(out):
+        export = Export(recipe, out)
+        logged = Log(export.begin(ids) / "log.jsonl")
+        logged.add(export.staging.rows.values())
+        stored_ids = export.members
+        missing = [member for member in ids if member not in stored_ids]
+        if len(missing) < len(ids):
+            say(f"{recipe.name}: {len(ids) - len(missing)} of these members are in {out} already")
+        if export.lost:
+            say(f"{recipe.name}: the bytes of {len(export.lost)} members are gone; these are trained again")
+        if missing:
+            say(f"{recipe.name}: {len(missing):,} members to train, {recipe.stack_width:,} at a time")
+        export.write_shards(whole=True)
         began, accuracies, done = time.monotonic(), list[float](), 0
 
-        def finish(finished: list[Finished]) -> None:
+        def finish(finished: list[PackedSnapshot]) -> None:
             nonlocal done
-            new = [f for f in finished if f.row["member"] not in there]  # a stack goes on whole
-            exporting.keep(new)
-            there.update(f.row["member"] for f in new)
+            new = [f for f in finished if f.row["member"] not in stored_ids]  # a stack goes on whole
+            export.keep(new)
+            stored_ids.update(f.row["member"] for f in new)
             for line in logged.add(f.row for f in new):
                 log(line)
-            exporting.seal_whole(new)  # what is in a shard is in no later run's log
+            export.write_whole_shards(new)  # what is in a shard is in no later run's log
             finals = [f.row for f in new if f.row["final"]]
             done += len(finals)
             accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)
-            say(f"{recipe.name}: {_so_far(done, len(wanted), time.monotonic() - began, accuracies)}")
+            say(f"{recipe.name}: {_progress_text(done, len(missing), time.monotonic() - began, accuracies)}")
 
-        train(recipe, wanted, out, finish, progress, engine, prepare)
-        exporting.finish()
-    return len(wanted)
+        train_members(recipe, missing, out, finish, progress, engine, pack_members)
+        export.finish()
+    return len(missing)
 
 
-def _so_far(done: int, wanted: int, seconds: float, accuracies: Sequence[float]) -> str:
+def _progress_text(done: int, total: int, seconds: float, accuracies: Sequence[float]) -> str:
     """Say how far a run is: members done, rate, time left, mean accuracy."""
     rate = done / max(seconds, 1e-3)
     mean = f", mean test accuracy {fmean(accuracies):.4f}" if accuracies else ""
-    left = (wanted - done) / rate if rate else 0.0
-    return f"{done:,} of {wanted:,} members, {rate * 60:.3g} a minute, {_span(left)} left{mean}"
+    left = (total - done) / rate if rate else 0.0
+    return f"{done:,} of {total:,} members, {rate * 60:.3g} a minute, {_duration_text(left)} left{mean}"
 
 
-def _span(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Write a time in words, in its two largest units."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.populations.statistics import has_statistics
-from checkpoints_zoo.training.recipe import Recipe, said
-from checkpoints_zoo.training.seeds import derive, seeded
+from checkpoints_zoo.training.recipe import Recipe, error_line
+from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Tensors = dict[str, Tensor]
 Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensor, Tensors]]
@@ -42,7 +42,7 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
     def member_loss(
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        with _precision(recipe, device):
+        with _autocast(recipe, device):
             logits = functional_call(module, (params, buffers), (images,))
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
         return loss * scaling["scale"] if scaling else loss, (loss, buffers)
@@ -51,7 +51,7 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         return torch.compile(function) if recipe.compile else function
 
     if recipe.stack_width == 1:
-        return _alone(compiled(member_loss), recipe, members[0], device)
+        return _single_gradient(compiled(member_loss), recipe, members[0], device)
     if recipe.precision != "float32":
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
             norm.register_forward_pre_hook(_in_float32)  # mapped over a stack it takes no other inputs than its weights
@@ -60,27 +60,29 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
         # Batch norm writes into them, and what is mapped must not.
-        kept = {name: buffer.clone() for name, buffer in buffers.items()}
-        return member_loss(params, kept, scaling, images, labels)
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        return member_loss(params, copies, scaling, images, labels)
 
     mapped = compiled(vmap(grad(pure_loss, has_aux=True)))
     # One backward pass of all is quicker than a mapped one; to the last bit the same, but for batch norm.
     if not recipe.compile and not has_statistics(module):
-        mapped = _backward_of_all(vmap(pure_loss))
+        mapped = _summed_backward(vmap(pure_loss))
 
     def stacked(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        with mapping(recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"):
+        with explain_vmap_errors(
+            recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"
+        ):
             gradients, (loss, new) = mapped(params, buffers, scaling, images, labels)
-        gradients = {name: _laid_out_as(params[name], gradient) for name, gradient in gradients.items()}
+        gradients = {name: _with_strides_of(params[name], gradient) for name, gradient in gradients.items()}
         return gradients, loss, {name: buffer.contiguous() for name, buffer in new.items()}
 
     return stacked
 
 
 @contextmanager
-def mapping(architecture: str, over: str, do: str) -> Iterator[None]:
+def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]:
     """Say of a network that torch.vmap can't map while the block runs, that it can't be.
 
     Args:
@@ -99,45 +101,49 @@ def mapping(architecture: str, over: str, do: str) -> Iterator[None]:
         raise UsageError(
             f"architecture {architecture!r}",
             expected=f"a module that torch.vmap maps over {over}: no random numbers, no branches on values",
-            found=said(error),
+            found=error_line(error),
             do=do,
         ) from error
 
 
-def _backward_of_all(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
+def _summed_backward(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
     """Make what `vmap(grad(…, has_aux=True))` is, of the mapped loss itself; return it."""
 
     def gradients_of(params: Tensors, *rest: Any) -> tuple[Tensors, Any]:
         leaves = {name: parameter.detach().requires_grad_() for name, parameter in params.items()}
         losses, (loss, buffers) = mapped(leaves, *rest)
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True)), (loss.detach(), buffers)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, gradients, strict=True)), (loss.detach(), buffers)
 
     return gradients_of
 
 
-def _alone(
+def _single_gradient(
     member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
 ) -> Gradient:
     """Make the function for a stack of one; it writes into the buffers that it is given, and gives them back."""
-    own, kept = _One(trained=True), _One(trained=False)
+    weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
 
-    def alone(
+    def single_gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        weights, scale = own.of(params), {name: tensor[0] for name, tensor in scaling.items()}
+        weights, scale = weights_of.views_of(params), {name: tensor[0] for name, tensor in scaling.items()}
         pixels = images[0].contiguous(memory_format=torch.channels_last) if recipe.channels_last else images[0]
         # Dropout draws from torch's own generator.
-        with seeded(derive(member, f"noise {step}"), device):
-            scaled, (loss, _) = member_loss(weights, kept.of(buffers), scale, pixels, labels[0])
-            found = torch.autograd.grad(scaled, list(weights.values()), allow_unused=True, materialize_grads=True)
-        gradients = {n: _laid_out_as(params[n], gradient[None]) for n, gradient in zip(weights, found, strict=True)}
+        with seed_torch(derive_seed(member, f"noise {step}"), device):
+            scaled, (loss, _) = member_loss(weights, buffers_of.views_of(buffers), scale, pixels, labels[0])
+            gradients_found = torch.autograd.grad(
+                scaled, list(weights.values()), allow_unused=True, materialize_grads=True
+            )
+        gradients = {
+            n: _with_strides_of(params[n], gradient[None]) for n, gradient in zip(weights, gradients_found, strict=True)
+        }
         return gradients, loss.detach()[None], buffers
 
-    return alone
+    return single_gradient
 
 
-class _One:
+class _SingleMember:
     """The tensors of a stack's only member, made once for as long as the stack holds the same ones.
 
     Made in each step, they take as long as all that a GPU computes of a small network.
@@ -151,7 +157,7 @@ class _One:
         self.stacked: Tensors = {}
         self.views: Tensors = {}
 
-    def of(self, stacked: Tensors) -> Tensors:
+    def views_of(self, stacked: Tensors) -> Tensors:
         """Return views of the only member's tensors, by name."""
         if len(stacked) != len(self.stacked) or any(self.stacked.get(n) is not t for n, t in stacked.items()):
             self.stacked = dict(stacked)
@@ -159,7 +165,7 @@ class _One:
         return self.views
 
 
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
     """Return a gradient with its parameter's strides; elsewise a step takes each tensor by itself on a GPU, not all."""
     if gradient.stride() == parameter.stride():
         return gradient
@@ -170,7 +176,7 @@ def _in_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
     return tuple(tensor.float() for tensor in inputs)
 
 
-def _precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
+def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
     if recipe.precision == "float32":
         return nullcontext()
     # Nothing is cached: a cast weight would outlive the step's own tensors.

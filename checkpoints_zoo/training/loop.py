@@ -24,9 +24,16 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
-from checkpoints_zoo.training.optimizers import average, first_scaling, learning_rate, scaled_step, sgd_step, stored
-from checkpoints_zoo.training.recipe import Recipe, initial_seed, running
-from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order, exact, generator
+from checkpoints_zoo.training.optimizers import (
+    first_scaling,
+    learning_rate,
+    scaled_step,
+    sgd_step,
+    stored_tensors,
+    update_averages,
+)
+from checkpoints_zoo.training.recipe import Recipe, initial_seed, user_code
+from checkpoints_zoo.training.seeds import derive_seed, deterministic, epoch_order, epoch_views, seeded_generator
 
 
 @dataclass
@@ -61,7 +68,7 @@ class StackState:
         return self
 
 
-def start(recipe: Recipe, members: Sequence[int]) -> StackState:
+def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
     """Give the state of untrained members, each initialised from its seed, and permuted if the recipe says so.
 
     Raises:
@@ -77,14 +84,18 @@ def start(recipe: Recipe, members: Sequence[int]) -> StackState:
     if recipe.init_permutation:
         size = recipe.preprocess.size
         table = symmetries(modules[0], torch.zeros(2, recipe.preprocess.channels, *size))
-        drawn = [
-            random_transpositions(table, recipe.init_permutation, generator(derive(member, "permutation")))
+        permutations = [
+            random_transpositions(table, recipe.init_permutation, seeded_generator(derive_seed(member, "permutation")))
             for member in members
         ]
-        params = permute(table, params, {name: torch.stack([p[name] for p in drawn]) for name in drawn[0]})
+        params = permute(
+            table, params, {name: torch.stack([p[name] for p in permutations]) for name in permutations[0]}
+        )
     if recipe.channels_last:
-        last = torch.channels_last
-        params = {n: p[0].contiguous(memory_format=last)[None] if p.ndim == 5 else p for n, p in params.items()}
+        memory_format = torch.channels_last
+        params = {
+            n: p[0].contiguous(memory_format=memory_format)[None] if p.ndim == 5 else p for n, p in params.items()
+        }
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},
@@ -109,7 +120,7 @@ def train_epochs(
     Args:
         recipe: the recipe.
         members: ids, in the order of the stack.
-        state: of `start`, or one that was saved after an epoch; it stays on its device.
+        state: of `initial_state`, or one that was saved after an epoch; it stays on its device.
         data: the training split.
         gradient: what computes a step's gradients; None for that of the recipe.
 
@@ -129,60 +140,60 @@ def train_epochs(
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
-        state.snapshots[0] = _kept(recipe, state, data)
+        state.snapshots[0] = _snapshot(recipe, state, data)
 
-    with ThreadPoolExecutor(1) as aside:
-        coming = aside.submit(_draws, members, state.epoch, count, augmentation.views)
+    with ThreadPoolExecutor(1) as background:
+        upcoming = background.submit(_draw_epoch, members, state.epoch, count, augmentation.views)
         while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
-            order, view = (drawn.to(device) for drawn in coming.result())
+            order, view = (draws.to(device) for draws in upcoming.result())
             if state.epoch + 1 < recipe.epochs:
-                coming = aside.submit(_draws, members, state.epoch + 1, count, augmentation.views)
+                upcoming = background.submit(_draw_epoch, members, state.epoch + 1, count, augmentation.views)
             state.loss = torch.zeros_like(state.loss)
 
             # Nothing in a step waits for a GPU: steps are queued while it computes.
-            with exact(device):
+            with deterministic(device):
                 for epoch_step in range(steps_per_epoch):
                     step = state.epoch * steps_per_epoch + epoch_step
-                    chosen = slice(epoch_step * batch, (epoch_step + 1) * batch)
-                    seen = order[:, chosen]
-                    images = augmentation(pixels[seen].flatten(0, 1), view[:, chosen].flatten())
-                    inputs = normalise(images).view(*seen.shape, *images.shape[1:])
+                    batch_slice = slice(epoch_step * batch, (epoch_step + 1) * batch)
+                    indices = order[:, batch_slice]
+                    images = augmentation(pixels[indices].flatten(0, 1), view[:, batch_slice].flatten())
+                    inputs = normalise(images).view(*indices.shape, *images.shape[1:])
                     gradients, loss, state.buffers = gradient(
-                        step, state.params, state.buffers, state.scaling, inputs, labels[seen]
+                        step, state.params, state.buffers, state.scaling, inputs, labels[indices]
                     )
                     rate = learning_rate(recipe, step, steps)
                     if state.scaling:
                         scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
                     else:
                         sgd_step(recipe, rate, state.params, state.momentum, gradients)
-                    average(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
+                    update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
                     failed = (state.failed_step < 0) & ~loss.isfinite()
                     state.failed_step = torch.where(failed, step, state.failed_step)
 
             state.epoch += 1
             if state.epoch in recipe.snapshots:
-                state.snapshots[state.epoch] = _kept(recipe, state, data)
+                state.snapshots[state.epoch] = _snapshot(recipe, state, data)
             yield state.epoch
 
 
-def _draws(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
+def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
     """Draw members' orders and views of an epoch on the CPU, where a generator gives the same numbers everywhere.
 
     Returns:
         Both (member, input). For many members on a GPU they take as long as the epoch itself: hence the thread aside.
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
-    return order, torch.stack([epoch_choices(member, epoch, count, views) for member in members])
+    return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
 
 
-def _kept(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
+def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
     """Copy the weights that members would be stored with now; return them on the CPU."""
-    tensors = stored(recipe, state.params, state.buffers, state.averages, data)
+    tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
-def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
+def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
     """Measure the weights that members would be stored with now, in float32; return accuracies (member,) in 0..1.
 
     Args:
@@ -196,15 +207,15 @@ def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageDa
     """
     if test.labels is None:
         raise UsageError(f"data set {test.name!r}", expected="labels", found="none")
-    tensors = stored(recipe, state.params, state.buffers, state.averages, data)
+    tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     members, device = len(state.loss), state.loss.device
     ensemble = Ensemble(recipe.skeleton().eval(), tensors, range(members))
-    right = torch.zeros(members, device=device)
-    with exact(device), torch.inference_mode():
+    correct = torch.zeros(members, device=device)
+    with deterministic(device), torch.inference_mode():
         for first in range(0, len(test), 500):
             logits = ensemble(recipe.preprocess(test.images[first : first + 500].to(device)))
-            right += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
-    return right / len(test)
+            correct += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
+    return correct / len(test)
 
 
 def check_network(recipe: Recipe) -> None:
@@ -215,14 +226,14 @@ def check_network(recipe: Recipe) -> None:
     Raises:
         UsageError: it gives something else, or an error.
     """
-    split, most = recipe.split("train"), min(2, recipe.batch_size)
-    shape = (most, recipe.preprocess.channels, *recipe.preprocess.size)
+    split, batch = recipe.split("train"), min(2, recipe.batch_size)
+    shape = (batch, recipe.preprocess.channels, *recipe.preprocess.size)
     what = f"architecture {recipe.architecture!r} of recipe {recipe.name!r}"
-    expected = f"float32 logits ({most}, {len(split.classes)}) for images {shape}"
+    expected = f"float32 logits ({batch}, {len(split.classes)}) for images {shape}"
     module = recipe.skeleton()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), running(what, expected):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code(what, expected):
         logits: Any = module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
     fits = isinstance(logits, Tensor) and logits.dtype == torch.float32
-    if not fits or tuple(logits.shape) != (most, len(split.classes)):
+    if not fits or tuple(logits.shape) != (batch, len(split.classes)):
         found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise UsageError(what, expected=expected, found=found)

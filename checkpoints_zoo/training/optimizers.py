@@ -16,7 +16,7 @@ from checkpoints_zoo.training.recipe import Recipe
 # As torch.amp.GradScaler's.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
 # Of a one-cycle schedule: share of the rise, first and last rate as parts of the highest and of the first.
-RISE, FIRST, LAST = 0.3, 25.0, 1e4
+ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
 
 
 def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
@@ -50,19 +50,19 @@ def scaled_step(
     Its factor is halved, and doubled after 2,000 steps without: torch.amp.GradScaler, for each member on its own.
     """
     factor = scaling["scale"].double().reciprocal().float()
-    gradients = {name: gradient * _along(factor, gradient) for name, gradient in gradients.items()}
+    gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
     finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
     before = [tensor.clone() for tensors in (params, momentum) for tensor in tensors.values()]
     sgd_step(recipe, lr, params, momentum, gradients)
     for tensor, old in zip([*params.values(), *momentum.values()], before, strict=True):
-        tensor.copy_(torch.where(_along(finite, tensor), tensor, old))
+        tensor.copy_(torch.where(_per_member(finite, tensor), tensor, old))
     steps = (scaling["steps"] + 1) * finite
-    grown = steps == GROWTH_STEPS
-    scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(grown, GROWTH, 1.0), BACKOFF)
-    scaling["steps"] = steps * ~grown
+    is_grown = steps == GROWTH_STEPS
+    scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(is_grown, GROWTH, 1.0), BACKOFF)
+    scaling["steps"] = steps * ~is_grown
 
 
-def _along(values: Tensor, tensor: Tensor) -> Tensor:
+def _per_member(values: Tensor, tensor: Tensor) -> Tensor:
     """Give a value a member, (member,), the axes of a stacked tensor."""
     return values.view(-1, *[1] * (tensor.ndim - 1))
 
@@ -83,45 +83,47 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
     [0.05, 0.05, 0.005]
     """
-    each = max(1, steps // recipe.epochs)
-    epoch = step // each
-    at, total = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, steps)
-    warm = recipe.warmup_epochs * (1 if recipe.schedule_unit == "epoch" else each)
-    if at < warm:
-        return recipe.lr * (at + 1) / warm
+    steps_per_epoch = max(1, steps // recipe.epochs)
+    epoch = step // steps_per_epoch
+    unit, units = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, steps)
+    warmup_units = recipe.warmup_epochs * (1 if recipe.schedule_unit == "epoch" else steps_per_epoch)
+    if unit < warmup_units:
+        return recipe.lr * (unit + 1) / warmup_units
     if recipe.schedule == "cosine":
-        return recipe.lr * (1 + math.cos(math.pi * (at - warm) / (total - warm))) / 2
+        return recipe.lr * (1 + math.cos(math.pi * (unit - warmup_units) / (units - warmup_units))) / 2
     if recipe.schedule == "cosine-restarts":
-        first, last = (bound * total // recipe.epochs for bound in _cycle(recipe, epoch))
-        first = max(first, warm)
-        return recipe.lr * (1 + math.cos(math.pi * (at - first) / (last - first))) / 2
+        first, last = (bound * units // recipe.epochs for bound in _cycle_bounds(recipe, epoch))
+        first = max(first, warmup_units)
+        return recipe.lr * (1 + math.cos(math.pi * (unit - first) / (last - first))) / 2
     if recipe.schedule == "multistep":
         return recipe.lr * recipe.gamma ** bisect_right(recipe.milestones, epoch)
     if recipe.schedule == "one-cycle":
-        return _one_cycle(recipe.lr, at, total)
+        return _one_cycle_rate(recipe.lr, unit, units)
     return recipe.lr
 
 
-def _cycle(recipe: Recipe, epoch: int) -> tuple[int, int]:
+def _cycle_bounds(recipe: Recipe, epoch: int) -> tuple[int, int]:
     """Return the epochs between which the rate falls once: the last milestone or the start, the next or the end."""
-    at = bisect_right(recipe.milestones, epoch)
+    index = bisect_right(recipe.milestones, epoch)
     bounds = (0, *recipe.milestones)
-    return bounds[at], bounds[at + 1] if at < len(recipe.milestones) else recipe.epochs
+    return bounds[index], bounds[index + 1] if index < len(recipe.milestones) else recipe.epochs
 
 
-def _one_cycle(highest: float, at: int, total: int) -> float:
+def _one_cycle_rate(highest: float, unit: int, units: int) -> float:
     """Return the rate of a unit: from `highest / FIRST` up in the first units, then down to next to nothing."""
-    top = RISE * total - 1
-    if at <= top:
-        return _between(highest / FIRST, highest, at / top)
-    return _between(highest, highest / FIRST / LAST, (at - top) / (total - 1 - top))
+    top = ONE_CYCLE_RISE * units - 1
+    if unit <= top:
+        return _cosine_between(highest / ONE_CYCLE_START, highest, unit / top)
+    return _cosine_between(highest, highest / ONE_CYCLE_START / ONE_CYCLE_END, (unit - top) / (units - 1 - top))
 
 
-def _between(start: float, end: float, share: float) -> float:
+def _cosine_between(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-def average(recipe: Recipe, step: int, each: int, params: Tensors, buffers: Tensors, averages: Tensors) -> None:
+def update_averages(
+    recipe: Recipe, step: int, steps_per_epoch: int, params: Tensors, buffers: Tensors, averages: Tensors
+) -> None:
     """Bring the averages up to date after a step, in place.
 
     Sources: "ema", the exponential moving average of all weights and buffers after each step; "swa", the mean of the
@@ -130,31 +132,31 @@ def average(recipe: Recipe, step: int, each: int, params: Tensors, buffers: Tens
     Args:
         recipe: that says which average.
         step: just taken, from 0.
-        each: steps an epoch.
+        steps_per_epoch: steps an epoch.
         params, buffers: after it, stacked.
         averages: by name, empty before the first.
     """
-    epoch, left = divmod(step, each)
+    epoch, epoch_step = divmod(step, steps_per_epoch)
     if recipe.averaging == "none" or epoch < recipe.averaging_start:
         return
     if recipe.averaging == "swa":
-        if left == each - 1:
+        if epoch_step == steps_per_epoch - 1:
             share = 1 / (epoch - recipe.averaging_start + 1)
-            _towards(params, share, averages)
+            _move_averages(params, share, averages)
     else:
-        first = step == recipe.averaging_start * each
-        _towards(params | buffers, 1.0 if first else 1 - recipe.averaging_decay, averages)
+        first = step == recipe.averaging_start * steps_per_epoch
+        _move_averages(params | buffers, 1.0 if first else 1 - recipe.averaging_decay, averages)
 
 
-def _towards(tensors: Tensors, share: float, averages: Tensors) -> None:
+def _move_averages(tensors: Tensors, share: float, averages: Tensors) -> None:
     """Move averages a share of the way to tensors; what isn't a fraction, such as a counter, is taken over."""
-    moved = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
-    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in moved})
-    if moved:
-        torch._foreach_lerp_([averages[name] for name in moved], [tensors[name] for name in moved], share)
+    fractional = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
+    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in fractional})
+    if fractional:
+        torch._foreach_lerp_([averages[name] for name in fractional], [tensors[name] for name in fractional], share)
 
 
-def stored(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
+def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
     """Return the weights and buffers that members are stored with, stacked: the averages, where there are some.
 
     Running statistics are nobody's after "swa"; they are estimated anew on the training images, in their order.

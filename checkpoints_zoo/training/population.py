@@ -20,27 +20,27 @@ from checkpoints_zoo.formats.disk import sync_folder, writing_into
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Tensors
-from checkpoints_zoo.training.loop import StackState, accuracies, start, train_epochs
-from checkpoints_zoo.training.optimizers import stored
-from checkpoints_zoo.training.pickling import Sent, received, sent
+from checkpoints_zoo.training.loop import StackState, initial_state, measure_accuracies, train_epochs
+from checkpoints_zoo.training.optimizers import stored_tensors
+from checkpoints_zoo.training.pickling import SentRecipe, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import STORAGE, Recipe
 from checkpoints_zoo.training.state import (
     RunKey,
     adopt_state,
-    claim,
+    claim_folder,
     clean_folder,
-    locked,
     read_state,
     recorded_hash,
     stacks_of,
     state_name,
+    training_lock,
     write_state,
 )
-from checkpoints_zoo.workers import Engine, Here, Job
+from checkpoints_zoo.workers import Engine, InProcess, Job
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedMember:
     """A member at the end of its training.
 
     Args:
@@ -78,14 +78,14 @@ class Progress:
     accuracy: float | None = None
 
 
-def train(
+def train_members(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
     finish: Callable[[list[Any]], None],
     progress: Callable[[Progress], None] | None = None,
-    engine: Engine = Here(),  # noqa: B008 (it can't be changed)
-    prepare: Callable[[Recipe, list[Trained], str], list[Any]] | None = None,
+    engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
+    prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None,
 ) -> None:
     """Train members, and give each complete stack of them to `finish`.
 
@@ -108,12 +108,12 @@ def train(
         WorkerError: workers that die again and again.
     """
     check_ids(ids)
-    with locked(out):
-        folder = claim(out, recipe)
+    with training_lock(out):
+        folder = claim_folder(out, recipe)
         clean_folder(folder, set(ids), recipe.epochs)
         stacks = stacks_of(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        work = Stacks(recipe, folder, prepare, progress)
+        work = StackTrainer(recipe, folder, prepare, progress)
         with closing(engine.run(work, jobs)) as results:
             for job, finished in results:
                 finish(finished)
@@ -123,7 +123,7 @@ def train(
 
 
 @dataclass(frozen=True, eq=False)
-class Stacks:
+class StackTrainer:
     """Work for an engine: trains a stack of a recipe's members from its saved state, or from the start, to the end.
 
     Args:
@@ -135,7 +135,7 @@ class Stacks:
 
     recipe: Recipe
     folder: Path | None
-    prepare: Callable[[Recipe, list[Trained], str], list[Any]] | None = None
+    prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None
     progress: Callable[[Progress], None] | None = None
 
     def __call__(self, stack: tuple[int, ...], device: str) -> list[Any]:
@@ -156,11 +156,11 @@ class Stacks:
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (sent(self.recipe), self.folder, self.prepare)
+        return _rebuild_trainer, (serialize_recipe(self.recipe), self.folder, self.prepare)
 
 
-def _received(recipe: Sent, folder: Path | None, prepare: Any) -> Stacks:
-    return Stacks(received(recipe), folder, prepare)
+def _rebuild_trainer(recipe: SentRecipe, folder: Path | None, prepare: Any) -> StackTrainer:
+    return StackTrainer(rebuild_recipe(recipe), folder, prepare)
 
 
 def train_stack(
@@ -170,7 +170,7 @@ def train_stack(
     path: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
-) -> list[Trained]:
+) -> list[TrainedMember]:
     """Train a stack from its saved state, or from the start, to the end of the recipe; return its members.
 
     Args:
@@ -183,9 +183,9 @@ def train_stack(
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
-    state, earlier_s = start(recipe, members).to(device), 0.0
+    state, earlier_s = initial_state(recipe, members).to(device), 0.0
     if path is not None and path.exists():
-        earlier_s = _resume(path, key, state)
+        earlier_s = _resume_state(path, key, state)
     began = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
@@ -194,19 +194,19 @@ def train_stack(
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
             if recipe.eval_every and epoch % recipe.eval_every == 0:
-                measured = accuracies(recipe, state, data, recipe.split("test"))
+                measured = measure_accuracies(recipe, state, data, recipe.split("test"))
                 accuracy = measured[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
     share_s = (earlier_s + time.monotonic() - began) / len(stack)
-    return _unstack(recipe, stack, state, share_s, data)
+    return _split_stack(recipe, stack, state, share_s, data)
 
 
-def _resume(path: Path, key: RunKey, fresh: StackState) -> float:
+def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
     """Take over the saved state and return its seconds; where it can't be used, say so and leave the fresh one."""
     try:
-        state, found, earlier_s = read_state(path)
-        if found != key or not adopt_state(fresh, state):
-            raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found}")
+        state, found_key, earlier_s = read_state(path)
+        if found_key != key or not adopt_state(fresh, state):
+            raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found_key}")
     except DamagedError as error:
         print(f"{error} It is dropped, and its members are trained from the start.", file=sys.stderr)
         path.unlink()
@@ -214,27 +214,34 @@ def _resume(path: Path, key: RunKey, fresh: StackState) -> float:
     return earlier_s
 
 
-def _unstack(
+def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
-) -> list[Trained]:
+) -> list[TrainedMember]:
     """Take a stack apart, and mark the members whose loss or weights weren't finite."""
     names = first_names(recipe.skeleton())  # of what is stored -> of what is trained
-    final = stored(recipe, state.params, state.buffers, state.averages, data)
+    final = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors, reason = _member(names, final, position), ""
-        snapshots = {epoch: _member(names, kept, position) for epoch, kept in state.snapshots.items()}
+        tensors, reason = _member_tensors(names, final, position), ""
+        snapshots = {
+            epoch: _member_tensors(names, tensors_of_epoch, position)
+            for epoch, tensors_of_epoch in state.snapshots.items()
+        }
         step = int(state.failed_step[position])
-        broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-        large = [] if broken else [name for name, tensor in tensors.items() if not _storable(recipe, name, tensor)]
+        not_finite = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        too_large = (
+            []
+            if not_finite
+            else [name for name, tensor in tensors.items() if not _is_finite_when_stored(recipe, name, tensor)]
+        )
         if step >= 0:
             reason = f"the loss was not finite at step {step} (epoch {step // (len(data) // recipe.batch_size)})"
-        elif broken:
-            reason = f"{broken[0]} was not finite at the end"
-        elif large:
-            reason = f"{large[0]} was beyond {recipe.storage} at the end"
+        elif not_finite:
+            reason = f"{not_finite[0]} was not finite at the end"
+        elif too_large:
+            reason = f"{too_large[0]} was beyond {recipe.storage} at the end"
         trained.append(
-            Trained(
+            TrainedMember(
                 member=member,
                 seed=member,
                 status="failed" if reason else "ok",
@@ -249,17 +256,17 @@ def _unstack(
     return trained
 
 
-def _storable(recipe: Recipe, name: str, tensor: Tensor) -> bool:
+def _is_finite_when_stored(recipe: Recipe, name: str, tensor: Tensor) -> bool:
     """Say whether a tensor is still finite in the dtype that it is stored in."""
-    kept = tensor.is_floating_point() and not is_statistic(name)
-    return bool((tensor.to(STORAGE[recipe.storage]) if kept else tensor).isfinite().all())
+    is_cast = tensor.is_floating_point() and not is_statistic(name)
+    return bool((tensor.to(STORAGE[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
-def _member(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
+def _member_tensors(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
     """Copy a member's tensors out of a stack, counters left out; return them on the CPU."""
     return {
-        name: stacked[of][position].detach().cpu().contiguous().clone()
-        for name, of in names.items()
+        name: stacked[trained_name][position].detach().cpu().contiguous().clone()
+        for name, trained_name in names.items()
         if name.rpartition(".")[2] != "num_batches_tracked"
     }
 
@@ -270,9 +277,9 @@ def check_ids(ids: Sequence[int]) -> None:
     Raises:
         UsageError: one that can't, or one twice.
     """
-    wrong = [member for member in ids if not 0 <= member < 2**31]
-    if wrong:
-        raise UsageError(f"member {wrong[0]}", expected="an id in [0, 2^31)", found=str(wrong[0]))
+    invalid = [member for member in ids if not 0 <= member < 2**31]
+    if invalid:
+        raise UsageError(f"member {invalid[0]}", expected="an id in [0, 2^31)", found=str(invalid[0]))
     if len(set(ids)) < len(ids):
-        [(twice, _)] = Counter(ids).most_common(1)
-        raise UsageError("ids", expected="each once", found=f"member {twice} more than once")
+        [(repeated, _)] = Counter(ids).most_common(1)
+        raise UsageError("ids", expected="each once", found=f"member {repeated} more than once")

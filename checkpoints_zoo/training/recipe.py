@@ -30,19 +30,19 @@ from torch import nn
 from checkpoints_zoo.errors import UsageError, ZooError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import DATASETS, ImageData, Prepared, Preprocess, load
-from checkpoints_zoo.images.conversion import name_of
+from checkpoints_zoo.images.conversion import image_data_name
 from checkpoints_zoo.networks import architectures
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive_seed
 
-_OURS = Path(__file__).parents[1]
-_NOT_THEIRS = ("<", str(_OURS), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
+_PACKAGE = Path(__file__).parents[1]
+_NOT_USER_CODE = ("<", str(_PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
 SPLITS = ("train", "test")
 # None of them changes a byte of a member.
 NOT_HASHED = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
 # Fields that came later, with what older recipes mean by them: left out then, so that hashes and sources stay.
-_LATER: dict[str, Any] = {
+_LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
@@ -166,17 +166,17 @@ class Recipe:
         else:
             self._check(
                 "dataset",
-                is_name(self.dataset),
+                is_image_name(self.dataset),
                 f"a name in small letters for your own images, none of {', '.join(DATASETS)}",
             )
         for field, choices in _CHOICES.items():
-            fits = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
-            self._check(field, fits, f"one of {', '.join(map(str, choices))}")
+            is_allowed = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
+            self._check(field, is_allowed, f"one of {', '.join(map(str, choices))}")
         for field, least in _COUNTS.items():
-            whole = f"a whole number {'of at least 1' if least else 'from 0'}"
-            self._check(field, _whole(getattr(self, field), least), whole)
-        seed = self.init_seed is None or (_whole(self.init_seed, 0) and self.init_seed < 2**31)
-        self._check("init_seed", seed, "None, or a whole number in [0, 2^31)")
+            expected = f"a whole number {'of at least 1' if least else 'from 0'}"
+            self._check(field, _is_whole(getattr(self, field), least), expected)
+        is_seed = self.init_seed is None or (_is_whole(self.init_seed, 0) and self.init_seed < 2**31)
+        self._check("init_seed", is_seed, "None, or a whole number in [0, 2^31)")
         for field, low, high in (
             ("lr", 0.0, math.inf),
             ("momentum", 0.0, 1.0),
@@ -188,15 +188,15 @@ class Recipe:
             value = getattr(self, field)
             self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
-        self._check("milestones", _epochs(self.milestones, 1, math.inf), "epochs from 1, in order")
-        steps = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
-        self._check("milestones", steps, "epochs with cosine-restarts and multistep alone")
-        both = self.schedule == "one-cycle" and self.warmup_epochs > 0
-        self._check("warmup_epochs", not both, "0: the schedule one-cycle has a warm-up")
-        last = f"epochs from 0, in order and below the last, {self.epochs}"
-        self._check("snapshots", _epochs(self.snapshots, 0, self.epochs), last)
-        averaged = self.averaging == "none" or self.averaging_start < self.epochs
-        self._check("averaging_start", averaged, f"less than the {self.epochs} epochs of the recipe")
+        self._check("milestones", _are_epochs(self.milestones, 1, math.inf), "epochs from 1, in order")
+        is_consistent = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
+        self._check("milestones", is_consistent, "epochs with cosine-restarts and multistep alone")
+        has_both = self.schedule == "one-cycle" and self.warmup_epochs > 0
+        self._check("warmup_epochs", not has_both, "0: the schedule one-cycle has a warm-up")
+        expected = f"epochs from 0, in order and below the last, {self.epochs}"
+        self._check("snapshots", _are_epochs(self.snapshots, 0, self.epochs), expected)
+        is_reachable = self.averaging == "none" or self.averaging_start < self.epochs
+        self._check("averaging_start", is_reachable, f"less than the {self.epochs} epochs of the recipe")
         self._check(
             "channels_last", not self.channels_last or self.stack_width == 1, "a stack_width of 1 to go with it"
         )
@@ -221,7 +221,7 @@ class Recipe:
                 expected=f"what {self.build.__qualname__}{inspect.signature(self.build)} takes",
                 found=f"{dict(self.arguments)!r}: {error}",
             ) from error
-        with running(f"build of recipe {self.name!r}", "a module"):
+        with user_code(f"build of recipe {self.name!r}", "a module"):
             built: Any = self.build(**self.arguments)
         fits = isinstance(built, nn.Module)
         frozen = [n for n, p in built.named_parameters() if not p.requires_grad] if fits else []
@@ -244,13 +244,13 @@ class Recipe:
             UsageError: `images` gives something else than two splits that fit the recipe.
             ZooError: images of the package's that can't be had: see `zoo.images.load`.
         """
-        return load(self.dataset, name) if self.images is None else self._own[name]
+        return load(self.dataset, name) if self.images is None else self._custom_images[name]
 
     @cached_property
-    def _own(self) -> dict[str, ImageData]:
+    def _custom_images(self) -> dict[str, ImageData]:
         if self.images is None:
             raise RuntimeError("only a recipe with images has its own")
-        return checked_images(self.images, self.name, self.dataset, self.preprocess)
+        return load_images(self.images, self.name, self.dataset, self.preprocess)
 
     def skeleton(self) -> nn.Module:
         """Build a member's module for its structure alone, leaving torch's generator as it is; return it."""
@@ -260,11 +260,15 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Give the fields as a dict that JSON can hold; a later one only where it is not what older recipes mean."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values = {name: value for name, value in values.items() if name not in _LATER or value != _LATER[name]}
+        values = {
+            name: value
+            for name, value in values.items()
+            if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
+        }
         if self.build is not None:
-            values["build"] = _code(self.name, self.build)
+            values["build"] = _code_hash(self.name, self.build)
         if self.images is not None:
-            values["images"] = {name: data.fingerprint for name, data in self._own.items()}
+            values["images"] = {name: data.fingerprint for name, data in self._custom_images.items()}
         return {**values, "arguments": dict(self.arguments), "preprocess": self.preprocess.to_json()}
 
     @cached_property
@@ -278,18 +282,18 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_whole(value: object, least: int) -> bool:
     return type(value) is int and value >= least
 
 
-def _epochs(value: object, least: int, end: float) -> bool:
+def _are_epochs(value: object, least: int, end: float) -> bool:
     """Say whether a value is a tuple of whole numbers in [least, end), each larger than the one before."""
-    if not isinstance(value, tuple) or not all(_whole(epoch, least) and epoch < end for epoch in value):
+    if not isinstance(value, tuple) or not all(_is_whole(epoch, least) and epoch < end for epoch in value):
         return False
     return all(one < other for one, other in itertools.pairwise(value))
 
 
-def _code(name: str, build: Callable[..., nn.Module]) -> str:
+def _code_hash(name: str, build: Callable[..., nn.Module]) -> str:
     """Return a function's name and the hash of the file that it stands in."""
     code = getattr(getattr(build, "__init__", None) if isinstance(build, type) else build, "__code__", None)
     path = Path(code.co_filename) if code is not None else None
@@ -305,22 +309,22 @@ def _code(name: str, build: Callable[..., nn.Module]) -> str:
 
 def initial_seed(recipe: Recipe, member: int) -> int:
     """Give the seed that a member's initialisation comes from."""
-    return derive(member if recipe.init_seed is None else recipe.init_seed, "init")
+    return derive_seed(member if recipe.init_seed is None else recipe.init_seed, "init")
 
 
-def is_name(text: str) -> bool:
+def is_image_name(text: str) -> bool:
     """Say whether a text can name images of one's own: `zoo.images.of(…, name=…)` takes it.
 
     >>> is_name("my-flowers"), is_name("digits")
     (True, False)
     """
     try:
-        return name_of(text, "") == text
+        return image_data_name(text, "") == text
     except UsageError:
         return False
 
 
-def checked_images(
+def load_images(
     images: Callable[[], tuple[ImageData, ImageData]], recipe: str, dataset: str, preprocess: Preprocess
 ) -> dict[str, ImageData]:
     """Call a recipe's `images`; return both splits by name, called as the recipe calls its data set.
@@ -335,16 +339,16 @@ def checked_images(
         UsageError: something else, images without labels or class names, of another shape, or of different classes.
     """
     what = f"images of recipe {recipe!r}"
-    with running(what, "a function that returns (train, test)"):
-        given: Any = images()
-    if not (isinstance(given, tuple) and len(given) == 2 and all(_is_pixels(data) for data in given)):
+    with user_code(what, "a function that returns (train, test)"):
+        splits: Any = images()
+    if not (isinstance(splits, tuple) and len(splits) == 2 and all(_is_image_data(data) for data in splits)):
         raise UsageError(
             what,
             expected="a function that returns (train, test), each as `zoo.images.of(…)` gives it",
-            found=repr(given)[:80],
+            found=repr(splits)[:80],
         )
     shape = (preprocess.channels, *preprocess.size)
-    for name, data in zip(SPLITS, given, strict=True):
+    for name, data in zip(SPLITS, splits, strict=True):
         if data.labels is None or not data.classes:
             raise UsageError(
                 f"{what}, {name}",
@@ -359,7 +363,7 @@ def checked_images(
                 found=f"shape ({', '.join(map(str, data.images.shape))})",
                 do=f"`zoo.images.of(…, size={preprocess.size}, channels={shape[0]})` makes them fit",
             )
-    train, test = given
+    train, test = splits
     if train.classes != test.classes:
         raise UsageError(
             f"{what}, test",
@@ -367,15 +371,15 @@ def checked_images(
             found=", ".join(test.classes[:12]),
             do="`zoo.images.in_order(test, train.classes)` puts them in order",
         )
-    return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, given, strict=True)}
+    return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, splits, strict=True)}
 
 
-def _is_pixels(data: object) -> bool:
+def _is_image_data(data: object) -> bool:
     return isinstance(data, ImageData) and not isinstance(data, Prepared)
 
 
 @contextmanager
-def running(what: str, expected: str) -> Iterator[None]:
+def user_code(what: str, expected: str) -> Iterator[None]:
     """Turn whatever a user's code raises in the block into a UsageError.
 
     Args:
@@ -387,10 +391,10 @@ def running(what: str, expected: str) -> Iterator[None]:
     except ZooError:
         raise
     except Exception as error:
-        raise UsageError(what, expected=expected, found=said(error)) from error
+        raise UsageError(what, expected=expected, found=error_line(error)) from error
 
 
-def module_of(path: Path, name: str) -> ModuleType:
+def run_module(path: Path, name: str) -> ModuleType:
     """Run a Python file as a module of a name; return the module, which is imported under that name then.
 
     Raises:
@@ -399,7 +403,7 @@ def module_of(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
-    module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
+    module, previous = importlib.util.module_from_spec(spec), sys.modules.get(name)
     sys.modules[name] = module  # dataclasses and pickles of the file's classes look it up
     try:
         with warnings.catch_warnings():
@@ -408,22 +412,22 @@ def module_of(path: Path, name: str) -> ModuleType:
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
+        if previous is not None:
+            sys.modules[name] = previous
         raise
     return module
 
 
-def said(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Say in a line what was raised, and in which line of the user's code if there is one.
 
     >>> said(ValueError("too few"))
     'ValueError: too few'
     """
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
-    where = f" (in line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_USER_CODE)]
+    where = f" (in line {user_frames[-1].lineno} of {user_frames[-1].filename})" if user_frames else ""
     if isinstance(error, SyntaxError):
         where = f" (in line {error.lineno} of {error.filename})"
-    first = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().split("\n")[0]
-    return f"{type(error).__name__}: {first[:200]}{where}"
+    message = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().split("\n")[0]
+    return f"{type(error).__name__}: {message[:200]}{where}"

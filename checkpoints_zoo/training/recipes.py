@@ -13,7 +13,7 @@ from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import varied
+from checkpoints_zoo.training.recipe_files import vary_recipe
 
 # Epochs, learning rate, decay and augmentation of the three on digits were chosen on the last 250 images of the
 # training split (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked
@@ -244,10 +244,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "resnet18-tiny-imagenet": resnet18_tiny_imagenet,
     "optunet-mnist": optunet_mnist,
 }
-ALSO_CALLED = {"resnet18-tinyimagenet": "resnet18-tiny-imagenet"}
+ALIASES = {"resnet18-tinyimagenet": "resnet18-tiny-imagenet"}
 
 
-def named(name: str) -> Recipe:
+def recipe_by_name(name: str) -> Recipe:
     """Look a recipe up by name; return it.
 
     Raises:
@@ -256,18 +256,18 @@ def named(name: str) -> Recipe:
     >>> named("resnet18-tinyimagenet").name
     'resnet18-tiny-imagenet'
     """
-    found = RECIPES.get(ALSO_CALLED.get(name, name))
-    if found is None:
+    make = RECIPES.get(ALIASES.get(name, name))
+    if make is None:
         raise UsageError(
             f"recipe {name!r}",
             expected=f"one of {', '.join(RECIPES)}, or a Python file",
             found="no such name",
             do=f"Did you mean {nearest(name, RECIPES)}?",
         )
-    return found()
+    return make()
 
 
-def chosen(
+def choose_recipe(
     text: str, changes: tuple[str, ...] = (), name: str | None = None, init_permutation: int = 0,
     init_seed: int | None = None,
 ) -> Recipe:  # fmt: skip
@@ -282,14 +282,14 @@ def chosen(
     Raises:
         UsageError: no such recipe, or a change that can't be.
     """
-    found = recipe_files.read(text) if recipe_files.is_file(text) else named(text)
+    recipe = recipe_files.read_recipe(text) if recipe_files.is_recipe_file(text) else recipe_by_name(text)
     if init_seed is not None:
-        found = replace(varied(found, [f"init_seed={init_seed}"]), name=f"{found.name}-from-{init_seed}")
+        recipe = replace(vary_recipe(recipe, [f"init_seed={init_seed}"]), name=f"{recipe.name}-from-{init_seed}")
     if init_permutation:
-        made = varied(found, [f"init_permutation={init_permutation}"])
-        found = replace(made, name=f"{found.name}-permuted-{init_permutation}")
+        permuted = vary_recipe(recipe, [f"init_permutation={init_permutation}"])
+        recipe = replace(permuted, name=f"{recipe.name}-permuted-{init_permutation}")
     if changes:
-        found = varied(found, changes)
-    if name is not None and name != found.name:
-        found = replace(found, name=name, made_from=found.made_from or found.name)
-    return found
+        recipe = vary_recipe(recipe, changes)
+    if name is not None and name != recipe.name:
+        recipe = replace(recipe, name=name, made_from=recipe.made_from or recipe.name)
+    return recipe

@@ -30,7 +30,7 @@ from checkpoints_zoo.training.recipe import Recipe
 _GROUPS = ("params", "momentum", "buffers", "averages", "scaling")
 _SNAPSHOT = "snapshot@"
 _FORMAT = 2
-_held = threading.local()
+_held_locks = threading.local()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         key: whose state it is.
         wall_time_s: seconds of training so far, all runs together.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in _flatten(state).items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
     facts = {
         "format": _FORMAT,
         "recipe_hash": key.recipe_hash,
@@ -85,7 +85,7 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if facts["format"] != _FORMAT or facts["sha256"] != _digest(tensors):
             raise ValueError("its content has another hash than it names, or it is of another format")
-        key = _key(facts)
+        key = _key_from_json(facts)
         groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
         snapshots: dict[int, Tensors] = {}
         for name, tensor in tensors.items():
@@ -108,7 +108,7 @@ def read_key(path: Path) -> tuple[RunKey, int] | None:
     try:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        return _key(facts), int(facts["epoch"])
+        return _key_from_json(facts), int(facts["epoch"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -119,28 +119,29 @@ def adopt_state(fresh: StackState, saved: StackState) -> bool:
     Returns:
         Whether they are of one kind: tensors of the same names, shapes and dtypes. If not, nothing changes.
     """
-    ours, theirs = _flatten(fresh, now=True), _flatten(saved, now=True)
-    if ours.keys() != theirs.keys() or any(
-        (t.shape, t.dtype) != (theirs[name].shape, theirs[name].dtype) for name, t in ours.items()
+    fresh_tensors, saved_tensors = _named_tensors(fresh, initial_only=True), _named_tensors(saved, initial_only=True)
+    if fresh_tensors.keys() != saved_tensors.keys() or any(
+        (t.shape, t.dtype) != (saved_tensors[name].shape, saved_tensors[name].dtype)
+        for name, t in fresh_tensors.items()
     ):
         return False
-    for name, tensor in ours.items():
-        tensor.copy_(theirs[name])
+    for name, tensor in fresh_tensors.items():
+        tensor.copy_(saved_tensors[name])
     fresh.epoch, fresh.snapshots = saved.epoch, saved.snapshots
-    like = fresh.params | fresh.buffers
-    fresh.averages = {name: torch.empty_like(like[name]).copy_(tensor) for name, tensor in saved.averages.items()}
+    stacked = fresh.params | fresh.buffers
+    fresh.averages = {name: torch.empty_like(stacked[name]).copy_(tensor) for name, tensor in saved.averages.items()}
     return True
 
 
-def _key(facts: dict[str, Any]) -> RunKey:
+def _key_from_json(facts: dict[str, Any]) -> RunKey:
     return RunKey(facts["recipe_hash"], tuple(facts["members"]), facts["torch_version"])
 
 
-def _flatten(state: StackState, now: bool = False) -> Tensors:
-    """Return all tensors of a state by one name each; with `now`, those alone that a state has from the start."""
-    groups = [group for group in _GROUPS if not now or group != "averages"]
+def _named_tensors(state: StackState, initial_only: bool = False) -> Tensors:
+    """Return all tensors of a state under unique names; with `initial_only`, without averages and snapshots."""
+    groups = [group for group in _GROUPS if not initial_only or group != "averages"]
     tensors = {f"{group}/{name}": tensor for group in groups for name, tensor in getattr(state, group).items()}
-    if not now:
+    if not initial_only:
         for epoch, kept in state.snapshots.items():
             tensors |= {f"{_SNAPSHOT}{epoch}/{name}": tensor for name, tensor in kept.items()}
     return {**tensors, "loss": state.loss, "failed_step": state.failed_step}
@@ -154,7 +155,7 @@ def _digest(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-def _lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
+def _try_lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
     """Take the lock that an open file stands for, at once or not at all; it goes with the file.
 
     Raises:
@@ -173,7 +174,7 @@ def _lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
 
 
 @contextmanager
-def untouched(folder: Path) -> Iterator[None]:
+def reading_lock(folder: Path) -> Iterator[None]:
     """Keep runs from training into a folder while the block runs; it may be one that can't be written to.
 
     Raises:
@@ -184,12 +185,12 @@ def untouched(folder: Path) -> Iterator[None]:
         yield
         return
     with lock.open("rb") as file:
-        _lock(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
+        _try_lock(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
         yield
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def training_lock(out: Path) -> Iterator[None]:
     """Keep other processes from training into a folder while the block runs; inside it this thread may do so again.
 
     Raises:
@@ -199,17 +200,17 @@ def locked(out: Path) -> Iterator[None]:
     lock = out / ".training" / "lock"
     with disk.writing_into(lock.parent):
         lock.touch()
-    held: set[Path] = _held.__dict__.setdefault("paths", set())
-    if (path := lock.resolve()) in held:
+    held_paths: set[Path] = _held_locks.__dict__.setdefault("paths", set())
+    if (path := lock.resolve()) in held_paths:
         yield
         return
     with lock.open("w") as file:
-        _lock(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
-        held.add(path)
+        _try_lock(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
+        held_paths.add(path)
         try:
             yield
         finally:
-            held.remove(path)
+            held_paths.remove(path)
 
 
 def folder_of(out: Path, name: str) -> Path:
@@ -217,7 +218,7 @@ def folder_of(out: Path, name: str) -> Path:
     return out / ".training" / name
 
 
-def claim(out: Path, recipe: Recipe) -> Path:
+def claim_folder(out: Path, recipe: Recipe) -> Path:
     """Give the folder of a recipe's runs; it records the recipe, and another of this name is refused.
 
     One that nothing has come of yet, such as a network with a mistake, gives way.
@@ -227,16 +228,16 @@ def claim(out: Path, recipe: Recipe) -> Path:
     """
     folder = folder_of(out, recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
-    found = recorded_hash(folder)
-    begun = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
-    if found not in (None, recipe.hash) and begun:
+    recorded = recorded_hash(folder)
+    has_members = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
+    if recorded not in (None, recipe.hash) and has_members:
         raise UsageError(
             f"folder {out}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"hash {found}: the recipe has changed since it was trained here",
+            found=f"hash {recorded}: the recipe has changed since it was trained here",
             do="Give another folder, or name the changed recipe differently",
         )
-    if found != recipe.hash:
+    if recorded != recipe.hash:
         catalog.write_json({"hash": recipe.hash, **recipe.to_json()}, folder / "recipe.json")
     return folder
 
@@ -265,19 +266,19 @@ def recorded_hash(folder: Path) -> str | None:
         return None
 
 
-def clean_folder(folder: Path, wanted: set[int], epochs: int) -> None:
+def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
     """Remove what kills leave: half-written files, and complete states whose members were finished.
 
     Args:
         folder: of the recipe's runs.
-        wanted: ids that are still to be finished.
+        unfinished: ids that are still to be finished.
         epochs: of the recipe.
     """
-    for partial in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
-        partial.unlink()
+    for temporary in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
+        temporary.unlink()
     for path in folder.glob("*.safetensors"):
-        found = read_key(path)  # one that can't be read is dropped by its own stack, which says so
-        if found is not None and found[1] == epochs and wanted.isdisjoint(found[0].members):
+        key = read_key(path)  # one that can't be read is dropped by its own stack, which says so
+        if key is not None and key[1] == epochs and unfinished.isdisjoint(key[0].members):
             path.unlink()
 
 
@@ -291,20 +292,20 @@ def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[in
         recipe: of the members.
         ids: of the members that are wanted.
     """
-    stacks, left = [], dict.fromkeys(ids)
+    stacks, remaining = [], dict.fromkeys(ids)
     for path in sorted(folder.glob("*.safetensors")):
-        found = read_key(path)
-        if found is None or (found[0].recipe_hash, found[0].torch_version) != (recipe.hash, str(torch.__version__)):
+        key = read_key(path)
+        if key is None or (key[0].recipe_hash, key[0].torch_version) != (recipe.hash, str(torch.__version__)):
             continue
-        members = found[0].members
-        if path.name == state_name(members) and any(member in left for member in members):
+        members = key[0].members
+        if path.name == state_name(members) and any(member in remaining for member in members):
             stacks.append(members)
             for member in members:
-                left.pop(member, None)
-    rest = list(left)
-    stacks += [tuple(rest[at : at + recipe.stack_width]) for at in range(0, len(rest), recipe.stack_width)]
-    place = {member: at for at, member in enumerate(ids)}
-    return sorted(stacks, key=lambda stack: min(place[member] for member in stack if member in place))
+                remaining.pop(member, None)
+    unstarted = list(remaining)
+    stacks += [tuple(unstarted[at : at + recipe.stack_width]) for at in range(0, len(unstarted), recipe.stack_width)]
+    position = {member: at for at, member in enumerate(ids)}
+    return sorted(stacks, key=lambda stack: min(position[member] for member in stack if member in position))
 
 
 def state_name(stack: tuple[int, ...]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.populations.alignment_table import alignment
-from checkpoints_zoo.populations.loss_barrier import barriers
+from checkpoints_zoo.populations.loss_barrier import barrier
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 from checkpoints_zoo.symmetry.canonical.distances import transpositions
@@ -47,7 +47,7 @@ print(found.to_frame())
 element = aligned.symmetry(3)  # the permutations of the member at position 3; zoo.symmetry.inverse undoes them
 aligned.write_symmetries("symmetries/convnet-digits.parquet")  # beside a manifest
 again = members.transform("symmetries/convnet-digits.parquet")  # and read back, without matching anything
-before, after = zoo.barriers(members), zoo.barriers(aligned)  # loss on the lines from member 0 to all others
+before, after = zoo.barrier(members), zoo.barrier(aligned)  # loss on the lines from member 0 to all others
 print(before.mean, after.mean)
 ```
 
@@ -72,8 +72,8 @@ Batch norm statistics are estimated at each point from the training set. The int
 Alignment lowers the squared distances by a third, and most of the barriers; it does not remove the barriers. These
 networks are narrow, and in Ainsworth et al. barriers vanish only for wide networks.
 
-Transpositions do not grow evenly on the way from one member to another. This is the mean over the 63 lines (1 − λ)·W₀ + λ·W of
-`convnet-digits`, each point matched back to W₀ (`transpositions_along` in `docs/make/alignment.py`). The
+Transpositions do not grow evenly on the way from one member to another. This is the mean over the 63
+lines (1 − λ)·W₀ + λ·W of `convnet-digits`, each point matched back to W₀ (`transpositions_along` in `docs/make/alignment.py`). The
 number falls in {falls} of the {steps} steps between the 25 points of a line:
 
 {along}
@@ -83,8 +83,8 @@ number falls in {falls} of the {steps} steps between the 25 points of a line:
 The study of Xiao, Liu, Bamler 2023 ([arXiv 2401.00611](https://arxiv.org/abs/2401.00611)): two members start from one
 initialisation, but the units of the second one are permuted by some transpositions. Both are trained on the same
 images in different orders. (With the same order, the second would end as the first one, permuted: SGD is equivariant.)
-Then the second is matched to the first. Mean and standard deviation over {runs} initialisations of `convnet-digits`' recipe, whose {units} units
-allow {most} transpositions:
+Then the second is matched to the first. Mean and standard deviation over {runs} initialisations of the recipe of
+`convnet-digits`, whose {units} units allow {most} transpositions:
 
 | before training | after | ‖W₀ − W‖² | ‖W₀ − P·W‖² | barrier (nats) | barrier, matched |
 |---|---|---|---|---|---|
@@ -94,7 +94,7 @@ The transpositions of the start are still present after training. Distance and b
 lowers both to about their values without transpositions: training did not leave the basin of its start. The paper
 draws the same three figures for its networks, without numbers to compare with.
 
-`python -m training convnet-digits --init-seed 0 --init-permutation 16 --members 0-4 --out out/` trains such members
+`zoo-cli train convnet-digits --init-seed 0 --init-permutation 16 --members 0-4 --out out/` trains such members
 as a collection; `python -m docs.studies.transpositions --out study.json --plot study.png` computes the
 numbers of this table again ([file](studies/transpositions.json)).
 
@@ -149,7 +149,7 @@ def measure_collection(name: str) -> dict[str, Any]:
     """Align a collection's members to member 0; return their transpositions, distances and barriers."""
     members = zoo.load(name)
     found = alignment(members, to=0)
-    lines = {when: barriers(view) for when, view in (("before", members), ("after", members.align(to=0)))}
+    lines = {when: barrier(view) for when, view in (("before", members), ("after", members.align(to=0)))}
     return {
         "along": transpositions_of_lines(members),
         "expected": found.expected,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.data_sets import DIGITS_TEST, HUB_SETS, HubSet
-from checkpoints_zoo.images.image_data import SPELLED
+from checkpoints_zoo.images.image_data import OTHER_SPELLINGS
 
 LINE = 116
 
@@ -25,8 +25,8 @@ START = """\
 
 Made by `python -m docs.make`; a test compares the two and runs the code.
 
-`zoo.evaluate`, `zoo.pairwise`, `members.predict`, `members.predictions(data=)`, `zoo.barrier`, `zoo.barriers`,
-`zoo.compact` and `zoo.verify` take images by name, from a place, or as you have them in memory. All of it goes through
+`zoo.evaluate`, `zoo.pairwise`, `members.predict`, `members.predictions(data=)`, `zoo.barrier`, `zoo.compact` and
+`zoo.verify` take images by name, from a place, or as you have them in memory. All of it goes through
 one function, `zoo.images.of`, which has the options. Images are uint8 pixels (input, channel, height, width); members
 preprocess them as their description says.
 
@@ -224,7 +224,7 @@ def _wrapped(names: tuple[str, ...]) -> list[str]:
 
 def spellings() -> str:
     """Return the other spellings that are known."""
-    return ", ".join(f'"{theirs}" is `{ours}`' for theirs, ours in SPELLED.items()) + "."
+    return ", ".join(f'"{theirs}" is `{ours}`' for theirs, ours in OTHER_SPELLINGS.items()) + "."
 
 
 def page() -> str:

@@ -32,7 +32,7 @@ from checkpoints_zoo.symmetry import Table, permute, symmetries
 from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
 from checkpoints_zoo.training.gradients import Tensors
-from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits
 
@@ -91,11 +91,11 @@ def train_and_measure(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int 
     """
     states, orders = [], []
     for run in range(runs):
-        states.append(start(replace(recipe, init_seed=run), [run]))
+        states.append(initial_state(replace(recipe, init_seed=run), [run]))
         orders.append(run)
         for count in counts:
             second = 1000 * (run + 1) + count
-            states.append(start(replace(recipe, init_seed=run, init_permutation=count), [second]))
+            states.append(initial_state(replace(recipe, init_seed=run, init_permutation=count), [second]))
             orders.append(second)
     state, data = join_states(states), images.load(recipe.dataset, "train")
     for epoch in train_epochs(recipe, orders, state, data):

@@ -13,7 +13,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.populations.alignment_table import alignment
 from checkpoints_zoo.populations.loss_barrier import barrier
-from checkpoints_zoo.training.loop import start
+from checkpoints_zoo.training.loop import initial_state
 from checkpoints_zoo.training.recipes import convnet_digits
 from docs.make.alignment import MEASURED, NAMES, ROOT, STUDY, page, transpositions_of_lines
 from docs.studies import transpositions
@@ -84,7 +84,7 @@ def test_a_short_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_states_are_joined_in_order() -> None:
     recipe = convnet_digits()
-    both = join_states([start(recipe, [3]), start(recipe, [4])])
-    together = start(recipe, [3, 4])
+    both = join_states([initial_state(recipe, [3]), initial_state(recipe, [4])])
+    together = initial_state(recipe, [3, 4])
     assert all(torch.equal(both.params[n], t) for n, t in together.params.items())
     assert both.loss.shape == both.failed_step.shape == (2,)

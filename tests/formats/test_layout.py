@@ -20,14 +20,14 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Usage
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
 from checkpoints_zoo.formats.shard_files import Location, hash_members, members_per_shard, prefix, write_shard
-from checkpoints_zoo.networks.modules import NAMES, layout_of, pack
+from checkpoints_zoo.networks.modules import DTYPE_NAMES, layout_of, pack_member
 from tests.support.scenarios import State, hash_of, opened, random_state, raw, stored
 
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
     lambda name: name not in ("_pad", "__metadata__") and not name.endswith("num_batches_tracked")
 )
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
-DTYPES = st.sampled_from([*NAMES.keys() - {torch.uint16, torch.uint32, torch.uint64}])
+DTYPES = st.sampled_from([*DTYPE_NAMES.keys() - {torch.uint16, torch.uint32, torch.uint64}])
 
 
 @st.composite
@@ -52,7 +52,10 @@ def test_written_is_read(tmp_path_factory: pytest.TempPathFactory, drawn: list[S
     layout = layout_of(first, dtype)
     keys = [prefix(id) for id in range(5, 5 + len(members))]
     path = write_shard(
-        tmp_path_factory.mktemp("s"), 0, layout, [(k, pack(m, layout)) for k, m in zip(keys, members, strict=True)]
+        tmp_path_factory.mktemp("s"),
+        0,
+        layout,
+        [(k, pack_member(m, layout)) for k, m in zip(keys, members, strict=True)],
     )
     start = struct.unpack("<Q", path.read_bytes()[:8])[0] + 8
     assert start % 4096 == 0
@@ -96,7 +99,7 @@ TINY = {
 
 def test_golden_bytes(tmp_path: Path) -> None:
     layout = layout_of(TINY, torch.float16)
-    path = write_shard(tmp_path, 3, layout, [("000007/", pack(TINY, layout))])
+    path = write_shard(tmp_path, 3, layout, [("000007/", pack_member(TINY, layout))])
     body = bytes.fromhex("00b88847 003c00c0 01 00000000000000")  # 70000 in float32, 1 and -2 in float16, true
     wanted = struct.pack("<Q", 4088) + GOLDEN.encode().ljust(4088) + body
     assert path.read_bytes() == wanted
@@ -111,7 +114,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
 def test_same_tensors_same_bytes_in_any_memory_format(tmp_path: Path) -> None:
     def written(state: State, folder: str) -> bytes:
         layout = layout_of(state, torch.float16)
-        return write_shard(tmp_path / folder, 0, layout, [("000000/", pack(state, layout))]).read_bytes()
+        return write_shard(tmp_path / folder, 0, layout, [("000000/", pack_member(state, layout))]).read_bytes()
 
     plain = {"conv": torch.randn(4, 3, 2, 2), "fc": torch.randn(5, 6), "row": torch.randn(1, 6).repeat(3, 1)}
     others = {
@@ -144,7 +147,7 @@ def test_content_hash_is_the_same_however_a_member_is_stored(net: str, tmp_path:
     half = stored(state, torch.float16)
     wanted = hash_of(half)
     layout = layout_of(state, torch.float16)
-    assert content_hash(layout, pack(state, layout)) == wanted
+    assert content_hash(layout, pack_member(state, layout)) == wanted
     assert hashed(half, tmp_path) == wanted
     wide = {n: t.float() if t.is_floating_point() else t for n, t in half.items()}
     assert hashed(wide, tmp_path) == wanted
@@ -245,17 +248,17 @@ def test_non_finite_values_are_found_and_not_packed(dtype: torch.dtype, value: f
     member = b"".join(raw(t) for t in stored(state, dtype).values())
     assert finite_problems(layout, member) == ["b"]
     with pytest.raises(
-        DamagedError, match=f"^tensor 'b': expected values that are finite as {NAMES[dtype]}; found inf"
+        DamagedError, match=f"^tensor 'b': expected values that are finite as {DTYPE_NAMES[dtype]}; found inf"
     ):
-        pack(state, layout)
+        pack_member(state, layout)
 
 
 def test_a_weight_too_large_for_float16_is_not_packed() -> None:
     state = {"w": torch.tensor([65504.0]), "bn.running_var": torch.tensor([1e9])}
     layout = layout_of(state, torch.float16)
-    assert raw(torch.tensor([1e9])) in bytes(pack(state, layout))
+    assert raw(torch.tensor([1e9])) in bytes(pack_member(state, layout))
     with pytest.raises(DamagedError) as caught:
-        pack({**state, "w": torch.tensor([65520.0])}, layout)
+        pack_member({**state, "w": torch.tensor([65520.0])}, layout)
     assert str(caught.value) == (
         "tensor 'w': expected values that are finite as F16; found infinite ones or NaN."
         " Leave the member out, or store it in a wider dtype."
@@ -274,13 +277,13 @@ def test_a_weight_too_large_for_float16_is_not_packed() -> None:
 def test_pack_names_what_does_not_fit(change: dict[str, Tensor | None], found: str) -> None:
     state = {n: t for n, t in {**TINY, **change}.items() if t is not None}
     with pytest.raises(LayoutError) as caught:
-        pack(state, layout_of(TINY, torch.float16))
+        pack_member(state, layout_of(TINY, torch.float16))
     assert str(caught.value) == f"state dict: expected the layout's 3 tensors by name and shape; found {found}."
 
 
 def test_a_shard_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of(TINY, torch.float16)
-    member = pack(TINY, layout)
+    member = pack_member(TINY, layout)
     first = write_shard(tmp_path, 0, layout, [("000000/", member)])
     before = first.read_bytes()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import CLASSES, ImageData, in_order, of
-from checkpoints_zoo.images.image_data import places
+from checkpoints_zoo.images.image_data import class_positions
 from checkpoints_zoo.predictions import predict, predictions_of
 from tests.support.commands import run
 from tests.support.few_digits import some
@@ -66,15 +66,15 @@ def test_labels_keep_their_names(names: list[str], data: st.DataObject) -> None:
     ],
 )
 def test_names_that_tell(theirs: Sequence[str], ours: Sequence[str], found: list[int] | None) -> None:
-    assert places(theirs, ours) == found
+    assert class_positions(theirs, ours) == found
 
 
 def test_names_of_other_sources(tmp_path: Path) -> None:
     """CIFAR-100's classes with spaces and capitals, and Tiny-ImageNet's in the order of its folders."""
     spaced = [name.replace("_", " ").title() for name in CLASSES["cifar100"]]
-    assert places(sorted(spaced, reverse=True), CLASSES["cifar100"]) == list(range(99, -1, -1))
+    assert class_positions(sorted(spaced, reverse=True), CLASSES["cifar100"]) == list(range(99, -1, -1))
     tiny = CLASSES["tiny-imagenet"]
-    at = places(sorted(tiny), tiny)
+    at = class_positions(sorted(tiny), tiny)
     assert at is not None
     assert [tiny[i] for i in at] == sorted(tiny)
 
@@ -135,7 +135,7 @@ def test_stored_predictions_are_those_of_the_images_in_order(tmp_path: Path) -> 
         assert zoo.evaluate(two, images, sizes=[3]).to_json() == zoo.evaluate(one, sizes=[3]).to_json()
     assert len(predict(members, others, tmp_path / "one")) == 3  # there already
     wrong = replace(others, labels=others.labels.flip(0))  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match="They are on other images"):
+    with pytest.raises(UsageError, match="The set is on other images"):
         predictions_of(members, "digits-test", source=tmp_path / "one", data=wrong)
 
 
@@ -159,9 +159,9 @@ def test_images_of_other_classes_are_stored_without_labels(tmp_path: Path) -> No
 )  # fmt: skip
 def test_images_of_other_classes_are_refused(images: ImageData, text: str) -> None:
     members = zoo.load("convnet-digits", n=2)
-    for use in (zoo.evaluate, zoo.barriers, zoo.compact):
+    for use in (zoo.evaluate, zoo.barrier, zoo.compact):
         with pytest.raises(UsageError) as error:
-            use(members, images)
+            use(members, data=images)
         start = "images 'images' for convnet-digits: expected labels of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9; "
         assert str(error.value).startswith(start + text)
 
@@ -185,12 +185,12 @@ def test_all_functions_take_all_kinds(tmp_path: Path, monkeypatch: pytest.Monkey
         report = zoo.evaluate(members, data, ood, sizes=[2])
         assert (report["accuracy"].value, report.ood_inputs) == (accuracy, 40)
         assert zoo.pairwise(members, data, ood)["mi_ood"].value == pytest.approx(information, rel=1e-5, abs=1e-9)
-        assert zoo.barriers(members, data, points=2).inputs == 40
+        assert zoo.barrier(members, data=data, points=2).inputs == 40
     assert predict(members, path, tmp_path / "out", name="mine").shape == (2, 40, 10)
     assert len(members.predictions("mine", source=tmp_path / "out", data=path)) == 2
     norms = zoo.load("resnet8-digits", n=2)
-    assert zoo.barriers(norms, path, points=2, statistics=loader).statistics_images == 40
-    assert zoo.barriers(norms, path, points=2, statistics="digits").statistics.startswith("digits/train ")
+    assert zoo.barrier(norms, data=path, points=2, statistics=loader).statistics_images == 40
+    assert zoo.barrier(norms, data=path, points=2, statistics="digits").statistics.startswith("digits/train ")
     monkeypatch.chdir(tmp_path)
     for given_path in ("mine", path):
         result = run("evaluate", "convnet-digits", "-n", "2", "--data", given_path, "--ood", "./mine")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.compiling import program_of
+from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from tests.support.ensemble_nets import (
     HERE,
     Base,
@@ -141,7 +141,7 @@ class Shared(nn.Module):
 def test_layers_that_are_used_twice_and_tied_kernels(execution: str | None) -> None:
     x = images(9)
     made, wanted = looped(Shared, x, 9)
-    program = program_of(made[0], 4)
+    program = derive_program(made[0], 4)
     assert program is not None
     assert len(program.norms) == 2  # the third call's convolution is read by another layer too
     assert_close(ensemble(Shared, made, execution)(x), wanted)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.compiling import program_of
+from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.networks.ensemble.program import MOST, safe_norms
 from tests.support.ensemble_nets import (
@@ -57,7 +57,7 @@ def test_overwriting_changes_no_bit(net: str) -> None:
     """A program may write results over what nothing reads later: the same operations, the same values."""
     build, x = PROGRAMS[net], images(4)
     made, wanted = looped(build, x, 1)
-    program, state = program_of(made[0], x.dim()), stacked(made)
+    program, state = derive_program(made[0], x.dim()), stacked(made)
     assert program is not None
     assert any(step.over >= 0 for step in program.steps)
     ready = program.ready(state)
@@ -93,7 +93,7 @@ def test_torch_uncertaintys_nets(oracle: Oracle) -> None:
         build = lambda o=options: resnet(in_channels=3, num_classes=10, style="cifar", **o)  # noqa: E731
         x = images(3, channels=3, size=16)
         made, wanted = looped(build, x, 2)
-        program = program_of(made[0], 4)
+        program = derive_program(made[0], 4)
         assert program is not None
         assert len(program.norms) == len(safe_norms(program.norms, stacked(made))) == norms
         for execution in ("loop", "grouped"):
@@ -116,7 +116,7 @@ def folding(mean: float, variance: float) -> tuple[Tensor, Tensor, int]:
         m.get_submodule("1").running_var.fill_(variance)  # type: ignore[operator, union-attr]
     with torch.no_grad():
         wanted = torch.stack([m(x) for m in made])
-    program = program_of(made[0], 4)
+    program = derive_program(made[0], 4)
     assert program is not None
     return ensemble(build, made, "loop")(x), wanted, len(safe_norms(program.norms, stacked(made)))
 
@@ -143,7 +143,7 @@ def test_a_norm_that_would_overflow_its_kernel_is_not_folded() -> None:
     with torch.no_grad():
         wanted = torch.stack([m(x) for m in made])
     assert wanted.isfinite().all()
-    program = program_of(made[0], 4)
+    program = derive_program(made[0], 4)
     assert program is not None
     assert safe_norms(program.norms, stacked(made)) == ()
     assert_close(ensemble(build, made, "loop")(x), wanted)
@@ -190,12 +190,12 @@ def test_logits_of_a_member_depend_on_no_other_in_a_loop() -> None:
 
 
 def test_mps_takes_the_loop() -> None:
-    from checkpoints_zoo.networks.ensemble.executions import choose
+    from checkpoints_zoo.networks.ensemble.executions import choose_execution
 
     for weights, batch in ((1, 1), (2**30, 2**30)):
-        assert choose("mps", weights, 1000, batch).execution == "loop"
-    assert choose("cuda", 273_258, 1000, 65_536).members == 1000
-    assert choose("cuda", 11_220_132, 64, 128 * 262_144).execution == "graph"
+        assert choose_execution("mps", weights, 1000, batch).execution == "loop"
+    assert choose_execution("cuda", 273_258, 1000, 65_536).members == 1000
+    assert choose_execution("cuda", 11_220_132, 64, 128 * 262_144).execution == "graph"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.compiling import program_of
+from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from tests.support.ensemble_nets import (
     HERE,
     Base,
@@ -118,7 +118,7 @@ def test_modules_of_other_threads_run_while_one_is_traced() -> None:
 
     done = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        tracing = pool.submit(lambda: program_of(Waiting().eval(), 4))
+        tracing = pool.submit(lambda: derive_program(Waiting().eval(), 4))
         assert running.wait(20)
         assert torch.equal(other(x), wanted)
         done.set()

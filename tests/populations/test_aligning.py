@@ -16,7 +16,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_of, draw
-from checkpoints_zoo.populations.loss_barrier import barriers
+from checkpoints_zoo.populations.loss_barrier import barrier
 from tests.support.matching_oracles import count_swaps
 
 NAMES = ["convnet-digits", "resnet8-digits"]
@@ -114,7 +114,7 @@ def test_refusals() -> None:
 def test_the_picture_shows_every_member(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=4)
     found = alignment(members)
-    lines = [barriers(view, points=3) for view in (members, members.align())]
+    lines = [barrier(view, points=3) for view in (members, members.align())]
     figure = draw(found, lines)
     distances, counts, losses = figure.axes
     points = np.asarray(distances.collections[0].get_offsets())

@@ -18,11 +18,11 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo import workers
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipes import RECIPES, Recipe
-from checkpoints_zoo.workers import Here, Processes
+from checkpoints_zoo.workers import InProcess, Processes
 from tests.support.kills import Contract, OnFiles, forks
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +49,14 @@ def train_all(name: str, out: str, count: int) -> None:
     """What each child does: train what is missing, as the command does."""
     two_a_shard()
     workers.GRACE_S = 0.05  # forked ones hold both ends of their connections, and see neither close
-    engine = Here() if count == 1 else Processes(count, start="fork")  # of what is loaded
-    run(short(name), MEMBERS, Path(out), engine)
+    engine = InProcess() if count == 1 else Processes(count, start="fork")  # of what is loaded
+    train_into(short(name), MEMBERS, Path(out), engine)
 
 
 def train_piece(name: str, ids: Sequence[int], out: str) -> None:
     """What a child does: train some members, all at once."""
     two_a_shard()
-    run(short(name), ids, Path(out))
+    train_into(short(name), ids, Path(out))
 
 
 def merge_all(pieces: Sequence[str], out: str) -> None:

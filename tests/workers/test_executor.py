@@ -18,11 +18,11 @@ import torch
 
 from checkpoints_zoo import workers as module
 from checkpoints_zoo.errors import MemberNotFound, NetworkError, UsageError, WorkerError
-from checkpoints_zoo.workers import Engine, Here, Job, Processes, RayCluster, engine
+from checkpoints_zoo.workers import Engine, InProcess, Job, Processes, RayCluster, choose_engine
 from tests.support import works
 
 ROOT = Path(__file__).parents[2]
-ENGINES = [Here(), Processes(2)]
+ENGINES = [InProcess(), Processes(2)]
 
 
 def jobs(values: Iterable[int]) -> list[Job[int]]:
@@ -54,7 +54,7 @@ def test_every_job_gives_its_result_once(on: Engine) -> None:
 
 
 def test_here_is_this_process_and_in_order() -> None:
-    found = [(job.name, value) for job, value in Here("cuda:7").run(works.squared, jobs([3, 1, 2]))]
+    found = [(job.name, value) for job, value in InProcess("cuda:7").run(works.squared, jobs([3, 1, 2]))]
     assert found == [(f"job {x}", (x * x, os.getpid(), "cuda:7")) for x in (3, 1, 2)]
 
 
@@ -206,7 +206,7 @@ def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> N
 @pytest.mark.parametrize(("wanted", "threads"), [("", 3), ("1", 1)])
 def test_cores_are_divided(wanted: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    monkeypatch.setattr(module, "cores", lambda: 6)
+    monkeypatch.setattr(module, "usable_cores", lambda: 6)
     assert [value for _, value in Processes(2).run(works.Threads(torch.float32), jobs([1]))] == [threads]
 
 
@@ -217,8 +217,8 @@ def test_workers_import_what_the_work_needs_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({}, Here()),
-        ({"workers": 1, "devices": ["cuda:1"]}, Here("cuda:1")),
+        ({}, InProcess()),
+        ({"workers": 1, "devices": ["cuda:1"]}, InProcess("cuda:1")),
         ({"devices": ["cuda:0", "cuda:1"]}, Processes(2, ("cuda:0", "cuda:1"))),
         ({"workers": 4}, Processes(4)),
         ({"ray": "local", "workers": 3}, RayCluster("local", 3)),
@@ -226,8 +226,8 @@ def test_workers_import_what_the_work_needs_alone() -> None:
     ],
 )
 def test_engine_is_chosen(arguments: dict[str, Any], expected: Engine) -> None:
-    assert repr(engine(**arguments)) == repr(expected)
-    assert engine(**arguments).device == expected.device
+    assert repr(choose_engine(**arguments)) == repr(expected)
+    assert choose_engine(**arguments).device == expected.device
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_engine_is_chosen(arguments: dict[str, Any], expected: Engine) -> None:
 )
 def test_engines_that_can_not_be(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as error:
-        engine(**arguments)
+        choose_engine(**arguments)
     assert str(error.value) == text
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from checkpoints_zoo import workers
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.training.export import run
-from checkpoints_zoo.workers import Job, RayCluster, engine
+from checkpoints_zoo.training.export import train_into
+from checkpoints_zoo.workers import Job, RayCluster, choose_engine
 from tests.conftest import CI, import_oracle
 from tests.support import works
 from tests.support.tiny import MEMBERS, TINY, contents
@@ -62,7 +62,7 @@ def jobs(count: int) -> list[Job[int]]:
 
 
 def errors_and_lost_workers(tmp_path: Path) -> None:
-    on = engine(ray="auto")
+    on = choose_engine(ray="auto")
     with pytest.raises(MemberNotFound, match=r"member 1: expected another\.") as error:
         list(on.run(works.refused, jobs(3)))
     assert error.value.__notes__[0].startswith("in job job 1, on node ")
@@ -115,10 +115,10 @@ def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
     """Nothing is lost, nothing is there twice: the source is that of one process, byte for byte."""
     second, said = nodes.add_node(**NODE), list[str]()
     with lost_once_it_works(nodes, second, notes):
-        run(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
+        train_into(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
     assert len(said) == 1
     assert said[0].endswith(", start 1 of 3")
-    run(TINY, MEMBERS, tmp_path / "whole")
+    train_into(TINY, MEMBERS, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     lines = (tmp_path / "out" / ".training" / "tiny" / "log.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["member"] for line in lines) == list(MEMBERS)
@@ -126,7 +126,7 @@ def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
 
 def a_job_that_no_node_can_run() -> None:
     with pytest.raises(UsageError, match=r"Ray cluster 'auto': expected 1 CPU and 1 GPU for a job; found \d+ CPU\."):
-        list(engine(ray="auto", devices=["cuda"]).run(works.squared, jobs(1)))
+        list(choose_engine(ray="auto", devices=["cuda"]).run(works.squared, jobs(1)))
 
 
 def test_results_come_once_whatever_is_lost(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.training.pickling import Sent, Skeleton, received, sent
+from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.workers import Job, engine
+from checkpoints_zoo.workers import Job, choose_engine
 
 _LONGEST = ("deep-ensemble", "hmc")  # begun first, so that no process waits for the last of them
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -129,7 +129,7 @@ class Fits:
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
-        return _received, (sent(self.recipe), *rest)
+        return _received, (serialize_recipe(self.recipe), *rest)
 
     def _search(self, method: Method) -> Method:
         problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
@@ -164,8 +164,8 @@ class Fits:
         return fitting.name_of(self.recipe, method.name, 1 if method.independent else self.runs)
 
 
-def _received(recipe: Sent, *rest: Any) -> Fits:
-    return Fits(received(recipe), *rest)
+def _received(recipe: SentRecipe, *rest: Any) -> Fits:
+    return Fits(rebuild_recipe(recipe), *rest)
 
 
 def methods_of(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
@@ -242,7 +242,7 @@ def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[
     ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
     say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
     jobs = [Job(method.name, method) for method in ordered]
-    for job, outcome in engine(workers, (fits.device,), say=say).run(fits, jobs):
+    for job, outcome in choose_engine(workers, (fits.device,), say=say).run(fits, jobs):
         done = fits.existing(job.argument)
         if outcome.refused:
             refused[job.name] = outcome.refused

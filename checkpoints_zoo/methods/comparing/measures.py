@@ -18,7 +18,7 @@ from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import Given, ImageData
 from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate
-from checkpoints_zoo.networks.device import SMALL_MEMBER, one_thread
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.kernels import Distances, Grid, choices, kernel_matrix, kernels_of, permutation_test
 
@@ -150,7 +150,7 @@ class Uncertainty:
             draws: of a method.
             plan: subsets of them for the jackknife; None for no interval.
         """
-        with one_thread(draws._member_nbytes < SMALL_MEMBER):
+        with one_thread(draws._member_nbytes < SMALL_MEMBER_BYTES):
             labels = arguments.labels_of(self.inside, draws.description)
             outside = None if self.outside is None else self._logits(draws, self.outside)
             population = Population(self._logits(draws, self.inside), labels, outside)
@@ -193,7 +193,7 @@ def comparison_images(members: Collection, data: Given | None, ood: Given | None
         SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be had.
     """
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
-    inside, _ = arguments.labelled(chosen, members.description)
+    inside, _ = arguments.require_labels(chosen, members.description)
     named = OOD.get(inside.name) if ood is None else ood
     if named is None or (isinstance(named, str) and named == NO_OOD):
         return inside, None

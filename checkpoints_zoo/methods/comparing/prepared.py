@@ -26,7 +26,7 @@ from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, Meas
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.kernels import WHOLE
-from checkpoints_zoo.workers import Job, check_picklable, engine
+from checkpoints_zoo.workers import Job, check_picklable, choose_engine
 
 Say = Callable[[str], object]
 
@@ -143,7 +143,7 @@ class Prepared:
                 self.say(f"measuring in one process: {error.found}")
                 workers = 1
         jobs = (Job(task.name, task) for task in tasks)
-        for job, measured in engine(workers, (self.closeness.device,), say=self.say).run(self.work, jobs):
+        for job, measured in choose_engine(workers, (self.closeness.device,), say=self.say).run(self.work, jobs):
             yield job.argument, measured
 
     def _assembled(

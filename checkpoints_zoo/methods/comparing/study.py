@@ -19,7 +19,7 @@ from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.workers import cores
+from checkpoints_zoo.workers import usable_cores
 
 PERMUTATIONS = 999
 SUBSETS = 100  # of runs or members, for the jackknife
@@ -90,7 +90,7 @@ def prepare(
         named=wanted is not None,
         missing=missing,
         others=tuple(others),
-        workers=cores() if workers is None else workers,
+        workers=usable_cores() if workers is None else workers,
         say=say,
     )
 
@@ -110,7 +110,7 @@ def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Re
             found="neither",
             do="Give the recipe that its members were trained by (recipe=, --recipe), or no methods and draws of yours",
         )
-    chosen = recipes.named(members.name) if recipe is None else recipe
+    chosen = recipes.recipe_by_name(members.name) if recipe is None else recipe
     hashes = set(members.rows.column("recipe_hash").to_pylist()) - {None}
     if hashes - {chosen.hash}:
         raise UsageError(

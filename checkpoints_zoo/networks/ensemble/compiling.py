@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.networks.ensemble import program
 from checkpoints_zoo.networks.ensemble.program import Compute, Norm, Parameter, Program, Step
-from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer, last_names
+from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, last_names
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _SPACES: tuple[Any, ...] = (torch, F, operator, builtins)
@@ -32,7 +32,7 @@ class Unknown(Exception):
     """An operation that has no step."""
 
 
-def program_of(module: nn.Module, rank: int) -> Program | None:
+def derive_program(module: nn.Module, rank: int) -> Program | None:
     """Derive the program of a module in eval mode; return None where it has none.
 
     Args:
@@ -45,7 +45,7 @@ def program_of(module: nn.Module, rank: int) -> Program | None:
     try:
         twin, untouched = copy.deepcopy(module), copy.deepcopy(module)
         graph = Tracer().record(twin)
-    except UNTRACEABLE:
+    except TRACE_ERRORS:
         return None
     pairs = zip(twin.modules(), untouched.modules(), strict=True)
     if not all(_same(vars(a), vars(b)) for a, b in pairs):

@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError,
 from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.ensemble.executions import Graphs, Runner, check_execution, halved, out_of_memory
+from checkpoints_zoo.networks.ensemble.executions import Graphs, Runner, check_execution, halve_members, out_of_memory
 
 Stacked = dict[str, Tensor]
 Read = Callable[[range, torch.device, torch.dtype | None], Stacked]
@@ -62,7 +62,7 @@ class Ensemble(nn.Module):
         self.training = False
         self.ids = list(ids)
         self._skeleton = (skeleton,)  # in a tuple, so that it is no submodule and `.to` leaves it alone
-        self._stacked: Stacked | None = modules.settled(stacked)
+        self._stacked: Stacked | None = modules.widen_norms(stacked)
         self._stream: Stream | None = None
         self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
         self._options: dict[str, Any] = {"asked": execution, "compiled": bool(compile)}
@@ -254,7 +254,7 @@ class Ensemble(nn.Module):
             )
         at %= len(self)
         one = self._stream.one(at) if self._stream else {n: t[at : at + 1] for n, t in self.stacked.items()}
-        return modules.filled(self._skeleton[0], {n: t[0] for n, t in one.items()}, self.device)
+        return modules.fill_skeleton(self._skeleton[0], {n: t[0] for n, t in one.items()}, self.device)
 
     def _slice(self, positions: range) -> Ensemble:
         if not positions:
@@ -290,7 +290,7 @@ class Ensemble(nn.Module):
         if self._stream is not None:
             self._stream = self._stream.on(like.device, like.dtype)
             return self
-        norms = modules.norm_tensors(self.stacked)
+        norms = modules.norm_tensor_names(self.stacked)
         for name, tensor in self.stacked.items():
             moved = fn(tensor)
             if name in norms and moved.is_floating_point() and moved.dtype.itemsize < 4:
@@ -345,7 +345,7 @@ class Stream:
                 stacked = {}
                 if following is not None:
                     wait([following])
-                self.chunk = halved(len(part), self.device)
+                self.chunk = halve_members(len(part), self.device)
                 part = self._part(at)
                 coming = reader.submit(self._read, part)
 

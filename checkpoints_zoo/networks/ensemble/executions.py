@@ -20,8 +20,8 @@ from torch.func import functional_call, vmap
 
 from checkpoints_zoo.errors import SmallerChunk, TooLargeError, UsageError
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.device import one_thread, spare
-from checkpoints_zoo.networks.ensemble.compiling import program_of
+from checkpoints_zoo.networks.device import fits_easily, one_thread
+from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from checkpoints_zoo.networks.ensemble.program import Norm, Program, safe_norms
 
 # "module" is a loop through the module's own code: slower, and bit for bit what a member's module gives.
@@ -78,11 +78,11 @@ class Runner:
         first = next(iter(stacked.values()))
         self.members, self.device = len(first), first.device
         self.dtype = modules.input_dtype(stacked)
-        others = modules.tied(skeleton)
+        others = modules.superseded_names(skeleton)
         self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in others]
         self.loose = {
             n: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
-            for n, t in modules.loose(skeleton).items()
+            for n, t in modules.unsaved_tensors(skeleton).items()
         }
         self.weights = sum(t[0].numel() for t in self.last.values())
         self.most = self.members  # side by side; less once memory was short
@@ -117,7 +117,7 @@ class Runner:
                     if choice.members == 1:
                         raise too_large(self.device, len(inputs)) from error
                 self._kept.clear()
-                self.most = halved(choice.members, self.device)
+                self.most = halve_members(choice.members, self.device)
 
     def chosen(self, inputs: Tensor) -> tuple[Choice, Program | None]:
         """Return what runs for such inputs: the execution, and the program if there is one and it is right."""
@@ -125,7 +125,7 @@ class Runner:
             return Choice("module"), None
         program = self.program(inputs)
         batch = self.trials.widest(self, program, inputs) * len(inputs)
-        choice = choose(self.device.type, self.weights, min(self.members, self.most), batch, self.asked)
+        choice = choose_execution(self.device.type, self.weights, min(self.members, self.most), batch, self.asked)
         if choice.execution == "grouped" and program is None:
             if self.asked:
                 raise UsageError(
@@ -215,7 +215,7 @@ class Runner:
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.last.values())
         few = -(-self.members // size) * len(program.parameters) <= _TENSORS_KEPT
-        keep = fold and few and spare(nbytes, self.device)
+        keep = fold and few and fits_easily(nbytes, self.device)
         self._kept.clear()  # one form at a time
         rows = []
         for at in range(0, self.members, size):
@@ -306,7 +306,7 @@ TABLE = (
 )
 
 
-def choose(device: str, weights: int, members: int, batch: int, asked: str | None = None) -> Choice:
+def choose_execution(device: str, weights: int, members: int, batch: int, asked: str | None = None) -> Choice:
     """Choose an execution from the table, or take the one that is asked for; return it.
 
     Args:
@@ -316,9 +316,9 @@ def choose(device: str, weights: int, members: int, batch: int, asked: str | Non
         batch: bytes that the widest activation of a member has on the batch.
         asked: one of EXECUTIONS, or None.
 
-    >>> choose("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
+    >>> choose_execution("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
     Choice(execution='grouped', members=64)
-    >>> choose("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
+    >>> choose_execution("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
     Choice(execution='loop', members=1)
     """
     rows = [row for row in TABLE if row.device in (device, "")]
@@ -367,7 +367,7 @@ class Trials:
 
     def program(self, skeleton: nn.Module, rank: int) -> Program | None:
         if rank not in self.programs:
-            self.programs[rank] = program_of(skeleton, rank)
+            self.programs[rank] = derive_program(skeleton, rank)
         return self.programs[rank]
 
     def passed(self, what: str, runner: Runner, inputs: Tensor) -> bool:
@@ -522,7 +522,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("not enough memory" in words or "can't allocate memory" in words)
 
 
-def halved(members: int, device: torch.device) -> int:
+def halve_members(members: int, device: torch.device) -> int:
     """Warn that only half as many members fit; return how many."""
     half = max(1, members // 2)
     warnings.warn(

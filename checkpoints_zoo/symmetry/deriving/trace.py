@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import SymmetryError, UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.networks.modules import UNTRACEABLE, Tracer, first_names
+from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, first_names
 from checkpoints_zoo.symmetry.deriving.labels import Segment, Space, current_space, pin_axis, pin_scale, resolve_axis
 from checkpoints_zoo.symmetry.deriving.operations import (
     ATTRIBUTES,
@@ -72,7 +72,7 @@ def _record_graph(module: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     try:
         return tracer.record(module)
-    except UNTRACEABLE as error:
+    except TRACE_ERRORS as error:
         raise SymmetryError(
             f"tracing {type(module).__name__}" + (f", layer {tracer.at!r}" if tracer.at else ""),
             expected="operations that are the same for all inputs",
@@ -86,9 +86,11 @@ class _Tracer(Tracer):
 
     at = ""  # the path of the layer that is recorded now, or that failed
 
-    def call_own(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_call(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         before, self.at = self.at, self.path_of_module(m)
-        result = super().call_own(m, forward, args, kwargs)
+        result = super().record_call(m, forward, args, kwargs)
         self.at = before
         return result
 

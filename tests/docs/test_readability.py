@@ -1,0 +1,45 @@
+"""The draw of sentences and names that a stranger reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs.make import readability
+
+FILE = '''"""A short module.
+
+It has a second sentence of words.
+"""
+
+# A comment that goes on
+# over two lines of text.
+LIMIT = 3
+
+
+def check(count: int) -> None:
+    """Check a count against the limit.
+
+    Args:
+        count: how many there are in all.
+    """
+    if count > LIMIT:
+        raise ValueError(f"count: expected at most {LIMIT}. Give a smaller count here.")
+'''
+
+
+def test_sentences_of_docstrings_comments_and_errors_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(FILE, encoding="utf-8")
+    assert {sentence for sentence, _ in readability.sentences(path)} == {
+        "It has a second sentence of words.",
+        "A comment that goes on over two lines of text.",
+        "Check a count against the limit.",
+        "count: how many there are in all.",
+        "count: expected at most {LIMIT}.",
+        "Give a smaller count here.",
+    }
+
+
+def test_a_seed_draws_the_same_lines_again() -> None:
+    assert readability.draw(20, seed=0) == readability.draw(20, seed=0)
+    assert readability.draw(20, seed=0) != readability.draw(20, seed=1)
