@@ -73,8 +73,8 @@ Alignment lowers the squared distances by a third, and most of the barriers; it 
 networks are narrow, and in Ainsworth et al. barriers vanish only for wide networks.
 
 Transpositions do not grow evenly on the way from one member to another. This is the mean over the 63
-lines (1 − λ)·W₀ + λ·W of `convnet-digits`, each point matched back to W₀ (`transpositions_along` in `docs/make/alignment.py`). The
-number falls in {falls} of the {steps} steps between the 25 points of a line:
+lines (1 − λ)·W₀ + λ·W of `convnet-digits`, each point matched back to W₀ (`transpositions_along` in
+`docs/make/alignment.py`). The number falls in {falls} of the {steps} steps between the 25 points of a line:
 
 {along}
 
