@@ -69,7 +69,7 @@ def compact_command(
         return _against(selection, against, vi, data, to, plot, out, options)
     if vi is not None:
         raise click.UsageError("--vi needs --against, HMC's draws.")
-    from checkpoints_zoo.populations.compact_posterior import compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
@@ -93,12 +93,12 @@ def _against(
         raise click.UsageError("--plot draws no table of --against.")
     if isinstance(to, int):
         raise click.UsageError("--against aligns draws to the first of each, or with --to mean to their mean.")
-    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
+    found = compact(ensemble, data, against=hmc, vi=drawn, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())
 
 
@@ -189,7 +189,7 @@ def compact_table_command(
     draws that were aligned to one of them. HMC and VI are of the posterior at temperature 1. Of draws at hand,
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
-    from checkpoints_zoo.methods.comparing.compact_study import HMC, fit_and_compare
+    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import choose_recipe
 
     known = choose_recipe(recipe)

@@ -125,7 +125,7 @@ def _fetches_all(selection: Selection, members: Collection) -> bool:
 
 
 def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.symmetry.table import text
+    from checkpoints_zoo.symmetry.table import format_table
 
     every, inner = (found.log10_permutations(streams=streams) for streams in (True, False))
     values = {
@@ -138,7 +138,7 @@ def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
         "scales": [asdict(scale) for scale in found.scales.values()],
         "tensors": {name: asdict(axes) for name, axes in found.tensors.items()},
     }
-    return values, [text(found, tensors=tensors)]
+    return values, [format_table(found, tensors=tensors)]
 
 
 def _masses(
@@ -240,9 +240,9 @@ def align_command(
     values: dict[str, Any] = json.loads(found.to_json())
     lines = None
     if barrier:
-        from checkpoints_zoo.populations.loss_barrier import barriers
+        from checkpoints_zoo.populations.loss_barrier import barrier as measure_barrier
 
-        lines = [barriers(view, to=int(to)) for view in (members, aligned)]
+        lines = [measure_barrier(view, to=int(to)) for view in (members, aligned)]
         values["barrier"] = {
             when: json.loads(line.to_json()) for when, line in zip(("before", "after"), lines, strict=True)
         }

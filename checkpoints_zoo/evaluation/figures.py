@@ -200,7 +200,7 @@ OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.of == SCORES
 TEMPERATURE = "temperature"
 SCALED: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        "0.05..20",  # as `metrics.temperature` bounds it
+        "0.05..20",  # the bounds of `metrics.temperature`
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         title="temperature",

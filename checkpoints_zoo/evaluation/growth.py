@@ -64,7 +64,7 @@ class Growth:
     """How far a figure's mean over ensembles of some size is from the figure of an infinite ensemble.
 
     Args:
-        sizes: that were measured, rising, from 1 to all members.
+        sizes: measured sizes, increasing, from 1 to all members.
         distances: mean figure minus limit, of each size, in the figure's unit.
         limit: of the figure; low and high over members.
         spread: half the width of a 95 % interval of the distances over members, as a share of them; None for fewer
@@ -97,11 +97,13 @@ class Growth:
         needed = self._first_size(distances, within, distances[-1] / within)
         low: int | None = None
         high: int | None = None
-        if self.spread is not None and not self.spread < _NO_SPREAD:  # the halves gain nothing: nothing is known
+        if (
+            self.spread is not None and not self.spread < _NO_SPREAD
+        ):  # halves are no better than single members: no bounds
             low = self.sizes[0]
         elif self.spread is not None:
             widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
-            # Beyond all members the distance d goes by 1/k: d ± sqrt((spread d)² + noise²) = within.
+            # Beyond all members the distance d is proportional to 1/k: solve d ± sqrt((spread d)² + noise²) = within.
             remainder, noise = 1 - self.spread**2, self.noise[-1]
             root = math.sqrt(max(0.0, within**2 - remainder * (within**2 - noise**2)))
             least = (within + root) / remainder if remainder > 0 else math.inf
@@ -131,7 +133,7 @@ class Growth:
             if largest > within:
                 if larger is None:
                     return _round_up(size * max(beyond, 1.0))
-                # Straight in 1/k between this size and the one after it.
+                # Interpolate linearly in 1/k between this size and the next larger one.
                 share = (within - previous) / (largest - previous)
                 return min(larger[0], _round_up(1 / ((1 - share) / larger[0] + share / size)))
             larger = (size, largest)
@@ -147,7 +149,7 @@ def needed(growths: Mapping[str, Growth], figure: str, within: float | str) -> N
     """Find the least ensemble whose mean figure is within some distance of the limit; return it.
 
     Args:
-        growths: figure -> how it grows.
+        growths: figure -> its growth with the number of members.
         figure: its name.
         within: the distance, in the figure's unit, or as a share of the limit ("5%").
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INCHES = (11.0, 8.4)  # width and height of a report's picture
 WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
-PLAIN = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
+USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
 Curve = Mapping[int, Mapping[str, Interval]]
 
 
@@ -213,7 +213,7 @@ class Report:
         Raises:
             UsageError: no such figure, a name that does not end in .png, or a place that can't be written to.
         """
-        names = _drawn_figures(self, figures)
+        names = _select_figures(self, figures)
         return save(lambda: draw_curves(self, names), path_of(path), title(self))
 
 
@@ -248,29 +248,29 @@ def draw(report: Report) -> Figure:
     panels = figure.add_gridspec(2, 2)
     upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
     bars = figure.add_subplot(upper[0], label="reliability")
-    _reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
+    draw_reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
     upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
     accuracy = figure.add_subplot(upper[0], label="accuracy")
-    _curve(report, accuracy, "accuracy")
+    draw_curve(report, accuracy, "accuracy")
     accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
     accuracy.tick_params(labelbottom=False)
-    _key(accuracy, "b  Accuracy and NLL against ensemble size")
+    _add_legend(accuracy, "b  Accuracy and NLL against ensemble size")
     nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
-    _curve(report, nll, "nll")
+    draw_curve(report, nll, "nll")
     nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
-    _panel_key(nll)
-    _accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
-    _information(report, figure.add_subplot(panels[1, 1], label="information"))
+    _add_panel_legend(nll)
+    draw_member_accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
+    draw_information(report, figure.add_subplot(panels[1, 1], label="information"))
     return figure
 
 
-def _key(axes: Axes, title: str) -> None:
+def _add_legend(axes: Axes, title: str) -> None:
     """Put the title of a panel above its axes, and the legend between them."""
     axes.set_title(title, pad=22)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
-    shown = [(line, name) for line, name in parts if name in PLAIN or axes.get_label() == "reliability"]
+    entries = [(line, name) for line, name in parts if name in USUAL_ENTRIES or axes.get_label() == "reliability"]
     key = axes.legend(
-        [line for line, _ in shown], [name for _, name in shown],
+        [line for line, _ in entries], [name for _, name in entries],
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
         columnspacing=1.6, handletextpad=0.6,
     )  # fmt: skip
@@ -278,7 +278,7 @@ def _key(axes: Axes, title: str) -> None:
     key.set_in_layout(False)
 
 
-def _reliability(report: Report, axes: Axes, counts: Axes) -> None:
+def draw_reliability(report: Report, axes: Axes, counts: Axes) -> None:
     """Draw accuracy over confidence in bins, the gap between them, and the number of inputs in each bin."""
     confidence, accuracy, inputs = (
         [float(v) for v in report.drawing[f"reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
@@ -295,18 +295,18 @@ def _reliability(report: Report, axes: Axes, counts: Axes) -> None:
     )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
     axes.tick_params(labelbottom=False)
-    _key(axes, "a  Reliability diagram")
+    _add_legend(axes, "a  Reliability diagram")
     # Above the axes, since bars may be anywhere inside.
     axes.set_title(f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
     if report.calibrated is not None:
-        _scaled_reliability(report, report.calibrated, axes)
+        _draw_scaled_reliability(report, report.calibrated, axes)
     counts.bar(middles, [inputs[b] for b in filled], width, color=GREY, edgecolor="white")
     counts.set(yscale="log", ylim=(0.7, 3 * max(inputs)), ylabel="inputs", xlabel="confidence of the top class")
     counts.minorticks_off()
     counts.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
+def _draw_scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
     """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
     bins = [report.drawing[f"scaled_reliability_{n}"] for n in ("confidence", "accuracy", "inputs")]
     points = [(c, a) for c, a, n in zip(*bins, strict=True) if n]
@@ -319,7 +319,7 @@ def _scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
         axes.add_artist(key)
 
 
-def _accuracies(report: Report, axes: Axes) -> None:
+def draw_member_accuracies(report: Report, axes: Axes) -> None:
     """Draw the members' accuracies, their mean and the ensemble's."""
     correct = [round(a * report.inputs) for a in report.drawing["member_accuracy"]]
     # Edges are between numbers of correct inputs, so that each bar covers equally many possible values.
@@ -343,7 +343,7 @@ def _accuracies(report: Report, axes: Axes) -> None:
     axes.legend(loc="upper left")
 
 
-def _information(report: Report, axes: Axes) -> None:
+def draw_information(report: Report, axes: Axes) -> None:
     """Draw histograms of the mutual information of inputs, in and out of distribution."""
     import numpy as np
 
@@ -380,7 +380,7 @@ def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    names = _drawn_figures(report, figures)
+    names = _select_figures(report, figures)
     columns = min(COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
     size = (max(2, columns) * WIDE, rows * HIGH + 1.6)
@@ -388,14 +388,14 @@ def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
     figure = Figure(figsize=size, dpi=DPI, layout=spaced)
     figure.suptitle(f"{title(report)}\n{about(report)}", fontsize=12)
     figure.supxlabel(f"members in the ensemble\n\n{notes(report)}", fontsize=8, color=GREY)
-    for at, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, at + 1, label=name)
-        _curve(report, axes, name)
-        _panel_key(axes)
+    for number, name in enumerate(names):
+        axes = figure.add_subplot(rows, columns, number + 1, label=name)
+        draw_curve(report, axes, name)
+        _add_panel_legend(axes)
     return figure
 
 
-def _drawn_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
+def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
     """Return the names of the requested figures, or of all figures.
 
     Raises:
@@ -412,7 +412,7 @@ def _drawn_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
     return names
 
 
-def _curve(report: Report, axes: Axes, name: str) -> None:
+def draw_curve(report: Report, axes: Axes, name: str) -> None:
     """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
 
     Args:
@@ -422,12 +422,12 @@ def _curve(report: Report, axes: Axes, name: str) -> None:
     """
     sizes, scale = sorted(report.curve), KNOWN[name].scale
     if name in report.ensemble:
-        _line(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
-        _limit(axes, report.growth, name, scale, BLUE)
+        _draw_line(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
+        _draw_limit(axes, report.growth, name, scale, BLUE)
     scaled = report.calibrated
     if scaled is not None and name in scaled.ensemble:
-        _line(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
-        _limit(axes, scaled.growth, name, scale, GREEN)
+        _draw_line(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
+        _draw_limit(axes, scaled.growth, name, scale, GREEN)
     for kind, needed in report.answers():
         if needed.figure == name and needed.members is not None:
             what = f"within {needed.within:.3g}{f', {kind}' if kind else ''}: {needed}"
@@ -438,7 +438,7 @@ def _curve(report: Report, axes: Axes, name: str) -> None:
     axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN[name].label)
 
 
-def _line(
+def _draw_line(
     axes: Axes,
     figures: Mapping[int, Mapping[str, Interval]],
     name: str,
@@ -481,17 +481,19 @@ def _line(
         )  # fmt: skip
 
 
-def _limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
+def _draw_limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
     """Draw a figure's limit if it has one."""
     if name in growth:
         axes.axhline(growth[name].limit.value * scale, color=colour, linestyle="--", linewidth=1)
 
 
-def _panel_key(axes: Axes) -> None:
+def _add_panel_legend(axes: Axes) -> None:
     """Draw a legend of the lines that only some panels have, where it covers the curves least."""
-    shown = [(line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in PLAIN]
-    if shown:
-        axes.legend([line for line, _ in shown], [name for _, name in shown], loc="best", fontsize=8)
+    entries = [
+        (line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in USUAL_ENTRIES
+    ]
+    if entries:
+        axes.legend([line for line, _ in entries], [name for _, name in entries], loc="best", fontsize=8)
 
 
 def _spaced_ticks(sizes: Sequence[int]) -> list[int]:

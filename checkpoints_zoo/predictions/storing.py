@@ -29,7 +29,7 @@ from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
-GROUP_BYTES = 2**27  # of logits in float32 that are held before they are stored
+GROUP_BYTES = 2**27  # of logits in float32 that the memory holds before they are written
 JOB_MEMBERS = 16  # in one job on a CPU, where a member's logits depend on no other member
 JOBS = 16  # least number of jobs, if there are so many members
 

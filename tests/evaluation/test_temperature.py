@@ -360,7 +360,7 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
     )
 
 
-def test_what_can_not_be_held_out_is_refused(members: zoo.Collection, stored: dict[str, Predictions]) -> None:
+def test_bad_held_out_inputs_are_refused(members: zoo.Collection, stored: dict[str, Predictions]) -> None:
     for call, text in refusals(members[:2], {n: x[:2] if n != "half-test" else x for n, x in stored.items()}):
         with pytest.raises(UsageError) as caught:
             call()
@@ -401,7 +401,7 @@ def test_the_command_line_has_scaled_rows(members: zoo.Collection, folder: Path,
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_label_level_with_another_class_stays_level() -> None:
+def test_a_tie_of_the_label_and_a_class_stays_a_tie() -> None:
     logits = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
     logits[..., 1] = logits[..., 0]
     logits[:, 0] = torch.tensor([-300.0, -300.0, 0.0])  # where both underflow the label's is still exact

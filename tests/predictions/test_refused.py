@@ -106,7 +106,7 @@ def test_other_members_are_refused(stored: tuple[Built, Predictions], tmp_path: 
         ("preprocessing", {"size": [8, 8], "channels": 1, "mean": [0.4], "std": [0.4]}, "inputs preprocessed as {'si"),
     ],
 )
-def test_other_states_of_the_collection_are_refused(
+def test_other_classes_or_preprocessing_are_refused(
     stored: tuple[Built, Predictions], tmp_path: Path, key: str, value: object, text: str
 ) -> None:
     other = build(tmp_path, members=range(6))
@@ -243,7 +243,7 @@ def test_logits_that_float16_lacks_are_refused(tmp_path: Path) -> None:
     assert predict(load(built, members=[0, 2]), few(), tmp_path).ids == [0, 2]
 
 
-def test_weights_that_are_not_their_rows_are_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_match_their_rows_are_refused(tmp_path: Path) -> None:
     built = build(tmp_path, members=range(2))
     built.rows[1]["sha256"] = "0" * 64
     built.write()

@@ -114,7 +114,7 @@ def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str,
     assert SetDescription.from_json(json.loads(json.dumps(facts.to_json())), Path("x")) == facts
 
 
-def test_what_is_there_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_members_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(6))
     ran: list[int] = []
     by_members = storing.by_members
@@ -180,7 +180,7 @@ def predict_all(root: str) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_continues(tmp_path: Path) -> None:
     built = build(tmp_path / "source", members=range(6))
     whole = predict(load(built), few(), tmp_path / "whole")
     place, there = built.root / INSIDE, dict[Path, int]()  # members laid aside, when the last run began
@@ -212,7 +212,7 @@ def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_was_laid_aside_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_member_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built, ran = build(tmp_path, members=range(6)), list[int]()
     keep = storing.FinishedMembers.store
 

@@ -54,7 +54,7 @@ def test_a_job_gives_what_one_process_stores() -> None:
     assert work(range(1, 3), "cpu") == whole[1:3]
 
 
-def test_work_that_is_none(tmp_path: Path) -> None:
+def test_bad_numbers_of_workers_are_refused(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=2)
     with pytest.raises(UsageError, match="workers: expected a whole number from 1; found 0"):
         members.predict("digits", tmp_path, workers=0)

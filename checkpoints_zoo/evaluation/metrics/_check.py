@@ -33,14 +33,14 @@ def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> N
         axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
         raise refuse(thing, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
     if values.ndim == 0:
-        raise refuse(thing, "an axis of classes", shape, "Give more than a number")
+        raise refuse(thing, "an axis of classes", shape, "Give a tensor with a class axis")
     if values.dtype not in (torch.float32, torch.float64):
         raise refuse(thing, "dtype float32 or float64", _dtype_name(values), f"Convert it with {thing}.float()")
     if values.numel() == 0:
         raise refuse(thing, "at least one value", shape, "Check what was selected before it")
     nans = int(values.isnan().sum())
     if nans:
-        raise refuse(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights behind it")
+        raise refuse(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights of the members")
 
 
 def probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> None:

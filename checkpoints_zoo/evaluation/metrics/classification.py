@@ -11,7 +11,7 @@ from checkpoints_zoo.evaluation.metrics import _check
 def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Count the inputs whose most probable class is their label, and return their share, in [0, 1].
 
-    Of equal probabilities the first class counts.
+    If probabilities are equal, the first class counts.
 
     Args:
         probs: (input, class) probabilities.

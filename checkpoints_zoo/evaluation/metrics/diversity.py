@@ -56,7 +56,7 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
 def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     """Average over pairs of members the share of inputs they class differently, and return it, in [0, 1].
 
-    Of equal probabilities the first class counts. NaN for one member, which has no pair.
+    If probabilities are equal, the first class counts. NaN for one member, which has no pair.
 
     Args:
         probs: (member, input, class) probabilities.

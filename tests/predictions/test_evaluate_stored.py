@@ -144,7 +144,7 @@ def test_logits_in_float64_and_inside_0_to_1() -> None:
             assert row[8].item() == pytest.approx(metrics.disagreement(probs).item(), abs=1e-12)
 
 
-def test_extremes() -> None:
+def test_logits_of_extreme_size() -> None:
     """One member, one class present, ties, probabilities of 0 and 1."""
     logits = torch.tensor([[[1e4, 0.0], [1e4, 0.0], [0.0, 0.0]]])
     found = Population(logits, torch.zeros(3, dtype=torch.int64), None)
@@ -184,7 +184,7 @@ def refusals(
     yield lambda: zoo.evaluate(members[:2], "digits", ood=outside), f"{others}0-7."
 
 
-def test_what_does_not_go_together_is_refused(stored: tuple[Predictions, Predictions], members: zoo.Collection) -> None:
+def test_sets_that_do_not_match_are_refused(stored: tuple[Predictions, Predictions], members: zoo.Collection) -> None:
     for call, text in refusals(stored, members):
         with pytest.raises(UsageError) as caught:
             call()
