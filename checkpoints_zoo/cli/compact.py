@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options
+from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options, parse_reference
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import in_bytes
 
@@ -23,21 +23,11 @@ ROWS = {
 }  # fmt: skip
 
 
-def _parse_reference(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
-    """Parse what members are aligned to, a member's id or "mean"; return it."""
-    if value is None or value == "mean":
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a member's id nor mean.", context, parameter) from None
-
-
 @click.command()
 @network_options
 @click.option("--data", metavar="IMAGES", help=f"Labelled images: {IMAGES}; the collection's test set if not given.")
 @click.option(
-    "--to", callback=_parse_reference, metavar="ID|mean", help="What to align to; the first member if not given."
+    "--to", callback=parse_reference, metavar="ID|mean", help="What to align to; the first member if not given."
 )
 @click.option(
     "--against", metavar="HMC", help="A collection of HMC's draws in the same source: compare everything with it."

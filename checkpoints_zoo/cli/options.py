@@ -168,6 +168,15 @@ class OutputFolder(click.ParamType[Path]):
         return path
 
 
+def parse_reference(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    """Parse what members are aligned to; return a member's id, "mean", or None if it is not given."""
+    if value is None or value == "mean":
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a member's id nor mean.", context, parameter)
+    return int(value)
+
+
 def import_function(text: str) -> Callable[..., Any]:
     """Import the function that MODULE:FUNCTION names; return it.
 

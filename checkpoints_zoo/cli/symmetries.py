@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
-from checkpoints_zoo.cli.options import OutputFile, Selection, network_options
+from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import in_bytes
 
@@ -221,16 +221,11 @@ def _corollary_output(members: Collection, out: Output, seed: int) -> tuple[dict
     return {"corollary": {**values, "layers": layers}}, [str(result)]
 
 
-def _parse_reference(context: click.Context, parameter: click.Parameter, value: str) -> int | str:
-    """Parse what to align to; return a member's id, or "mean"."""
-    if value == "mean" or value.isdecimal():
-        return value if value == "mean" else int(value)
-    raise click.BadParameter(f"{value!r} is neither a member's id nor mean.", context, parameter)
-
-
 @click.command()
 @network_options
-@click.option("--to", default="0", callback=_parse_reference, metavar="ID|mean", help="Member to align to, or mean.")
+@click.option(
+    "--to", callback=parse_reference, metavar="ID|mean", help="Member to align to, or mean; the first if not given."
+)
 @click.option("--barrier", is_flag=True, help="Measure the loss on the lines between members as well.")
 @click.option(
     "--save",
@@ -241,7 +236,7 @@ def _parse_reference(context: click.Context, parameter: click.Parameter, value: 
 @click.option("--plot", type=OutputFile(".png"), metavar="PNG", help="Draw distances and transpositions.")
 @format_option
 def align_command(
-    selection: Selection, to: int | str, barrier: bool, save: Path | None, plot: Path | None, out: Output
+    selection: Selection, to: int | str | None, barrier: bool, save: Path | None, plot: Path | None, out: Output
 ) -> None:
     """Align members by permuting their units, and show the permutations and distances.
 
@@ -254,6 +249,8 @@ def align_command(
     from checkpoints_zoo.populations.alignment_table import alignment_of
 
     members = selection.load()
+    if to is None and len(members):
+        to = members.ids[0]
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
     aligned = members.align(to)
     result = alignment_of(aligned)
@@ -262,7 +259,7 @@ def align_command(
     if barrier:
         from checkpoints_zoo.populations.loss_barrier import barrier as measure_barrier
 
-        lines = [measure_barrier(view, to=int(to)) for view in (members, aligned)]
+        lines = [measure_barrier(view, to=to if isinstance(to, int) else None) for view in (members, aligned)]
         values["barrier"] = {
             when: json.loads(line.to_json()) for when, line in zip(("before", "after"), lines, strict=True)
         }

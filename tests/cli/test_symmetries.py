@@ -174,8 +174,8 @@ BAD: list[tuple[list[str], int, str]] = [
      "found -n, --plot. Leave these options out, or name a collection."),
     (["resnet18", "--mass"], 2, "architecture resnet18: expected a collection, which has members; found --mass. Leave "
      "these out, or name a collection."),
-    (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass can't be combined with --biases, --plot. "
-     "See `zoo-cli symmetries --help`."),
+    (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass can't be combined with --biases,"
+     " --plot. See `zoo-cli symmetries --help`."),
     (["convnet-digits", "--along"], 2, "snapshots of convnet-digits: expected two epochs or more; found only epoch 40"),
     (["convnet-digits", "--plot", "a.jpg"], 2, "Invalid value for '--plot': 'a.jpg' does not end in .png. "
      "See `zoo-cli symmetries --help`."),
