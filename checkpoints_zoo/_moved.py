@@ -1,4 +1,4 @@
-"""Module paths that the documents of 0.1 taught: until 0.3 they can be imported, and say where their names are now."""
+"""Module paths of the documentation of 0.1: until 0.3 they can be imported, with a warning that names the new path."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOVED = {
 
 
 def redirect(old: str) -> None:
-    """Put the module that a path means now in the place of the old one, and warn whoever imports it.
+    """Replace an old module by its new one, and warn the importer.
 
     Args:
-        old: the module that calls this while it is imported.
+        old: name of the module that calls this while it is imported.
     """
     new = MOVED[old]
     warnings.warn(f"{old} is {new} now; the old path goes in 0.3", DeprecationWarning, stacklevel=3)

@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, 
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given, Preprocess
+from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -443,7 +443,7 @@ class Collection:
             compile=compile,
         )
 
-    def predict(self, data: Given, out: str | Path | None = None, **options: Any) -> Predictions:
+    def predict(self, data: ImageInput, out: str | Path | None = None, **options: Any) -> Predictions:
         """Run the members on images and store their logits in float16 beside the manifest; return these predictions.
 
         Members that the set has already are not run again.

@@ -21,7 +21,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, Source
 from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, Mode, cited
 from checkpoints_zoo.methods.comparing.draws import Fits, fit_all
@@ -51,13 +51,13 @@ def compare_compact(
     hmc: Collection,
     ensemble: Collection,
     vi: Collection | None = None,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     to: str | None = None,
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> CompactComparison:
