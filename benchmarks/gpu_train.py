@@ -34,9 +34,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.training import loop
-from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.training.recipes import recipe_by_name
 from checkpoints_zoo.workers import Engine, InProcess, Job, Processes
 
 # Dense bfloat16 with tensor cores, FLOP/s, from NVIDIA's data sheets; a name's words, the longer ones first.
@@ -142,7 +142,8 @@ class Bench:
         train, test, size = (64, 32, 8) if self.tiny else (50_000, 10_000, 32)
         sets = made(train, 10, size, self.device), made(test, 10, size, self.device, seed=1)
         recipe = dataclasses.replace(
-            named(R18), name="synthetic", dataset="synthetic", split_rule="drawn", images=lambda: sets, epochs=4,
+            recipe_by_name(R18),
+            name="synthetic", dataset="synthetic", split_rule="drawn", images=lambda: sets, epochs=4,
             schedule="one-cycle", schedule_unit="step", milestones=(), save_every=4, eval_every=0,
             preprocess=zoo.images.Preprocess((size, size), 3, (0.5,) * 3, (0.25,) * 3),
         )  # fmt: skip
@@ -160,7 +161,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as out:
             for part in ("one", "other"):
                 begun = time.perf_counter()
-                run(recipe, [0], Path(out, part), InProcess(str(self.device)))
+                train_into(recipe, [0], Path(out, part), InProcess(str(self.device)))
                 seconds = time.perf_counter() - begun
                 members = zoo.load("synthetic", source=Path(out, part))
                 (row,) = members.rows.to_pylist()
@@ -183,7 +184,7 @@ def projected(grid: list[dict[str, Any]], overhead_s: float) -> tuple[dict[str, 
     gain = {name: round(best[name] / alone[name], 2) for name in alone if best.get(name)}
     hours: dict[str, Any] = {}
     for name, network in COLLECTIONS.items():
-        recipe = named(name)
+        recipe = recipe_by_name(name)
         images = TRAINING_SET.get(name, 50_000) // recipe.batch_size * recipe.batch_size * recipe.epochs
         rates = {"recipe": own.get(name)}
         rates["best"] = own[name] * best[network] / own[network] if name in own and network in own else None

@@ -29,7 +29,7 @@ from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import prefix
 from checkpoints_zoo.predictions import Predictions, prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, SetDescription
 from checkpoints_zoo.sources.source import FolderSource
 
 NAME, INSIDE, OUTSIDE = "synthetic", "inside", "outside"
@@ -52,7 +52,7 @@ def write(root: Path, name: str, members: int, inputs: int, classes: int, signal
     size, logits = shard_files.members_per_shard(layout), drawn(members, labels, classes, signal, seed)
     for number, at in enumerate(range(0, members, size)):
         rows += _shard(folder, number, layout, range(at, min(members, at + size)), logits)
-    facts = Facts(
+    facts = SetDescription(
         collection=NAME, set=name, data=name, split="test", revision="", fingerprint=f"{seed:016x}", inputs=inputs,
         classes=tuple(f"class{i}" for i in range(classes)), preprocessing={}, computed="float32", view="", version="",
         citation="", layouts={LOGITS: layout}, labels=tuple(labels.tolist()) if name == INSIDE else None,
@@ -84,7 +84,7 @@ def _shard(
 
 def opened(root: Path, name: str) -> Predictions:
     """Open a set that `write` wrote."""
-    stored = prediction_sets.read(FolderSource(root, root.as_uri()), NAME, name)
+    stored = prediction_sets.read_set(FolderSource(root, root.as_uri()), NAME, name)
     return Predictions(stored, stored.rows, (root.as_uri(), "0" * 40))
 
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from checkpoints_zoo.images import ImageData, of
-from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import varied
-from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.training.recipe_files import vary_recipe
+from checkpoints_zoo.training.recipes import recipe_by_name
 
 GATHERING_S = 180  # for workers to be ready
 
@@ -48,7 +48,7 @@ def made(inputs: int, classes: int, size: int, device: torch.device, seed: int =
 
 def short(name: str, changes: tuple[str, ...]) -> Recipe:
     """Return a recipe that comes with the package, with changes, that goes on until it is stopped."""
-    return dataclasses.replace(varied(named(name), changes), epochs=100_000, eval_every=0)
+    return dataclasses.replace(vary_recipe(recipe_by_name(name), changes), epochs=100_000, eval_every=0)
 
 
 def data_of(recipe: Recipe, steps: int, device: torch.device) -> ImageData:
@@ -86,7 +86,7 @@ def timed(
         count: of the workers.
     """
     members = list(range(recipe.stack_width))
-    state = start(recipe, members).to(device)
+    state = initial_state(recipe, members).to(device)
     each = len(data) // recipe.batch_size * recipe.batch_size * recipe.stack_width
     begun = time.perf_counter()
     first_s = began = 0.0

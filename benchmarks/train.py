@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo import images
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.recipe import Recipe, initial_seed
 from checkpoints_zoo.training.recipes import convnet_digits
 from checkpoints_zoo.training.seeds import epoch_order
@@ -66,7 +66,7 @@ class SeparateSGD(torch.optim.Optimizer):
 def at_once(recipe: Recipe, data: ImageData) -> list[State]:
     """Train all members in one stack; return the first ones' weights."""
     members = list(range(MEMBERS))
-    state = start(recipe, members)
+    state = initial_state(recipe, members)
     for _ in train_epochs(recipe, members, state, data):
         pass
     return [{name: tensor[member] for name, tensor in state.params.items()} for member in members]

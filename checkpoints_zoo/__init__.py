@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 if TYPE_CHECKING:
     from checkpoints_zoo import images, interop, symmetry
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
     from checkpoints_zoo.interop.checkpoints import from_checkpoints
     from checkpoints_zoo.interop.samples import from_samples
     from checkpoints_zoo.methods.comparing import Comparison, compare
-    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
     from checkpoints_zoo.networks.ensemble import Ensemble
     from checkpoints_zoo.populations.alignment_table import alignment
     from checkpoints_zoo.populations.channel_exchangeability import corollary
-    from checkpoints_zoo.populations.compact_posterior import compact
     from checkpoints_zoo.populations.discrepancy import mmd, ns
-    from checkpoints_zoo.populations.loss_barrier import barrier, barriers
+    from checkpoints_zoo.populations.loss_barrier import barrier
     from checkpoints_zoo.populations.mass import minimal_mass
     from checkpoints_zoo.populations.pairwise_information import pairwise
     from checkpoints_zoo.populations.predictives import compare_predictives
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 __version__ = _version("checkpoints-zoo")
 __all__ = [
-    "Collection", "Comparison", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier", "barriers",
-    "check_equivalence", "collections", "compact", "compare", "compare_compact", "compare_predictives", "corollary",
-    "evaluate", "from_checkpoints", "from_samples", "images", "interop", "load", "metrics", "minimal_mass", "mmd",
+    "Collection", "Comparison", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier",
+    "check_equivalence", "collections", "compact", "compare", "compare_predictives", "corollary", "evaluate",
+    "from_checkpoints", "from_samples", "images", "interop", "load", "metrics", "minimal_mass", "mmd",
     "ns", "pairwise", "publish", "report", "symmetries", "symmetry", "verify",
 ]  # fmt: skip
 
@@ -60,15 +60,13 @@ _PLACES = {
     "from_samples": "interop.samples",
     "Comparison": "methods.comparing",
     "compare": "methods.comparing",
-    "compare_compact": "methods.comparing.compact_study",
+    "compact": "methods.comparing.compact_comparison",
     "Ensemble": "networks.ensemble",
     "alignment": "populations.alignment_table",
-    "compact": "populations.compact_posterior",
     "corollary": "populations.channel_exchangeability",
     "mmd": "populations.discrepancy",
     "ns": "populations.discrepancy",
     "barrier": "populations.loss_barrier",
-    "barriers": "populations.loss_barrier",
     "minimal_mass": "populations.mass",
     "pairwise": "populations.pairwise_information",
     "compare_predictives": "populations.predictives",
@@ -77,10 +75,15 @@ _PLACES = {
     "verify": "publishing.verification",
     "symmetries": "symmetry",
 }
+# Names of version 0.1 -> their names now; the old ones go in 0.3.
+_RENAMED = {"barriers": "barrier", "compare_compact": "compact"}
 _MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.metrics", "symmetry": "symmetry"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warn(f"zoo.{name} is zoo.{_RENAMED[name]} now; the old name goes in 0.3", DeprecationWarning, 2)
+        return getattr(import_module("checkpoints_zoo._moved"), name)
     if name in _MODULES:
         value = import_module(f"checkpoints_zoo.{_MODULES[name]}")
     elif name in _PLACES:

@@ -1,10 +1,17 @@
-"""Module paths of the documentation of 0.1: until 0.3 they can be imported, with a warning that names the new path."""
+"""Module paths and functions of version 0.1: until 0.3 they work, and warn."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.images import ImageInput
+    from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
+    from checkpoints_zoo.populations.loss_barrier import Barriers
 
 MOVED = {
     "checkpoints_zoo.architectures": "checkpoints_zoo.networks.architectures",
@@ -22,3 +29,23 @@ def redirect(old: str) -> None:
     new = MOVED[old]
     warnings.warn(f"{old} is {new} now; the old path goes in 0.3", DeprecationWarning, stacklevel=3)
     sys.modules[old] = import_module(new)
+
+
+def barriers(members: Collection, data: ImageInput | None = None, **options: Any) -> Barriers:
+    """Measure the loss on the lines from one member to all others: `zoo.barrier(members, data=data)` now."""
+    from checkpoints_zoo.populations.loss_barrier import barrier
+
+    return barrier(members, data=data, **options)
+
+
+def compare_compact(
+    hmc: Collection,
+    ensemble: Collection,
+    vi: Collection | None = None,
+    data: ImageInput | None = None,
+    **options: Any,
+) -> CompactComparison:
+    """Compare an ensemble, VI and Gaussians with HMC: `zoo.compact(ensemble, data, against=hmc, vi=vi)` now."""
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
+
+    return compact(ensemble, data, against=hmc, vi=vi, **options)

@@ -13,7 +13,7 @@ import click
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def compact_command(
         return _against(selection, against, vi, data, to, plot, out, options)
     if vi is not None:
         raise click.UsageError("--vi needs --against, HMC's draws.")
-    from checkpoints_zoo.populations.compact_posterior import compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
@@ -93,12 +93,12 @@ def _against(
         raise click.UsageError("--plot draws no table of --against.")
     if isinstance(to, int):
         raise click.UsageError("--against aligns draws to the first of each, or with --to mean to their mean.")
-    from checkpoints_zoo.methods.comparing.compact_study import compare_compact
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     ensemble, hmc = selection.load(), _beside(selection, against).load()
     drawn = None if vi is None else _beside(selection, vi).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    found = compare_compact(hmc, ensemble, drawn, data, to=to, **options)
+    found = compact(ensemble, data, against=hmc, vi=drawn, to=to, **options)
     out.data(json.loads(found.to_json()), found.to_text())
 
 
@@ -110,10 +110,10 @@ def _beside(selection: Selection, name: str) -> Selection:
 def _paper(found: Compact) -> str:
     columns = {"members": found.table["members"], "q_d": found.table["q_d"], "q_r": found.table["q_r"]}
     rows = [
-        {"": text} | {of: stated(x[row], scale) if row in x else "-" for of, x in columns.items()}
+        {"": text} | {of: as_text(x[row], scale) if row in x else "-" for of, x in columns.items()}
         for row, (text, scale) in ROWS.items()
     ]
-    gain = f"Alignment changes the accuracy of the mean by {stated(found.gain, 100)} points."
+    gain = f"Alignment changes the accuracy of the mean by {as_text(found.gain, 100)} points."
     return f"{table(rows, right=list(columns))}\n\n{gain}"
 
 
@@ -122,7 +122,7 @@ def _halves(found: Compact) -> str:
         return ""
     columns = {"members": found.held_out["members"], "q_d": found.held_out["q_d"], "q_r": found.held_out["q_r"]}
     rows = [
-        {"one half against the other": ROWS[row][0]} | {of: stated(x[row]) for of, x in columns.items()}
+        {"one half against the other": ROWS[row][0]} | {of: as_text(x[row]) for of, x in columns.items()}
         for row in ("agreement", "total_variation")
     ]
     return table(rows, right=list(columns))
@@ -189,10 +189,10 @@ def compact_table_command(
     draws that were aligned to one of them. HMC and VI are of the posterior at temperature 1. Of draws at hand,
     `zoo-cli compact NAME --against HMC --vi VI` gives the same.
     """
-    from checkpoints_zoo.methods.comparing.compact_study import HMC, fit_and_compare
-    from checkpoints_zoo.training.recipes import chosen
+    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
+    from checkpoints_zoo.training.recipes import choose_recipe
 
-    known = chosen(recipe)
+    known = choose_recipe(recipe)
     hmc = replace(HMC, steps=steps, warmup=warmup)
     found = fit_and_compare(known, folder or f"{known.name}-compared", hmc=hmc, say=out.say, **options)
     for path in (json_path, latex):

@@ -101,7 +101,7 @@ def command(
     """
     members = selection.load()
     from checkpoints_zoo.methods.comparing.study import prepare
-    from checkpoints_zoo.training.recipes import chosen
+    from checkpoints_zoo.training.recipes import choose_recipe
 
     prepared = prepare(
         members,
@@ -111,7 +111,7 @@ def command(
         out=folder,
         reference=None if reference is None else _load(selection, reference, selection.source),
         draws={label: _load(selection, name, source) for label, (name, source) in others.items()},
-        recipe=None if recipe is None else chosen(recipe),
+        recipe=None if recipe is None else choose_recipe(recipe),
         per_run=draws,
         say=out.say,
         **options,

@@ -17,7 +17,7 @@ from checkpoints_zoo.cli.measure import PLACES
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.interop.ingest import Net, Plan, given_columns, ingest
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, given_columns, ingest
 
 
 @click.command()
@@ -40,7 +40,7 @@ from checkpoints_zoo.interop.ingest import Net, Plan, given_columns, ingest
 @click.option("--architecture", metavar="NAME", help="The package's net that the members are, where it can't be told; "
               "or MODULE:FUNCTION, which builds your own (the module is imported, so its code runs).")  # fmt: skip
 @click.option("--argument", "arguments", multiple=True, metavar="KEY=JSON", help="Of that net, such as classes=10.")
-@click.option("--architecture-name", "own", metavar="TEXT", help="What to call a net of your own.")
+@click.option("--architecture-name", "custom_name", metavar="TEXT", help="What to call a net of your own.")
 @click.option("--strip-prefix", "prefix", default="", metavar="TEXT", help="What to take off all names of tensors.")
 @click.option("--key", default="", metavar="KEY", help="Under what files of torch.save have the state dict (ema, or "
               "model/state_dict), where several fit.")  # fmt: skip
@@ -60,7 +60,7 @@ def command(
     classes_from: str | None,
     architecture: str | None,
     arguments: tuple[str, ...],
-    own: str | None,
+    custom_name: str | None,
     prefix: str,
     key: str,
     columns: str | None,
@@ -78,24 +78,28 @@ def command(
     if dataset is not None:
         given["dataset"] = dataset
     if classes_from is not None:
-        from checkpoints_zoo.interop.checkpoints import facts_of
+        from checkpoints_zoo.interop.checkpoints import facts_to_json
 
-        given |= facts_of({"classes": classes_from})
+        given |= facts_to_json({"classes": classes_from})
     named, build = dict(_argument(text) for text in arguments), None
     if architecture is not None and ":" in architecture:
         build = partial(imported(architecture), **named)
-        architecture, named, own = None, {}, own or _called(build)
-    net = Net(architecture, named, own, prefix, key)
+        architecture, named, custom_name = None, {}, custom_name or _called(build)
+    net = NetSpec(architecture, named, custom_name, prefix, key)
     told = (
         None
         if columns is None
-        else given_columns.by_file(given_columns.read_csv(Path(columns)), options["evaluate"] is not None)
+        else given_columns.make_reader(given_columns.read_csv(Path(columns)), options["evaluate"] is not None)
     )
     done = ingest(
         sources, name, out=target, hash=hashed, given=given, net=net, build=build, columns=told, say=out.say, **options
     )
     values = asdict(done)
-    shown = {**values, "bytes": in_bytes(done.bytes), "read": in_bytes(done.read)} if isinstance(done, Plan) else values
+    shown = (
+        {**values, "bytes": in_bytes(done.bytes), "read": in_bytes(done.read)}
+        if isinstance(done, ImportPlan)
+        else values
+    )
     out.data(values, facts(shown))
 
 
@@ -107,9 +111,9 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def _called(build: Callable[[], Any]) -> str | None:
-    from checkpoints_zoo.interop.checkpoints import named_net
+    from checkpoints_zoo.interop.checkpoints import choose_net
 
-    return named_net(build, None).own
+    return choose_net(build, None).custom_name
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ import click
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.evaluation.figures import KNOWN
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def table_of(report: Report, sizes: Iterable[int], figures: Iterable[str] = KNOW
                 continue
             label = f"{KNOWN[name].label}{', scaled' if scaled and name != 'temperature' else ''}"
             scale = KNOWN[name].scale
-            shown.append({"ensemble of": label} | {f"{size:,}": stated(curve[size][name], scale) for size in chosen})
+            shown.append({"ensemble of": label} | {f"{size:,}": as_text(curve[size][name], scale) for size in chosen})
     blocks = [table(shown, right=list(shown[0])[1:]), "\n".join(_needed(report)), _meaning(report)]
     return "\n\n".join(block for block in blocks if block)
 
@@ -187,7 +187,7 @@ def _needed(report: Report) -> Iterator[str]:
         scale = KNOWN[found.figure].scale
         name, _, unit = KNOWN[found.figure].label.removesuffix(")").rpartition(" (")
         within = f"{found.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
-        limit = stated(growths[found.figure].limit, scale)
+        limit = as_text(growths[found.figure].limit, scale)
         yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {found}"
 
 

@@ -10,7 +10,7 @@ import click
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import PLACES, png
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import in_bytes
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _figures(found: Pairwise) -> str:
     rows = []
     for name, x in found.figures.items():
         least, most = (f"{spread[name].agg(f):.4g}" if name in spread else "-" for f in ("min", "max"))
-        rows.append({"": NAMES[name], "all pairs": stated(x), "lowest pair": least, "highest pair": most})
+        rows.append({"": NAMES[name], "all pairs": as_text(x), "lowest pair": least, "highest pair": most})
     return table(rows, right=list(rows[0])[1:])
 
 

@@ -1,4 +1,4 @@
-"""Collections: rows of a manifest and the bytes they name, selected, stacked and made into an ensemble."""
+"""Collections: selected rows of a manifest, and the weights that these rows locate."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from checkpoints_zoo.formats.catalog import Description
     from checkpoints_zoo.sources.source import Source
 
-_STORED = View()  # weights as they are stored
-# Names that users could call up to version 0.2: what they are called within the package.
+_AS_STORED = View()  # weights as they are stored
+# Public names of version 0.1 -> their names inside the package.
 _PRIVATE = {
-    "at": "__getitem__", "before": "_before", "commit": "_commit", "held_by": "_held_by", "keys": "_keys",
+    "at": "__getitem__", "before": "_before", "commit": "_commit", "held_by": "_members_within", "keys": "_keys",
     "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes", "read": "_read",
     "skeleton": "_skeleton", "view": "_view",
 }  # fmt: skip
 
 
 class Collection:
-    """Selected members of a collection: rows at hand, weights read when they are needed.
+    """Selected members of a collection: their rows are in memory, their weights are read when needed.
 
     Args:
-        source: where manifest and shards lie.
-        commit: what pins the source.
+        source: has the manifest and the shards.
+        commit: version of the source.
         description: the source's JSON on this collection.
         rows: the selected rows of the manifest.
-        architecture: builds the module; None for the one the description names.
-        skeletons: layout -> module built already, shared by all selections of one collection.
-        view: what is done to the weights as they are read.
+        architecture: builds the module; None for the architecture that the description names.
+        skeletons: layout -> module that is already built, shared by all selections of one collection.
+        view: steps that change the weights as they are read.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Collection:
         rows: pa.Table,
         architecture: Callable[[], nn.Module] | None = None,
         skeletons: dict[str, nn.Module] | None = None,
-        view: View = _STORED,
+        view: View = _AS_STORED,
     ) -> None:
         self.source = source
         self.description = description
@@ -81,7 +81,7 @@ class Collection:
 
         def __getattr__(self, name: str) -> Any:
             if name not in _PRIVATE:
-                return self.__getattribute__(name)  # the error that Python itself gives
+                return self.__getattribute__(name)  # raises Python's own error
             warnings.warn(
                 f"Collection.{name} is private from version 0.2 on, and goes in the next one",
                 DeprecationWarning,
@@ -96,9 +96,9 @@ class Collection:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        what = f"{self.description.architecture} on {self.description.dataset}"
-        view = "".join(f", {step}" for step in self._view.steps)
-        return f"Collection({self.name!r}, {len(self)} members, {what}, from {self.source.shown}{view})"
+        network = f"{self.description.architecture} on {self.description.dataset}"
+        steps = "".join(f", {step}" for step in self._view.steps)
+        return f"Collection({self.name!r}, {len(self)} members, {network}, from {self.source.shown}{steps})"
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class Collection:
 
     @cached_property
     def preprocess(self) -> Preprocess:
-        """What turns uint8 images (batch, channel, height, width) into the members' inputs.
+        """The function that turns uint8 images (batch, channel, height, width) into the members' inputs.
 
         Raises:
             FormatError: the collection's description has none.
@@ -124,7 +124,7 @@ class Collection:
         if not self.description.preprocessing:
             raise FormatError(
                 f"preprocessing of {self.name}",
-                expected="what turns pixels into the members' inputs",
+                expected="the preprocessing that turns pixels into the members' inputs",
                 found="none in its description",
                 do="Whoever makes the source gives it: preprocessing=, like=, or `zoo-cli import --like NAME`",
                 collection=self.name,
@@ -141,8 +141,8 @@ class Collection:
 
     @property
     def citation(self) -> str:
-        """Text that names this selection; `zoo.load` gives it back."""
-        self._check_some()
+        """Text that names this selection; `zoo.load` turns it into the same members."""
+        self._check_not_empty()
         rows = self.source.renewed(self.name, self.rows)
         return selection.cite(self.source.label, self._commit, self.name, rows)
 
@@ -164,8 +164,8 @@ class Collection:
         """
         if isinstance(position, slice):
             return self._select(list(range(len(self)))[position])
-        one = self._select([self._position(position)])
-        return Member(self.name, one.rows.to_pylist()[0], one)
+        selected = self._select([self._position(position)])
+        return Member(self.name, selected.rows.to_pylist()[0], selected)
 
     def _position(self, position: int) -> int:
         """Return a position counted from the first member.
@@ -173,18 +173,18 @@ class Collection:
         Raises:
             MemberNotFound, UsageError: no such position.
         """
-        at = whole(position)
-        if at is None:
+        index = whole(position)
+        if index is None:
             raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
-        if not -len(self) <= at < len(self):
+        if not -len(self) <= index < len(self):
             raise MemberNotFound(
                 f"position {position} of {self.name}",
                 expected=f"one of the {len(self)} selected members, from 0",
-                found=str(at),
+                found=str(index),
                 do="`.member(id)` takes a member by its id",
                 collection=self.name,
             )
-        return at % len(self)
+        return index % len(self)
 
     def take(self, positions: Iterable[int]) -> Collection:
         """Take members by position, in any order; return them as a collection.
@@ -208,10 +208,12 @@ class Collection:
         """Return the members at some positions, under this view or another one."""
         rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
         view = self._view if view is None else view
-        part = Collection(self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view)
-        if len(part) and "symmetry_table" in vars(self):  # derived once, not for each batch
-            part.symmetry_table = self.symmetry_table
-        return part
+        selected = Collection(
+            self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
+        )
+        if len(selected) and "symmetry_table" in vars(self):  # derived once, not for each batch
+            selected.symmetry_table = self.symmetry_table
+        return selected
 
     @property
     def _keys(self) -> list[tuple[int, int]]:
@@ -224,11 +226,11 @@ class Collection:
         """Bytes of one member as it is stored, on average; 1 or more."""
         return max(1, self.nbytes // max(1, len(self)))
 
-    def _held_by(self, nbytes: int) -> int:
-        """Return how many members so many bytes hold, for `batches`: one or more, and all at most."""
+    def _members_within(self, nbytes: int) -> int:
+        """Return how many members fit into some bytes, from 1 to all of them; `batches` takes this number."""
         return max(1, min(len(self), nbytes // self._member_nbytes))
 
-    def _check_some(self) -> None:
+    def _check_not_empty(self) -> None:
         if not len(self):
             raise SelectionError(
                 f"selection of {self.name}",
@@ -239,14 +241,14 @@ class Collection:
             )
 
     def _locations(self) -> list[Location]:
-        """Return where the members' bytes lie on this machine; from the Hub, what is missing is fetched in one go.
+        """Return where the members' bytes are on this machine; missing ones are fetched from the Hub together.
 
         Raises:
             SelectionError: no members, or one without weights.
             DamagedError, SourceNotFound: a file outside the source, or none.
-            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
+            NetworkError, AccessError, StorageError: bytes on the Hub that can't be read, or not be stored here.
         """
-        self._check_some()
+        self._check_not_empty()
         manifest.check_located(self.rows, self.name)
         return self.source.locate(self.description, self.rows)
 
@@ -255,9 +257,9 @@ class Collection:
 
         Raises:
             SelectionError: no members, or one without weights.
-            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+            UsageError, LayoutError: no architecture of that name, or one with other tensors.
         """
-        self._check_some()
+        self._check_not_empty()
         manifest.check_located(self.rows, self.name)
         key = min(self.rows.column("layout").to_pylist())
         if key not in self._skeletons:
@@ -265,9 +267,9 @@ class Collection:
             if self._architecture is None and description.architecture not in architectures.ARCHITECTURES:
                 raise UsageError(
                     f"architecture {description.architecture!r} of {self.name}",
-                    expected=f"one of the package's ({', '.join(architectures.ARCHITECTURES)}), or what builds it",
+                    expected=f"one of the package's ({', '.join(architectures.ARCHITECTURES)}), or a function for it",
                     found="neither",
-                    do="Give what builds it: zoo.load(…, architecture=build), or --architecture MODULE:FUNCTION",
+                    do="Give this function: zoo.load(…, architecture=build), or --architecture MODULE:FUNCTION",
                 )
             build = self._architecture or (
                 lambda: modules.build_architecture(description.architecture, **description.arguments)
@@ -276,26 +278,26 @@ class Collection:
         return self._skeletons[key]
 
     def download(self, dest: str | Path | None = None) -> Collection:
-        """Bring all members to this machine, those that are missing in one go; return them as they lie there then.
+        """Copy all members to this machine, missing ones together; return them as a collection from there.
 
-        Without `dest` that is the member cache, and nothing happens for a folder. Progress goes to stderr.
+        Without `dest` they go into the member cache, and members of a folder are not copied. Progress goes to stderr.
 
         Args:
-            dest: a folder that becomes a source of its own, or gets the members added: their shards and rows, with
-                the hashes they have. Other collections in it stay.
+            dest: a folder that becomes a source of its own, or that gets these members added: shards and rows, with
+                their hashes. Other collections in it stay.
 
         Raises:
-            NetworkError, AccessError, StorageError: they can't be had, or not be kept.
-            DamagedError, SourceNotFound: files outside the source, or none; a member that is not what its row says.
+            NetworkError, AccessError, StorageError: they can't be read, or not be stored.
+            DamagedError, SourceNotFound: files outside the source, or none; a member that does not match its row.
             UsageError: a folder that has other members under these ids, or another collection under this name.
         """
         if dest is None:
             self._locations()
             return self
-        self._check_some()
-        found = copying.copy(Found(self.source, self._commit, self.description, self.rows, len(self)), Path(dest))
+        self._check_not_empty()
+        copied = copying.copy(Found(self.source, self._commit, self.description, self.rows, len(self)), Path(dest))
         return Collection(
-            found.source, found.commit, found.description, found.rows, self._architecture, view=self._view
+            copied.source, copied.commit, copied.description, copied.rows, self._architecture, view=self._view
         )
 
     def stack(
@@ -306,17 +308,17 @@ class Collection:
     ) -> dict[str, Tensor]:
         """Read the members' weights and statistics into stacked tensors; return name -> (member, …).
 
-        On the CPU in the stored dtype this is a view of the file where it can be (writing to it changes no file),
-        whose values nobody has looked at yet; all other ways to get weights refuse those that are not finite.
+        On the CPU in the stored dtype the tensors are views of the file if possible (writing to them changes no file),
+        and their values are not checked; all other ways to read weights refuse values that are not finite.
 
         Args:
-            device: where the tensors are to be.
+            device: of the tensors.
             dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
-            names: which tensors; None for all.
+            names: of the tensors to read; None for all.
 
         Raises:
-            DamagedError, LayoutError, SourceNotFound: the bytes are not what the manifest says.
-            TooLargeError: more than the memory that is free; use `batches`.
+            DamagedError, LayoutError, SourceNotFound: the bytes do not match the manifest.
+            TooLargeError: more than the free memory; use `batches`.
         """
         return self._read(check_device(device), dtype, names, check=False)
 
@@ -329,46 +331,46 @@ class Collection:
         check: bool = True,
         locations: list[Location] | None = None,
     ) -> dict[str, Tensor]:
-        """Read stacked weights as this selection's view has them; return name -> (member, …).
+        """Read stacked weights and apply the view's steps; return name -> (member, …).
 
         Args:
             device, dtype, names: as in `reading.stack`.
-            check: whether the values of a view of a file are looked at too.
-            locations: of the members, where they are known.
+            check: whether to check the values of views of a file too.
+            locations: of the members, if they are known already.
         """
-        where = self._locations() if locations is None else locations
+        located = self._locations() if locations is None else locations
         if not self._view.steps:
-            return reading.stack(where, device, dtype, names, check=check)
-        wanted = None if names is None else list(names)
-        return self._view.stack(self.symmetry_table, self._keys, where, device, dtype, wanted)
+            return reading.stack(located, device, dtype, names, check=check)
+        selected = None if names is None else list(names)
+        return self._view.stack(self.symmetry_table, self._keys, located, device, dtype, selected)
 
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Stream the members: yield (ids, stacked tensors) of `size` members each, the next being read meanwhile.
+        """Stream the members: yield (ids, stacked tensors) of `size` members each, reading the next batch meanwhile.
 
         Args:
             size: members a batch.
             device, dtype: as in `stack`.
 
         Raises:
-            UsageError: a size that is none.
+            UsageError: a size that is no whole number from 1.
             DamagedError, LayoutError, SourceNotFound, TooLargeError: as in `stack`; non-finite values always.
         """
-        step = whole(size)
-        if step is None or step < 1:
+        count = whole(size)
+        if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
-        on = check_device(device)
-        starts = range(0, len(self), step)
-        # All members are fetched in one go before the first batch is read.
-        where = self._locations()
-        parts = [self._select(list(range(len(self)))[at : at + step]) for at in starts]
+        target = check_device(device)
+        firsts = range(0, len(self), count)
+        # All members are fetched together before the first batch is read.
+        located = self._locations()
+        parts = [self._select(list(range(len(self)))[first : first + count]) for first in firsts]
 
         def read(i: int) -> dict[str, Tensor]:
-            at = starts[i]
-            return parts[i]._read(on, dtype, locations=where[at : at + step])
+            first = firsts[i]
+            return parts[i]._read(target, dtype, locations=located[first : first + count])
 
-        return zip([part.ids for part in parts], reading.ahead(read, len(parts)), strict=True)
+        return zip([part.ids for part in parts], reading.prefetched(read, len(parts)), strict=True)
 
     def dataset(
         self,
@@ -387,17 +389,17 @@ class Collection:
             UsageError: a label that is no numeric column or is null somewhere.
             SelectionError: no member in that split.
         """
-        chosen = self
+        selected = self
         if split is not None:
             splits = self.rows.column("split").to_pylist()
-            chosen = self._select([i for i, s in enumerate(splits) if s == split])
-            if not len(chosen):
+            selected = self._select([i for i, s in enumerate(splits) if s == split])
+            if not len(selected):
                 found = ", ".join(sorted({str(s) for s in splits}))
                 raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
         names = (labels,) if isinstance(labels, str) else tuple(labels)
-        table = chosen.symmetry_table if chosen._view.steps else None
-        wanted = label_table(chosen.rows, names, self.name)
-        return WeightDataset(chosen._locations(), chosen._view, chosen._keys, table, wanted, names, dtype)
+        table = selected.symmetry_table if selected._view.steps else None
+        values = label_table(selected.rows, names, self.name)
+        return WeightDataset(selected._locations(), selected._view, selected._keys, table, values, names, dtype)
 
     def ensemble(
         self,
@@ -411,32 +413,32 @@ class Collection:
         """Stack the members into one module; return it: `ens(members.preprocess(images))` gives their logits.
 
         Args:
-            device: where it is to be.
-            dtype: that it computes in. float32 agrees with the members' modules to 1e-5 of the largest logit; on the
-                collections that ship bfloat16 is 0.008 of it away at most, float16 0.0011, and 1 in 5,000 arg-maxes
-                changes (measured by `benchmarks/ensemble.py --errors`).
-            execution: how members run: "loop", "grouped", "vmap", "graph" or "module" (through its own code, bit for
+            device: of the module.
+            dtype: of the computation. float32 agrees with the members' modules to 1e-5 of the largest logit. On the
+                collections in the package bfloat16 differs by at most 0.008 of it, float16 by 0.0011, and 1 in 5,000
+                arg-maxes changes (measured by `benchmarks/ensemble.py --errors`).
+            execution: how members run: "loop", "grouped", "vmap", "graph" or "module" (the module's own code, bit for
                 bit); None chooses by device and sizes.
-            compile: whether to use torch.compile: seconds to minutes at the first call, quicker ones afterwards;
-                as exact as without.
-            chunk: how many members are read at a time, at every call anew; None holds them all, or as many as fit.
+            compile: whether to use torch.compile: the first call takes seconds to minutes, later ones are quicker;
+                equally exact.
+            chunk: how many members to read at a time, again at every call; None holds all, or as many as fit.
 
         Raises:
-            DamagedError: a weight is not finite, or the bytes are not what the manifest says.
-            TooLargeError: more than the memory that is free, even one by one.
+            DamagedError: a weight is not finite, or the bytes do not match the manifest.
+            TooLargeError: even one member is more than the free memory.
             UsageError: no such device, execution or chunk.
         """
-        skeleton, on, where = self._skeleton(), check_device(device), self._locations()
+        skeleton, target, located = self._skeleton(), check_device(device), self._locations()
 
         def read(some: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
             part = self if len(some) == len(self) else self._select(list(some))
-            return part._read(device, dtype, locations=where[some.start : some.stop])
+            return part._read(device, dtype, locations=located[some.start : some.stop])
 
         return Ensemble.reading(
             skeleton,
             read,
             self.ids,
-            device=on,
+            device=target,
             dtype=dtype,
             chunk=chunk,
             execution=execution,
@@ -446,15 +448,15 @@ class Collection:
     def predict(self, data: ImageInput, out: str | Path | None = None, **options: Any) -> Predictions:
         """Run the members on images and store their logits in float16 beside the manifest; return these predictions.
 
-        Members that the set has already are not run again.
+        Members whose predictions are stored already are not run again.
 
         Args:
             data: images: their name ("digits", "digits/train"), their place, or whatever `images.of` takes.
-            out: a folder of a source; None for the one that the members lie in.
+            out: a folder of a source; None for the members' own folder.
             options: name, device, dtype and batch of `predictions.predict`.
 
         Raises:
-            UsageError, DamagedError, LockedError, StorageError, NetworkError, AccessError: as there.
+            UsageError, DamagedError, LockedError, StorageError, NetworkError, AccessError: as in `predictions.predict`.
         """
         return predictions.predict(self, data, out, **options)
 
@@ -466,7 +468,8 @@ class Collection:
             options: source and data of `predictions.predictions_of`.
 
         Raises:
-            SourceNotFound, MemberNotFound, UsageError, FormatError, DamagedError, NetworkError: as there.
+            SourceNotFound, MemberNotFound, UsageError, FormatError, DamagedError, NetworkError: as in
+                `predictions.predictions_of`.
         """
         return predictions.predictions_of(self, name, **options)
 
@@ -476,7 +479,7 @@ class Collection:
 
         Raises:
             SymmetryError: an architecture whose symmetries can't be derived.
-            SelectionError, UsageError, LayoutError: no members, or no architecture that takes their tensors.
+            SelectionError, UsageError, LayoutError: no members, or no architecture that has their tensors.
         """
         preprocess = self.preprocess
         return symmetries(self._skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
@@ -489,21 +492,21 @@ class Collection:
         streams: bool = False,
         approximate: bool = False,
     ) -> Collection:
-        """Remove symmetries from the weights as they are read, scales first; return the same members so viewed.
+        """Remove symmetries from the weights as they are read, scales first; return a view of the same members.
 
-        Two members that differ by a symmetry of the network alone get the same weights. Scaled weights are float32 or
-        wider, whatever is stored.
+        Two members that differ only by a symmetry of the network get the same weights. Scaled weights are float32 or
+        wider, also if the stored ones are narrower.
 
         Args:
             scale: "unit-norm" gives each unit's incoming row the norm 1, and gains 1 or -1; None leaves scales.
             permute: sorts the units of each layer, in descending order, by their "first" weight, by the largest
                 ("max") or by their norm ("norm"); None leaves them.
-            streams: whether the units of residual streams are sorted too, or inner channels only.
+            streams: whether to sort the units of residual streams too, or inner channels only.
             approximate: whether to scale rows before norms without running statistics as well, which changes the
                 function by the order of their eps.
 
         Raises:
-            UsageError: another word for scale or permute; norms as keys where scaling has made them equal.
+            UsageError: an unknown word for scale or permute; permute="norm" where scaling makes all norms equal.
             SymmetryError: an architecture whose symmetries can't be derived.
 
         >>> import checkpoints_zoo as zoo
@@ -512,21 +515,22 @@ class Collection:
         >>> bool((first.diff() <= 0).all())
         True
         """
-        maps.check_words(scale, permute)
-        # What can't be is refused here, not at the first batch; so is an architecture without a table.
+        maps.check_options(scale, permute)
+        # Impossible options and architectures without a table are refused here, not at the first batch.
         table = self.symmetry_table
         if scale is not None and permute == "norm":
             maps.check_norms(table, streams, approximate)
         return self._viewed(Canonical(scale, permute, streams, approximate))
 
-    def align(self, to: int | str | Member = 0) -> Collection:
-        """Permute the members' units so that they match a reference, as they are read; return them so viewed.
+    def align(self, to: int | str | Member | None = None) -> Collection:
+        """Permute the members' units as they are read so that they match a reference; return a view of the members.
 
-        Each member is matched when it is first read, and what was found is kept for this view and its slices.
+        Each member is matched when it is first read; this view and its slices keep the permutations.
 
         Args:
             to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
-                the mean of all selected members, aligned; for that all are held in memory once.
+                the mean of all selected members, aligned; the memory then holds all members once. None for the first
+                selected member.
 
         Raises:
             MemberNotFound: no such member is selected.
@@ -545,10 +549,13 @@ class Collection:
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
             return self._viewed(AlignedToMean(self._match_mean))
+        if to is None:
+            self._check_not_empty()
+            to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
-        same = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
-        words = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
-        return self._viewed(Aligned(words, reference.state_dict, same))
+        unchanged = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
+        name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
+        return self._viewed(Aligned(name, reference.state_dict, unchanged))
 
     def _match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
         """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
@@ -557,28 +564,28 @@ class Collection:
         return {key: {name: p[row].cpu() for name, p in matched.items()} for row, key in enumerate(self._keys)}
 
     def transform(self, symmetries: Element | str | Path) -> Collection:
-        """Apply given symmetries to the weights as they are read; return the members so viewed.
+        """Apply symmetries to the weights as they are read; return a view of the members.
 
         Args:
             symmetries: one a member, in the members' order, or a file that `write_symmetries` wrote.
 
         Raises:
-            UsageError: no symmetries of this network, or not one a member.
-            SourceNotFound, FormatError, DamagedError: no such file, another kind of file, or for other weights.
+            UsageError: symmetries of another network, or not one for each member.
+            SourceNotFound, FormatError, DamagedError: no such file, a file of another kind, or for other weights.
         """
         if isinstance(symmetries, Element):
             rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
         else:
-            rows, element = files.read(Path(symmetries), self.rows)
+            rows, element = files.read_symmetries(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
         return self._viewed(Transformed(rows, element, origin))
 
     def symmetry(self, position: int) -> Element:
-        """Return what this view applies to the member at a position: permutations (unit), scales (value).
+        """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value).
 
         `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
-        those that were rescaled up to rounding. The table is `members.symmetry_table`.
+        rescaled ones up to rounding. The table is `members.symmetry_table`.
 
         Raises:
             MemberNotFound, UsageError: no such position.
@@ -588,18 +595,18 @@ class Collection:
         return Element(permutations, {name: s[0] for name, s in element.scales.items()})
 
     def symmetries(self) -> Element:
-        """Return what this view applies to each member: permutations (member, unit), scales (member, value)."""
+        """Return the symmetries that this view applies: permutations (member, unit), scales (member, value)."""
         return self._view.elements(self.symmetry_table, self._keys, self._locations())
 
     def write_symmetries(self, path: str | Path) -> Path:
-        """Write what this view applies to each member; return the file's path. `transform` takes it.
+        """Write the symmetry that this view applies to each member; return the file's path, which `transform` takes.
 
         Args:
             path: of a Parquet file with one row a member.
 
         Raises:
             UsageError: a view that changes nothing.
-            StorageError: it can't be written.
+            StorageError: a file that can't be written.
         """
         if not self._view.steps:
             raise UsageError(
@@ -608,10 +615,10 @@ class Collection:
                 found="weights as they are stored",
                 do="Call canonicalize() or align() first",
             )
-        what = "; ".join(str(step) for step in self._view.steps)
+        steps = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
         with disk.writing_into(Path(path).parent):
-            files.write(Path(path), self.rows, element, what)
+            files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 
     def _viewed(self, step: Step) -> Collection:
@@ -623,7 +630,7 @@ class Collection:
 
 
 class Member:
-    """A snapshot of one training run; its bytes are read when they are asked for.
+    """A snapshot of one training run; its weights are read when needed.
 
     Args:
         collection: name of the collection.
@@ -646,38 +653,38 @@ class Member:
 
     @property
     def selected(self) -> Collection:
-        """The collection of this member alone: its view, module, preprocessing."""
+        """A collection with only this member: it has the view, the module and the preprocessing."""
         return self._selected
 
     @property
     def citation(self) -> str:
-        """Text that names this member; `zoo.load` gives a collection of it alone."""
+        """Text that names this member; `zoo.load` turns it into a collection with only this member."""
         return self._selected.citation
 
     def state_dict(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Read the member's tensors; return them by name, counters rebuilt as zero, ready for a strict load.
+        """Read the member's tensors; return them by name, with zeros for counters, ready for a strict load.
 
         Args:
-            device: where they are to be.
+            device: of the tensors.
             dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
 
         Raises:
-            DamagedError: the bytes are not what the manifest says, or a value is not finite.
+            DamagedError: the bytes do not match the manifest, or a value is not finite.
         """
-        on, where = check_device(device), self._selected._locations()
-        stacked = self._selected._read(on, dtype, locations=where)
-        counters = {n: torch.zeros((), dtype=torch.int64, device=on) for n in where[0].layout.rebuilt}
+        target, located = check_device(device), self._selected._locations()
+        stacked = self._selected._read(target, dtype, locations=located)
+        counters = {n: torch.zeros((), dtype=torch.int64, device=target) for n in located[0].layout.rebuilt}
         return {n: t[0] for n, t in stacked.items()} | counters
 
     def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
         """Build the member's module in eval mode; return it.
 
         Args:
-            device: where it is to be.
+            device: of the module.
             dtype: of the weights; None for the stored one.
 
         Raises:
-            UsageError, LayoutError: no architecture of that name, or one whose tensors are others.
+            UsageError, LayoutError: no architecture of that name, or one with other tensors.
             DamagedError: see `state_dict`.
         """
         return modules.fill_skeleton(self._selected._skeleton(), self.state_dict(device, dtype), torch.device(device))
@@ -707,13 +714,13 @@ def load(
         where: an SQL condition on the manifest's columns ("test_accuracy > 0.97").
         members: ids, or their text ("0-99,205,7@40").
         sample: seed of the draw.
-        snapshots: whether snapshots that are not final are meant as well.
-        source: a folder, or hf://datasets/ORG/NAME[@REVISION]; None for where the catalog says the collection lies.
-        architecture: builds the module, for a net the package lacks.
+        snapshots: whether to select snapshots that are not final as well.
+        source: a folder, or hf://datasets/ORG/NAME[@REVISION]; None for the collection's source in the catalog.
+        architecture: builds the module, for a network that the package lacks.
 
     Raises:
-        CollectionNotFound, SourceNotFound: nothing there; the nearest names are given.
-        SelectionError, MemberNotFound: a selection that can't be met.
+        CollectionNotFound, SourceNotFound: no such collection or source; the error names the nearest ones.
+        SelectionError, MemberNotFound: members that the collection lacks.
         FormatError, DamagedError: a manifest that breaks the format.
         NetworkError, AccessError: a source on the Hub that can't be reached or may not be read.
 
@@ -721,8 +728,8 @@ def load(
     >>> zoo.load("convnet-digits", n=8)
     Collection('convnet-digits', 8 members, convnet on digits, from embedded)
     """
-    found = find(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
-    return Collection(found.source, found.commit, found.description, found.rows, architecture)
+    match = find(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
+    return Collection(match.source, match.commit, match.description, match.rows, architecture)
 
 
 def collections() -> pd.DataFrame:

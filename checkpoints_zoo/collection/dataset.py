@@ -28,9 +28,9 @@ def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor
     Raises:
         UsageError: a name that is no numeric column, or one that is null somewhere.
     """
-    known = [f.name for f in rows.schema if str(f.type) in ("int32", "int64", "double", "bool")]
+    known = [field.name for field in rows.schema if str(field.type) in ("int32", "int64", "double", "bool")]
     table = torch.empty(rows.num_rows, len(names), dtype=torch.float64)
-    for at, name in enumerate(names):
+    for column, name in enumerate(names):
         if name not in known:
             raise UsageError(f"label {name!r}", expected=f"a numeric column ({', '.join(known)})", found="none such")
         values = rows.column(name).to_pylist()
@@ -41,16 +41,17 @@ def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor
                 found=f"null for member {rows.column('member')[values.index(None)]}",
                 do=f'Select with where="{name} is not null"',
             )
-        table[:, at] = torch.tensor(values, dtype=torch.float64)
+        table[:, column] = torch.tensor(values, dtype=torch.float64)
     return table
 
 
 class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Flat weight vectors and labels; nothing is read before it is asked for.
+    """Flat weight vectors and labels; a member is read when it is indexed.
 
     Args:
         locations: of the members' bytes.
-        view, keys: what is done to the weights as they are read, and each member's id and epoch.
+        view: steps that change the weights as they are read.
+        keys: each member's id and epoch.
         table: the symmetries of the network; None for a view that changes nothing.
         labels: (member, label), float64.
         names: of the labels.
@@ -67,7 +68,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         names: Sequence[str],
         dtype: torch.dtype,
     ) -> None:
-        # No more than what reads them, so that it can be sent to other processes.
+        # The dataset holds only what it needs to read, so that it can be sent to other processes.
         self.locations, self._view, self._keys, self._table = locations, view, keys, table
         self.labels = labels
         self.label_names = tuple(names)

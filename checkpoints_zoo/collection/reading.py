@@ -1,7 +1,7 @@
-"""Members read from their files straight into stacked tensors, by offset.
+"""Read members from their files straight into stacked tensors, by offset.
 
-Members that lie evenly spaced in one file become strided views of one map of the file; all others are read in large
-pieces through one reused buffer and converted from there. Nothing is read member by member through modules.
+Members that are evenly spaced in one file become strided views of one memory map of the file. All other members are
+read in large pieces through one reused buffer and converted from there.
 
 Axes: m member, … the tensor's own.
 """
@@ -31,7 +31,7 @@ from checkpoints_zoo.formats.shard_files import (
 from checkpoints_zoo.networks.device import check_device, check_memory
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
-READERS = 2  # of large members: more of them find no more work
+READERS = 2  # threads for large members: more threads are no quicker
 
 
 def stack(
@@ -44,15 +44,16 @@ def stack(
 ) -> dict[str, Tensor]:
     """Read members into stacked tensors; return name -> (member, …), statistics never narrower than stored.
 
-    A view of the file (private to this process: writing to it changes no file) where the members lie evenly
-    spaced in one file, the device is the CPU and no dtype changes. Otherwise a copy, whose values are checked.
+    The tensors are views of the file (private to this process: writing to them changes no file) if the members are
+    evenly spaced in one file, the device is the CPU and no dtype changes. Otherwise they are copies, whose values are
+    checked.
 
     Args:
         locations: of the members, all with tensors of the same names and shapes.
-        device: where the tensors are to be.
+        device: of the tensors.
         dtype: of floating tensors; None keeps the stored one.
-        names: which tensors; None for all.
-        check: whether the values of a view are looked at too.
+        names: of the tensors to read; None for all.
+        check: whether to check the values of views too.
 
     Raises:
         DamagedError: a file is cut, its header or the offsets are wrong, or a value is not finite.
@@ -60,129 +61,133 @@ def stack(
         TooLargeError: more memory than there is.
     """
     device = check_device(device)
-    specs = _common(locations, names)
+    specs = _common_specs(locations, names)
     check_against_files(locations)
-    kinds = _kinds(specs, locations, dtype)
-    step = spacing(locations)
-    kept = all(kinds[t.name] == TORCH_DTYPES[t.dtype] and not t.offset % TORCH_DTYPES[t.dtype].itemsize for t in specs)
-    if step and kept and device.type == "cpu" and not (step % 8 or locations[0].offset % 8):
-        views = views_of(locations[0], specs, len(locations), step)
+    dtypes = _dtypes(specs, locations, dtype)
+    distance = even_spacing(locations)
+    unchanged = all(
+        dtypes[t.name] == TORCH_DTYPES[t.dtype] and not t.offset % TORCH_DTYPES[t.dtype].itemsize for t in specs
+    )
+    if distance and unchanged and device.type == "cpu" and not (distance % 8 or locations[0].offset % 8):
+        views = mapped_tensors(locations[0], specs, len(locations), distance)
         if views is not None:
             if check:
                 check_finite(views, locations)
             return views
     large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
-    if large and kept and names is None and device.type == "cpu":
-        check_memory({t.name: (len(locations), *t.shape) for t in specs}, kinds, device)
-        return _gathered(locations, specs)
+    if large and unchanged and names is None and device.type == "cpu":
+        check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
+        return _read_large_members(locations, specs)
     if device.type == "cuda" and names is None:
-        with transfer.allocating(device):
-            out = room_for(locations, kinds, device)
-        if not transfer.onto(locations, specs, out):
-            check_finite(out, locations)
-        return out
-    out = room_for(locations, kinds, device)
-    at = 0
+        with transfer.allocation_stream(device):
+            stacked = empty_stack(locations, dtypes, device)
+        if not transfer.copy_to_device(locations, specs, stacked):
+            check_finite(stacked, locations)
+        return stacked
+    stacked = empty_stack(locations, dtypes, device)
+    first = 0
     for group in groups(locations, BUFFER_BYTES):
-        rows = {n: tensor[at : at + len(group)] for n, tensor in out.items()}
+        rows = {n: tensor[first : first + len(group)] for n, tensor in stacked.items()}
         if group[0].layout.nbytes <= BUFFER_BYTES:
             _copy_members(group, specs, rows)
         else:
             _copy_tensors(group[0], specs, rows)
-        at += len(group)
-    return out
+        first += len(group)
+    return stacked
 
 
-def ahead(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
-    """Read batch after batch, the next while one is used; yield what `read` gives for each number below `count`."""
+def prefetched(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
+    """Yield read(0), read(1), … up to `count` results, each read while the caller uses the one before it."""
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-        coming = reader.submit(read, 0)
-        for at in range(count):
-            stacked = coming.result()
-            if at + 1 < count:
-                coming = reader.submit(read, at + 1)
+        future = reader.submit(read, 0)
+        for number in range(count):
+            stacked = future.result()
+            if number + 1 < count:
+                future = reader.submit(read, number + 1)
             yield stacked
 
 
-def kinds_of(
+def stacked_dtypes(
     locations: Sequence[Location], dtype: torch.dtype | None, names: Iterable[str] | None = None
 ) -> dict[str, torch.dtype]:
-    """Return the dtype that each tensor has once stacked; the arguments and errors are those of `stack`."""
-    return _kinds(_common(locations, names), locations, dtype)
+    """Return the dtype of each stacked tensor; the arguments and errors are those of `stack`."""
+    return _dtypes(_common_specs(locations, names), locations, dtype)
 
 
-def room_for(
-    locations: Sequence[Location], kinds: Mapping[str, torch.dtype], device: torch.device
+def empty_stack(
+    locations: Sequence[Location], dtypes: Mapping[str, torch.dtype], device: torch.device
 ) -> dict[str, Tensor]:
-    """Make tensors for the members' weights, their values whatever they are; return name -> (member, …).
+    """Allocate tensors for the members' weights, without values yet; return name -> (member, …).
 
     Raises:
         TooLargeError: more memory than there is.
     """
-    shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in kinds}
-    check_memory(shapes, kinds, device)
-    return {name: torch.empty(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
+    shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in dtypes}
+    check_memory(shapes, dtypes, device)
+    return {name: torch.empty(shape, dtype=dtypes[name], device=device) for name, shape in shapes.items()}
 
 
-def spacing(locations: Sequence[Location]) -> int:
-    """Return the even distance between members of one file and layout, 0 where there is none."""
+def even_spacing(locations: Sequence[Location]) -> int:
+    """Return the bytes from member to member if they are evenly spaced in one file and have one layout, else 0."""
     first = locations[0]
     if len(locations) == 1:
         return first.layout.nbytes
-    step = locations[1].offset - first.offset
+    distance = locations[1].offset - first.offset
     even = all(
-        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * step
+        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * distance
         for i, x in enumerate(locations)
     )
-    return step if even and step > 0 else 0
+    return distance if even and distance > 0 else 0
 
 
 def _strides(t: TensorSpec) -> tuple[int, ...]:
     return torch.empty(t.shape, device="meta").stride()
 
 
-def views_of(first: Location, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor] | None:
-    """Map a file and view its members' tensors; return name -> (member, …), or None where it can't be mapped."""
+def mapped_tensors(first: Location, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor] | None:
+    """Map a file into memory and view its members' tensors; return name -> (member, …), None if it can't be mapped."""
     # A private map: writing to it changes no file. Python's own mmap would hold a file open for each map, and
-    # a thousand models are more than a process may have. Each view owns its part of the map alone, so that
-    # saving it saves no more.
+    # a process may not open a thousand files. Each view owns only its part of the map, so that saving a view
+    # saves no more than this part.
     size = first.path.stat().st_size
     try:
         mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
     except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
         return None
-    return cut(mapped, first.offset, specs, count, step)
+    return tensor_views(mapped, first.offset, specs, count, distance)
 
 
-def cut(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, step: int) -> dict[str, Tensor]:
-    """View the tensors of members that lie evenly spaced in memory; return name -> (member, …)."""
+def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor]:
+    """View the tensors of members that are evenly spaced in memory; return name -> (member, …)."""
     views = {}
     for t in specs:
         dtype, begin = TORCH_DTYPES[t.dtype], start + t.offset
-        part = memory[begin : begin + (count - 1) * step + t.nbytes]
-        shape, strides = (count, *t.shape), (step // dtype.itemsize, *_strides(t))
+        part = memory[begin : begin + (count - 1) * distance + t.nbytes]
+        shape, strides = (count, *t.shape), (distance // dtype.itemsize, *_strides(t))
         views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
     return views
 
 
-def _gathered(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Read large members of one layout as they are; return name -> (member, …), views of all that, values checked."""
+def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    """Read large members of one layout into one block; return name -> (member, …), views of it, values checked."""
     size = locations[0].layout.nbytes
-    step = -(-size // 8) * 8
-    memory = np.empty(step * len(locations), np.uint8)  # numpy asks for large pages: faster to touch for the first time
-    runs = _runs(specs)
+    distance = -(-size // 8) * 8
+    memory = np.empty(distance * len(locations), np.uint8)  # numpy asks for large pages: their first use is quicker
+    runs = _float_runs(specs)
     with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-read") as readers:
-        parts = [memory[i * step : i * step + size].data for i in range(len(locations))]
-        for i, raw in enumerate(readers.map(lambda x, part: fill(x, x.offset, part), locations, parts)):
+        parts = [memory[i * distance : i * distance + size].data for i in range(len(locations))]
+        for i, raw in enumerate(
+            readers.map(lambda location, part: fill(location, location.offset, part), locations, parts)
+        ):
             for kind, begin, count in runs:
                 values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
                 if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
                     whole = torch.from_numpy(memory).untyped_storage()
-                    check_finite(cut(whole, i * step, specs, 1, step), [locations[i]])
-    return cut(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), step)
+                    check_finite(tensor_views(whole, i * distance, specs, 1, distance), [locations[i]])
+    return tensor_views(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), distance)
 
 
-def _runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
+def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
     """Join floating tensors that follow each other with one dtype; return (dtype, offset in the member, elements)."""
     runs: list[tuple[torch.dtype, int, int]] = []
     for t in specs:
@@ -198,44 +203,44 @@ def _runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
 
 
 def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
-    """Read a group of neighbours in one piece and convert it into the stacked tensors."""
+    """Read neighbouring members in one piece and convert it into the stacked tensors."""
     layout = group[0].layout
     if not layout.nbytes:
         return
     raw = torch.frombuffer(fill(group[0], group[0].offset, buffer(layout.nbytes * len(group))), dtype=torch.uint8)
-    stored = {t.name: t for t in layout.tensors}
+    stored = {tensor.name: tensor for tensor in layout.tensors}
     for spec in specs:
-        t = stored[spec.name]
-        if t.nbytes:
-            _convert(transfer.strided(raw, t, len(group), layout.nbytes), rows[t.name])
-            check_finite({t.name: rows[t.name]}, group)
+        tensor = stored[spec.name]
+        if tensor.nbytes:
+            _convert(transfer.strided_view(raw, tensor, len(group), layout.nbytes), rows[tensor.name])
+            check_finite({tensor.name: rows[tensor.name]}, group)
 
 
 def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
     """Read a large member piece by piece and convert each piece into the stacked tensors."""
-    stored = {t.name: t for t in location.layout.tensors}
+    stored = {tensor.name: tensor for tensor in location.layout.tensors}
     with location.path.open("rb", buffering=0) as file:
         for spec in specs:
-            t = stored[spec.name]
-            kind = TORCH_DTYPES[t.dtype]
-            most = BUFFER_BYTES // kind.itemsize
-            for piece in torch.split(rows[t.name].view(-1), most) if t.nbytes else ():
-                start = int(piece.storage_offset() - rows[t.name].storage_offset())
-                raw = buffer(piece.numel() * kind.itemsize)
-                read_at(file, location, location.offset + t.offset + start * kind.itemsize, raw)
-                _convert(torch.frombuffer(raw, dtype=kind), piece)
-                check_finite({t.name: piece[None]}, [location])
+            tensor = stored[spec.name]
+            dtype = TORCH_DTYPES[tensor.dtype]
+            elements = BUFFER_BYTES // dtype.itemsize
+            for piece in torch.split(rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
+                start = int(piece.storage_offset() - rows[tensor.name].storage_offset())
+                raw = buffer(piece.numel() * dtype.itemsize)
+                read_at(file, location, location.offset + tensor.offset + start * dtype.itemsize, raw)
+                _convert(torch.frombuffer(raw, dtype=dtype), piece)
+                check_finite({tensor.name: piece[None]}, [location])
 
 
 def _convert(source: Tensor, target: Tensor) -> None:
     if source.dtype == torch.float16 and target.dtype == torch.bfloat16:
-        source = source.float()  # the direct cast is several times slower than through float32
-    # Over a bus the stored dtype is the smaller one: cast on the device.
+        source = source.float()  # the direct cast is several times slower than the cast through float32
+    # The stored dtype has fewer bytes to send: cast on the device.
     target.copy_(source if target.device.type == "cpu" else source.to(target.device))
 
 
-def _common(locations: Sequence[Location], names: Iterable[str] | None) -> list[TensorSpec]:
-    """Check that all members have the same tensors; return the specs of those asked for."""
+def _common_specs(locations: Sequence[Location], names: Iterable[str] | None) -> list[TensorSpec]:
+    """Check that all members have the same tensors; return the specs of the selected ones."""
     layout = locations[0].layout
     for other in {id(x.layout): x for x in locations}.values():
         if other.layout is not layout and other.layout.shapes != layout.shapes:
@@ -243,39 +248,39 @@ def _common(locations: Sequence[Location], names: Iterable[str] | None) -> list[
     if names is None:
         return [t for t in layout.tensors if not is_counter(t.name)]
     known = {t.name: t for t in layout.tensors if not is_counter(t.name)}
-    wanted = list(names)
-    for name in wanted:
+    selected = list(names)
+    for name in selected:
         if name not in known:
             raise UsageError(f"tensor {name!r}", expected=f"a name among {', '.join(known)}", tensor=name)
-    return [known[name] for name in wanted]
+    return [known[name] for name in selected]
 
 
-def _kinds(
+def _dtypes(
     specs: Sequence[TensorSpec], locations: Sequence[Location], dtype: torch.dtype | None
 ) -> dict[str, torch.dtype]:
-    """Return the dtype that each tensor is to have in memory."""
+    """Return the dtype of each tensor in memory."""
     if dtype is not None and dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         expected = "torch.float64, float32, float16 or bfloat16"
         raise UsageError("dtype of stacked weights", expected=expected, found=repr(dtype)[:80])
-    kinds = {t.name: TORCH_DTYPES[t.dtype] for t in specs}
+    dtypes = {t.name: TORCH_DTYPES[t.dtype] for t in specs}
     for layout in {id(x.layout): x.layout for x in locations}.values():
         for t in layout.tensors:
-            if t.name in kinds and kinds[t.name] != TORCH_DTYPES[t.dtype]:
-                kinds[t.name] = _wider(t.name, kinds[t.name], TORCH_DTYPES[t.dtype])
+            if t.name in dtypes and dtypes[t.name] != TORCH_DTYPES[t.dtype]:
+                dtypes[t.name] = _wider_dtype(t.name, dtypes[t.name], TORCH_DTYPES[t.dtype])
     if dtype is not None:
         for t in specs:
-            if kinds[t.name].is_floating_point:
-                kinds[t.name] = torch.promote_types(kinds[t.name], dtype) if t.is_statistic else dtype
-    return kinds
+            if dtypes[t.name].is_floating_point:
+                dtypes[t.name] = torch.promote_types(dtypes[t.name], dtype) if t.is_statistic else dtype
+    return dtypes
 
 
-def _wider(name: str, one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the dtype that holds the values of two floating ones."""
-    if not (one.is_floating_point and other.is_floating_point):
+def _wider_dtype(name: str, first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """Return the smallest dtype that holds the values of both floating dtypes."""
+    if not (first.is_floating_point and second.is_floating_point):
         raise LayoutError(
-            f"tensor {name!r}", expected="one dtype in all members", found=f"{one} and {other}", tensor=name
+            f"tensor {name!r}", expected="one dtype in all members", found=f"{first} and {second}", tensor=name
         )
-    return torch.promote_types(one, other)
+    return torch.promote_types(first, second)
 
 
 def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:
@@ -290,15 +295,15 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
         if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # one pass; NaN comes through both
             continue
         flat = tensor.reshape(len(tensor), -1)
-        bad = ~torch.isfinite(flat)
-        if bad.any():
-            at = int(bad.any(1).nonzero()[0])
+        not_finite = ~torch.isfinite(flat)
+        if not_finite.any():
+            position = int(not_finite.any(1).nonzero()[0])
             raise DamagedError(
-                f"tensor {name!r} of member {locations[at].member}",
+                f"tensor {name!r} of member {locations[position].member}",
                 expected="finite weights",
-                found=f"{int(bad[at].sum())} that are not, as {tensor.dtype}",
+                found=f"{int(not_finite[position].sum())} that are not, as {tensor.dtype}",
                 do="Leave the member out, or ask its producer",
-                member=locations[at].member,
+                member=locations[position].member,
                 tensor=name,
-                path=locations[at].path,
+                path=locations[position].path,
             )

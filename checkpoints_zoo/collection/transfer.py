@@ -1,7 +1,7 @@
-"""Members' bytes onto a device: read, sent and converted at the same time.
+"""Copy members' bytes to a device: reading, sending and converting overlap.
 
-Threads read pieces of the files into pinned memory, a stream sends them as they are stored (float16 crosses the bus at
-half of float32's cost), another one casts them into the stacked tensors. On the CPU the same steps run one by one.
+Threads read pieces of the files into pinned memory. One stream sends the stored bytes (float16 crosses the bus at half
+of float32's cost), another stream casts them into the stacked tensors. On the CPU the same steps run one by one.
 
 Axes: m member, … the tensor's own.
 """
@@ -23,19 +23,19 @@ from checkpoints_zoo.formats.layout import TensorSpec
 from checkpoints_zoo.formats.shard_files import Location, fill, groups
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
-GROUP_BYTES = 2**26  # neighbours that are converted together
+GROUP_BYTES = 2**26  # of neighbouring members that are converted together
 PIECE_BYTES = 2**23  # of one read
-READERS = min(8, os.cpu_count() or 1)  # one thread copies from the page cache at a fifth of a fast bus's speed
+READERS = min(8, os.cpu_count() or 1)  # threads: one copies from the page cache at a fifth of a fast bus's speed
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Bytes of a group of neighbours.
+    """Some bytes of a group of neighbouring members.
 
     Args:
         group: the members.
-        first: position of the first of them among all.
-        start, stop: bytes of the group.
+        first: position of the group's first member among all members.
+        start, stop: range of the bytes in the group.
         size: bytes of the whole group.
     """
 
@@ -46,8 +46,8 @@ class _Piece:
     size: int
 
 
-class _Lane:
-    """A stream of a device; where there are no streams, all happens at once and in order."""
+class _Stream:
+    """A CUDA stream; on a device without streams every call is done when it returns."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -57,7 +57,7 @@ class _Lane:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def mark(self) -> Any:
-        """Return an event that comes when all that was given so far is done."""
+        """Return an event that occurs when all work queued so far is done."""
         return None if self.stream is None else self.stream.record_event()
 
     def after(self, event: Any) -> None:
@@ -69,35 +69,35 @@ class _Lane:
             self.stream.synchronize()
 
 
-# One pair a device for good: memory that was freed on a stream is only used again there.
-_lanes: dict[torch.device, tuple[_Lane, _Lane]] = {}
+# Each device keeps one pair of streams, because memory that was freed on a stream is reused only on this stream.
+_streams: dict[torch.device, tuple[_Stream, _Stream]] = {}
 
 
-def _lanes_of(device: torch.device) -> tuple[_Lane, _Lane]:
-    if device not in _lanes:
-        _lanes[device] = _Lane(device), _Lane(device)
-    return _lanes[device]
+def _streams_of(device: torch.device) -> tuple[_Stream, _Stream]:
+    if device not in _streams:
+        _streams[device] = _Stream(device), _Stream(device)
+    return _streams[device]
 
 
-def allocating(device: torch.device) -> AbstractContextManager[Any]:
-    """Let tensors be allocated where `onto` writes to them: computations that run meanwhile are not waited for."""
-    return _lanes_of(device)[1].running()
+def allocation_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """Allocate tensors on the stream that `copy_to_device` writes on, so that it waits for no other computation."""
+    return _streams_of(device)[1].running()
 
 
-def onto(locations: Sequence[Location], specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> bool:
+def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], stacked: Mapping[str, Tensor]) -> bool:
     """Read members and convert them into stacked tensors on a device; return whether all values are finite.
 
     Args:
         locations: of the members.
         specs: which tensors; their offsets are those of each member's own layout.
-        out: name -> (member, …), made under `allocating`.
+        stacked: name -> (member, …), made under `allocation_stream`.
 
     Raises:
         DamagedError: a file is cut.
     """
-    device = next(iter(out.values())).device
-    send, cast = _lanes_of(device)
-    pieces = list(_pieces(locations))
+    device = next(iter(stacked.values())).device
+    send, cast = _streams_of(device)
+    pieces = list(_split_into_pieces(locations))
     if not pieces:
         return True
     size = max(p.stop - p.start for p in pieces)
@@ -115,7 +115,7 @@ def onto(locations: Sequence[Location], specs: Sequence[TensorSpec], out: Mappin
                 piece, buffer, done = reading.popleft()
                 done.result()
                 if piece.start == 0:
-                    raw = _staging(staged, piece.size, device, send)
+                    raw = _staging_memory(staged, piece.size, device, send)
                 with send.running():
                     raw[piece.start : piece.stop].copy_(buffer[: piece.stop - piece.start], non_blocking=True)
                     sent = send.mark()
@@ -123,7 +123,7 @@ def onto(locations: Sequence[Location], specs: Sequence[TensorSpec], out: Mappin
                 if piece.stop == piece.size:
                     cast.after(sent)
                     with cast.running():
-                        flags += _convert(piece, raw, specs, out)
+                        flags += _convert(piece, raw, specs, stacked)
                         staged.append((raw, cast.mark()))
             with cast.running():
                 return bool(torch.stack(flags).all()) if flags else True
@@ -133,11 +133,11 @@ def onto(locations: Sequence[Location], specs: Sequence[TensorSpec], out: Mappin
             send.finish()
             cast.finish()
             if cast.stream is not None:
-                for tensor in out.values():
+                for tensor in stacked.values():
                     tensor.record_stream(torch.cuda.current_stream(device))
 
 
-def _pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
+def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
     first = 0
     for group in groups(locations, GROUP_BYTES):
         size = group[0].layout.nbytes * len(group)
@@ -147,15 +147,15 @@ def _pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
 
 
 def _read(piece: _Piece, buffer: Tensor, sent: Any) -> None:
-    """Read a piece into a buffer, as soon as what was in there is sent."""
+    """Read a piece into a buffer, once the buffer's last piece is sent."""
     if sent is not None:
         sent.synchronize()
     view: Any = buffer[: piece.stop - piece.start].numpy()
     fill(piece.group[0], piece.group[0].offset + piece.start, memoryview(view))
 
 
-def _staging(staged: deque[tuple[Tensor, Any]], size: int, device: torch.device, send: _Lane) -> Tensor:
-    """Return memory for a group's bytes, that of the last but one if it is large enough: it is converted by then."""
+def _staging_memory(staged: deque[tuple[Tensor, Any]], size: int, device: torch.device, send: _Stream) -> Tensor:
+    """Return memory for a group's bytes: reuse the memory of the group before the last one if it is large enough."""
     while len(staged) >= 2:
         raw, converted = staged.popleft()
         if raw.numel() >= size:
@@ -170,32 +170,34 @@ def _staging(staged: deque[tuple[Tensor, Any]], size: int, device: torch.device,
 def _convert(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> list[Tensor]:
     """Convert a group's bytes into its rows of the stacked tensors; return whether each one's values are finite."""
     layout, count, flags = piece.group[0].layout, len(piece.group), []
-    stored = {t.name: t for t in layout.tensors}
+    stored = {source.name: source for source in layout.tensors}
     for spec in specs:
-        t = stored[spec.name]
-        if not t.nbytes:
+        source = stored[spec.name]
+        if not source.nbytes:
             continue
-        rows = out[t.name][piece.first : piece.first + count]
-        rows.copy_(strided(raw, t, count, layout.nbytes))
+        rows = out[source.name][piece.first : piece.first + count]
+        rows.copy_(strided_view(raw, source, count, layout.nbytes))
         if rows.is_floating_point():
             flags.append(torch.isfinite(torch.stack(torch.aminmax(rows))).all())  # NaN comes through both
     return flags
 
 
-def strided(raw: Tensor, t: TensorSpec, count: int, step: int) -> Tensor:
-    """View one tensor of members that lie evenly spaced in bytes; return it, (member, …).
+def strided_view(raw: Tensor, spec: TensorSpec, count: int, distance: int) -> Tensor:
+    """View one tensor of members that are evenly spaced in memory; return it, (member, …).
 
     Args:
         raw: the bytes, from the first member's on.
-        t: the tensor.
+        spec: the tensor.
         count: members.
-        step: bytes from member to member.
+        distance: bytes from member to member.
     """
-    dtype = TORCH_DTYPES[t.dtype]
+    dtype = TORCH_DTYPES[spec.dtype]
     size = dtype.itemsize
-    if t.offset % size or step % size:  # archives hold tensors at any byte
-        rows = [raw[t.offset + i * step :][: t.nbytes].clone().view(dtype) for i in range(count)]
-        return torch.stack(rows).view(count, *t.shape)
-    strides = (step // size, *torch.empty(t.shape, device="meta").stride())
-    whole: Any = raw.untyped_storage()
-    return torch.empty(0, dtype=dtype, device=raw.device).set_(whole, t.offset // size, (count, *t.shape), strides)
+    if spec.offset % size or distance % size:  # archives hold tensors at any byte
+        rows = [raw[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(count)]
+        return torch.stack(rows).view(count, *spec.shape)
+    strides = (distance // size, *torch.empty(spec.shape, device="meta").stride())
+    storage: Any = raw.untyped_storage()
+    return torch.empty(0, dtype=dtype, device=raw.device).set_(
+        storage, spec.offset // size, (count, *spec.shape), strides
+    )

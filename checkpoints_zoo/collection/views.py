@@ -1,7 +1,7 @@
-"""Views: what is done to members' weights as they are read — canonical maps, alignment, given symmetries.
+"""Views: steps that change members' weights as they are read (canonical maps, alignment, symmetries from a caller).
 
-A step changes stacked parameters, name -> (member, …), and returns them with the symmetry that was applied, one row a
-member; its `scales` says whether values change, and do not only move.
+A step changes stacked parameters, name -> (member, …), and returns them with the symmetry that it applied, one row a
+member. Its `scales` is true if values change, false if they only move.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from checkpoints_zoo.symmetry.canonical import alignment, maps
 Key = tuple[int, int]  # member, epoch
 Params = dict[str, Tensor]
 
-_CHUNK = 1 << 25  # bytes of members that are read and changed at once: two of them are held
+_CHUNK = 1 << 25  # bytes of members that are read and changed at once; the memory holds two such chunks
 
 
 @dataclass(frozen=True)
@@ -52,41 +52,41 @@ class Canonical:
 
 @dataclass(eq=False)
 class Aligned:
-    """Members matched to one of them, each when it is first read; what was found is kept.
+    """Members matched to a reference, each when it is first read; its permutations are kept.
 
     Args:
-        to: words for what they are matched to.
-        reference: reads it, name -> (*shape).
-        same: keys of members that are the reference itself: nothing moves.
+        to: a name for the reference, for texts.
+        reference: reads the reference's tensors, name -> (*shape).
+        unchanged: keys of members that are the reference itself: nothing moves.
     """
 
     to: str
     reference: Callable[[], Mapping[str, Tensor]]
-    same: frozenset[Key] = frozenset()
+    unchanged: frozenset[Key] = frozenset()
     scales: bool = False
     _reference: Mapping[str, Tensor] | None = None
-    _found: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        missing = [i for i, key in enumerate(keys) if key not in self._found]
-        for i in [i for i in missing if keys[i] in self.same]:
-            self._found[keys[i]] = {name: torch.arange(group.size) for name, group in table.groups.items()}
+        missing = [i for i, key in enumerate(keys) if key not in self._permutations]
+        for i in [i for i in missing if keys[i] in self.unchanged]:
+            self._permutations[keys[i]] = {name: torch.arange(group.size) for name, group in table.groups.items()}
             missing.remove(i)
         if missing:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.target().items()}
-            some = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
-            found = alignment.match(table, some, reference).permutations
+            unmatched = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
+            matched = alignment.match_weights(table, unmatched, reference).permutations
             for row, i in enumerate(missing):
-                self._found[keys[i]] = {name: p[row].cpu() for name, p in found.items()}
-        return _permuted(table, params, [self._found[key] for key in keys])
+                self._permutations[keys[i]] = {name: p[row].cpu() for name, p in matched.items()}
+        return _apply_permutations(table, params, [self._permutations[key] for key in keys])
 
     def __getstate__(self) -> dict[str, Any]:
-        # The reference goes along, and not how it is read.
+        # Another process gets the reference's tensors, not the function that reads them.
         return self.__dict__ | {"_reference": self.target(), "reference": dict}
 
     def target(self) -> Mapping[str, Tensor]:
-        """Return what members are matched to, name -> (*shape), read once."""
+        """Return the reference's tensors, name -> (*shape), read once."""
         self._reference = self._reference or self.reference()
         return self._reference
 
@@ -96,22 +96,22 @@ class Aligned:
 
 @dataclass(eq=False)
 class AlignedToMean:
-    """Members matched to the mean of all, which is found when one is first read.
+    """Members matched to the mean of all members, which is computed when the first member is read.
 
     Args:
-        find: matches all members to their mean; returns key -> group -> (unit).
+        match: matches all members to their mean; returns key -> group -> (unit).
     """
 
-    find: Callable[[], dict[Key, dict[str, Tensor]]]
+    match: Callable[[], dict[Key, dict[str, Tensor]]]
     scales: bool = False
-    _found: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        self._found = self._found or self.find()
-        return _permuted(table, params, [self._found[key] for key in keys])
+        self._permutations = self._permutations or self.match()
+        return _apply_permutations(table, params, [self._permutations[key] for key in keys])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_found": self._found or self.find(), "find": dict}
+        return self.__dict__ | {"_permutations": self._permutations or self.match(), "match": dict}
 
     def __str__(self) -> str:
         return "aligned to the mean"
@@ -119,12 +119,12 @@ class AlignedToMean:
 
 @dataclass(eq=False)
 class Transformed:
-    """Symmetries that somebody has, one a member.
+    """Symmetries that the caller or a file supplies, one a member.
 
     Args:
         rows: key -> the member's row of `element`.
         element: one symmetry a member.
-        origin: words for where they are from.
+        origin: a name for their source, for texts.
     """
 
     rows: Mapping[Key, int]
@@ -155,7 +155,7 @@ class Transformed:
         return f"symmetries of {self.origin}"
 
 
-def _permuted(table: Table, params: Params, rows: Sequence[Mapping[str, Tensor]]) -> tuple[Params, Element]:
+def _apply_permutations(table: Table, params: Params, rows: Sequence[Mapping[str, Tensor]]) -> tuple[Params, Element]:
     permutations = {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
     return permute(table, params, permutations), Element(permutations)
 
@@ -175,11 +175,11 @@ class View:
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         """Change stacked members; return them, and the symmetry that was applied, one row a member."""
-        done = Element()
+        applied = Element()
         for step in self.steps:
-            params, more = step(table, keys, params)
-            done = compose(table, done, more)
-        return params, done
+            params, element = step(table, keys, params)
+            applied = compose(table, applied, element)
+        return params, applied
 
     def stack(
         self,
@@ -197,38 +197,38 @@ class View:
             keys, locations: of the members.
             device, dtype, names: as in `reading.stack`; with scales, None for the dtype is float32 or wider.
         """
-        kinds = reading.kinds_of(locations, dtype, names)
+        dtypes = reading.stacked_dtypes(locations, dtype, names)
         if dtype is None and self.scales:
-            kinds = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in kinds.items()}
-        out = reading.room_for(locations, kinds, device)
-        at = 0
-        for some, params in self._changed(table, keys, locations, device):
-            for name, tensor in out.items():
-                tensor[at : at + some] = params[name]
-            at += some
-        reading.check_finite(out, locations)
-        return out
+            dtypes = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in dtypes.items()}
+        stacked = reading.empty_stack(locations, dtypes, device)
+        first = 0
+        for count, params in self._transformed(table, keys, locations, device):
+            for name, tensor in stacked.items():
+                tensor[first : first + count] = params[name]
+            first += count
+        reading.check_finite(stacked, locations)
+        return stacked
 
-    def _changed(
+    def _transformed(
         self, table: Table, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[int, Params]]:
-        for some, params in self._pieces(keys, locations, device):
-            yield len(some), self(table, some, params)[0]
+        for chunk, params in self._chunks(keys, locations, device):
+            yield len(chunk), self(table, chunk, params)[0]
 
     def elements(self, table: Table, keys: Sequence[Key], locations: Sequence[Location]) -> Element:
         """Read members and return the symmetries that this view applies to them, one row a member."""
         cpu = torch.device("cpu")
-        parts = [self(table, some, params)[1] for some, params in self._pieces(keys, locations, cpu)]
+        parts = [self(table, chunk, params)[1] for chunk, params in self._chunks(keys, locations, cpu)]
         return Element(
             {n: torch.cat([p.permutations[n] for p in parts]) for n in parts[0].permutations},
             {n: torch.cat([p.scales[n] for p in parts]) for n in parts[0].scales},
         )
 
-    def _pieces(
+    def _chunks(
         self, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[Sequence[Key], Params]]:
-        each = locations[0].layout.nbytes
-        step = max(1, _CHUNK // max(1, each))
-        for at in range(0, len(keys), step):
-            with one_thread(each < SMALL_MEMBER_BYTES and device.type == "cpu"):
-                yield keys[at : at + step], reading.stack(locations[at : at + step], device, check=True)
+        member_bytes = locations[0].layout.nbytes
+        count = max(1, _CHUNK // max(1, member_bytes))
+        for first in range(0, len(keys), count):
+            with one_thread(member_bytes < SMALL_MEMBER_BYTES and device.type == "cpu"):
+                yield keys[first : first + count], reading.stack(locations[first : first + count], device, check=True)

@@ -1,4 +1,4 @@
-"""The arguments that measurements share, checked: members, labelled images of their classes, seeds."""
+"""Check the arguments that all measurements have: members, labelled images of their classes, seeds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def images_of(description: Description, split: str = "test") -> ImageData:
         split: "test" or "train".
 
     Raises:
-        UsageError: the package lacks them: they are of whoever made the collection.
-        ZooError: they can't be had: see `images.load`.
+        UsageError: the package lacks them: only the producer of the collection has them.
+        ZooError: they can't be loaded: see `images.load`.
     """
     if description.dataset in images.DATASETS:
         return images.load(description.dataset, split)
@@ -31,69 +31,69 @@ def images_of(description: Description, split: str = "test") -> ImageData:
     raise UsageError(
         f"images of {description.name}, {split}",
         expected=f"a data set that the package reads by name ({', '.join(images.DATASETS)})",
-        found=f"{name}: images of whoever made the collection",
-        do="Give them where images are asked for: `zoo.images.of(…)` reads a folder, a file or tensors",
+        found=f"{name}: images of the collection's producer",
+        do="Give these images as an argument: `zoo.images.of(…)` reads a folder, a file or tensors",
     )
 
 
-def labelled(inside: ImageData, description: Description) -> tuple[ImageData, Tensor]:
-    """Check that images have labels of a collection's classes; return them, and labels in the order of its logits.
+def require_labels(data: ImageData, description: Description) -> tuple[ImageData, Tensor]:
+    """Check that images have labels of a collection's classes; return images and labels in the order of its logits.
 
-    The images may have some of the classes, in any order: their names tell which is which, as in `images.in_order`.
+    The images may have only some of the classes, in any order: they are matched by name, as in `images.in_order`.
 
     Raises:
-        UsageError: no labels, labels of classes that nobody named, or of others.
+        UsageError: no labels, labels of classes without names, or of other classes.
     """
-    ordered = in_order(inside, description.classes)
+    ordered = in_order(data, description.classes)
     if ordered.labels is not None and tuple(ordered.classes) == description.classes:
         return ordered, ordered.labels
-    more = ", …" if len(description.classes) > 12 else ""
-    do = "Give the test set of the collection, or other images of its classes"
-    if inside.labels is None:
-        wrong = "no labels"
-    elif not inside.classes:
-        wrong = "labels that are numbers of classes without names"
-        do = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
+    ellipsis = ", …" if len(description.classes) > 12 else ""
+    advice = "Give the test set of the collection, or other images of its classes"
+    if data.labels is None:
+        found = "no labels"
+    elif not data.classes:
+        found = "labels that are numbers of classes without names"
+        advice = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
     else:
-        unlike = match_classes(inside.classes, description.classes)[0]
-        wrong = f"{few([repr(name) for name in unlike], 3)} among the {len(inside.classes)} classes of the images"
-        do = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
+        unknown = match_classes(data.classes, description.classes)[0]
+        found = f"{few([repr(name) for name in unknown], 3)} among the {len(data.classes)} classes of the images"
+        advice = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
     raise UsageError(
-        f"images {inside.name!r} for {description.name}",
-        expected=f"labels of the classes {', '.join(description.classes[:12])}{more}",
-        found=wrong,
-        do=do,
+        f"images {data.name!r} for {description.name}",
+        expected=f"labels of the classes {', '.join(description.classes[:12])}{ellipsis}",
+        found=found,
+        do=advice,
     )
 
 
-def labels_of(inside: ImageData, description: Description) -> Tensor:
-    """Return the labels of images, (input,), in the order of a collection's logits, checked as in `labelled`."""
-    return labelled(inside, description)[1]
+def labels_of(data: ImageData, description: Description) -> Tensor:
+    """Return the labels of images, (input,), in the order of a collection's logits, checked as in `require_labels`."""
+    return require_labels(data, description)[1]
 
 
-def eval_data(inside: ImageData) -> str:
+def eval_data(data: ImageData) -> str:
     """Return how a manifest names images: name and split ("digits/test")."""
-    return f"{inside.name}/{inside.split}"
+    return f"{data.name}/{data.split}"
 
 
-def image_key(inside: ImageData) -> str:
+def image_key(data: ImageData) -> str:
     """Return how a report names images: name, split and fingerprint ("digits/test 0123456789abcdef")."""
-    return f"{eval_data(inside)} {inside.fingerprint}"
+    return f"{eval_data(data)} {data.fingerprint}"
 
 
 def check_measurable(members: object) -> None:
-    """Check that what is to be measured are members or their stored predictions.
+    """Check that a value is a collection or stored predictions, which can be measured.
 
     Raises:
         UsageError: it is something else.
     """
     if not isinstance(members, Collection | predictions.Predictions):
-        ensemble = "Give the members themselves, they are run as an ensemble"
+        advice = "Give the members themselves, they are run as an ensemble"
         raise UsageError(
             "members to measure",
             expected="a collection, as `zoo.load` gives it, or stored predictions",
             found=type(members).__name__,
-            do=ensemble if isinstance(members, torch.nn.Module) else "",
+            do=advice if isinstance(members, torch.nn.Module) else "",
         )
 
 
@@ -103,8 +103,8 @@ def check_draws(seed: object, subsets: object = 2) -> None:
     Raises:
         UsageError: no whole number, a seed of more than 64 bits, or fewer than two subsets.
     """
-    known = whole(seed)
-    if known is None or not -(2**63) <= known < 2**64:
+    seed_value = whole(seed)
+    if seed_value is None or not -(2**63) <= seed_value < 2**64:
         raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
     count = whole(subsets)
     if count is None or count < 2:

@@ -1,7 +1,7 @@
-"""What pictures have in common: colours, style, and how they become PNG files.
+"""Colours and style of all pictures, and the way they become PNG files.
 
-Drawn on figures of their own with Agg and matplotlib's default settings: a backend or style that the caller
-has chosen is neither used nor changed, and the same figure gives the same bytes.
+Pictures are drawn with Agg and matplotlib's default settings on figures of their own: the caller's backend and style
+are neither used nor changed, and the same figure gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-BARS = 20  # of a histogram, at most, where values lie close
-# Okabe & Ito, Color universal design (2008): told apart by colour-blind readers too.
+BARS = 20  # largest number of bars of a histogram
+# Okabe & Ito, Color universal design (2008): colour-blind readers can distinguish these colours.
 BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
 STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
@@ -30,10 +30,10 @@ STYLE: Any = {
 
 
 def path_of(path: str | Path) -> Path:
-    """Check the name that a picture is to have; return its path.
+    """Check that the name of a picture ends in .png; return its path.
 
     Raises:
-        UsageError: a name that is no PNG's.
+        UsageError: another ending.
     """
     path = Path(path).expanduser()
     if path.suffix.lower() != ".png":
@@ -42,12 +42,12 @@ def path_of(path: str | Path) -> Path:
 
 
 def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
-    """Draw a figure with matplotlib's defaults and ours, and write it by temporary name and rename; return its path.
+    """Draw a figure in the package's style and write it by temporary name and rename; return its path.
 
     Args:
-        make: draws it.
+        make: draws the figure.
         path: of the PNG; its folder is made.
-        title: to be written into the file.
+        title: for the file's metadata.
 
     Raises:
         UsageError: a place that can't be written to.
@@ -58,8 +58,8 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
         with replacing(path, "wb") as file, mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(STYLE)
-            facts = {"Title": title, "Software": "checkpoints_zoo"}
-            make().savefig(file, format="png", backend="agg", metadata=facts)
+            metadata = {"Title": title, "Software": "checkpoints_zoo"}
+            make().savefig(file, format="png", backend="agg", metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
@@ -87,9 +87,9 @@ def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str
 
 
 def histogram_edges(values: Sequence[float]) -> list[float]:
-    """Choose the edges of a histogram's bars; return them, each bar with as many possible values as its neighbours.
+    """Choose the edges of a histogram's bars; return them. Each bar covers equally many possible values.
 
-    Accuracies are shares of a number of images: where the values are multiples of one step, edges lie between two.
+    Accuracies are multiples of 1 / images: if the values are multiples of a step, the edges are between multiples.
 
     >>> [round(e, 2) for e in histogram_edges([98.0, 98.5, 99.5])]
     [97.75, 98.25, 98.75, 99.25, 99.75]
@@ -99,11 +99,11 @@ def histogram_edges(values: Sequence[float]) -> list[float]:
     if high - low <= 1e-9 * size:
         half = max(size / 2000, 1e-6)
         return [low - half, high + half]
-    known = sorted(set(values))
-    step = min(b - a for a, b in pairwise(known))
+    distinct = sorted(set(values))
+    step = min(b - a for a, b in pairwise(distinct))
     steps = (high - low) / step
-    if steps <= 10_000 and all(abs((v - low) / step - round((v - low) / step)) < 1e-3 for v in known):
-        wide = math.ceil((round(steps) + 1) / BARS)
-        return [low + step * (wide * i - 0.5) for i in range(2 + round(steps) // wide)]
+    if steps <= 10_000 and all(abs((v - low) / step - round((v - low) / step)) < 1e-3 for v in distinct):
+        steps_per_bar = math.ceil((round(steps) + 1) / BARS)
+        return [low + step * (steps_per_bar * i - 0.5) for i in range(2 + round(steps) // steps_per_bar)]
     bars = min(BARS, max(5, math.ceil(math.sqrt(len(values)))))
     return [low + (high - low) * i / bars for i in range(bars)] + [high]

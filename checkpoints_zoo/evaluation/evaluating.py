@@ -1,4 +1,4 @@
-"""`zoo.evaluate`: members, or their stored predictions, in; a report with intervals and curves over sizes out.
+"""`zoo.evaluate`: measure members, or their stored predictions, as ensembles of several sizes.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -29,9 +29,9 @@ from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.predictions import Predictions
 
 __all__ = ["Report", "evaluate"]
-SMALL_LOGITS = 2**22  # values that one thread is quicker with
-SUBSETS = 100  # random ensembles of each size, by default
-SHARE = 0.2  # of the inputs held out for the temperature, by default
+SMALL_LOGITS = 2**22  # logits; one thread is quicker for fewer than these
+SUBSETS = 100  # default number of random ensembles of each size
+SHARE = 0.2  # default share of the inputs held out for the temperature
 
 
 def evaluate(
@@ -52,30 +52,31 @@ def evaluate(
     """Measure members as an ensemble: accuracy, calibration, OOD detection, diversity; return the Report.
 
     Stored predictions are read in blocks, so that a thousand members need not fit into memory; no weights are read.
-    Their float16 logits l are off by at most l/2048, and a log-probability by twice that of the largest.
+    The rounding error of their float16 logits l is at most l/2048, that of a log-probability twice that of the largest.
 
     Args:
         members: a collection, or stored predictions on labelled images.
         data: labelled images: their name, their place, or whatever `images.of` takes, or the members' stored
-            predictions on them; None for the collection's own test set. Where the members are stored predictions,
-            images are only compared with those that these were made on, None for no comparison.
-        ood: images out of distribution, given likewise, or stored predictions on them; None leaves those figures out.
+            predictions on them; None for the collection's own test set. If the members are stored predictions, the
+            images must be those of the predictions; None skips this check.
+        ood: images out of distribution, in the same forms, or stored predictions on them; None leaves out the figures
+            on them.
         sizes: of the ensembles on the curve; None for the powers of two and all members.
         temperature: whether to measure everything again after temperature scaling: the members' mean probabilities p
-            become softmax(log p / T), with T of the least NLL on inputs held out, for each random ensemble its own.
-        held_out: for the temperature: a share of the images, 0.2 if not given, drawn by a rule and then left out of
-            all figures; or other labelled images, or stored predictions on them. Never what the members were trained
-            on.
-        within: figure -> distance from its limit ("nll": 0.01, or "5%" of it), for which the members needed are found,
-            as by `Report.needed`, and shown with the report.
-        device, dtype: what the members run on and in.
+            become softmax(log p / T). Each random ensemble has its own T, the one with the least NLL on held-out
+            inputs.
+        held_out: for the temperature: a share of the images (default 0.2), drawn by a rule and then left out of all
+            figures; or other labelled images, or stored predictions on them; not the members' training images.
+        within: figure -> distance from its limit ("nll": 0.01, or "5%" of it): the report then says how many members
+            bring the figure within this distance, as `Report.needed` does.
+        device, dtype: of the computation.
         batch: images a forward pass.
-        subsets: random ensembles drawn for a size.
-        seed: of the draws.
+        subsets: number of random ensembles of each size.
+        seed: of the random ensembles.
 
     Raises:
         UsageError: images without labels, of other classes, or of a size the members can't take; predictions of other
-            members or on other images; inputs held out that are none; a distance from a limit that is none.
+            members or on other images; no held-out inputs; a distance from a limit that is not above 0.
         DamagedError: members whose weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -84,45 +85,45 @@ def evaluate(
     True
     """
     sizes, held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
-    run = (device, dtype, batch)
-    inside, held = _split(members, _inside(members, data, run), held_out, run)
-    outside = None if ood is None else _outside(members, ood, run)
-    everyone = len(members)
+    options = (device, dtype, batch)
+    test, calibration = _split_held_out(members, _labelled_logits(members, data, options), held_out, options)
+    ood_logits = None if ood is None else _ood_logits(members, ood, options)
+    count = len(members)
     plans = {
-        size: metrics.jackknife_plan(everyone, seed, subsets)
-        if size == everyone
-        else metrics.band_plan(everyone, size, seed, subsets)
+        size: metrics.jackknife_plan(count, seed, subsets)
+        if size == count
+        else metrics.band_plan(count, size, seed, subsets)
         for size in sizes
     }
-    singles = [torch.tensor([i]) for i in range(everyone)]
-    with one_thread(math.prod(inside.logits.shape) < SMALL_LOGITS):
+    singles = [torch.tensor([i]) for i in range(count)]
+    with one_thread(math.prod(test.logits.shape) < SMALL_LOGITS):
         population = Population(
-            inside.logits,
-            inside.labels,
-            None if outside is None else outside.logits,
-            None if held is None else (held.logits, held.labels),
+            test.logits,
+            test.labels,
+            None if ood_logits is None else ood_logits.logits,
+            None if calibration is None else (calibration.logits, calibration.labels),
         )
         values = population.measure([*singles, *(chosen for plan in plans.values() for chosen in plan.chosen)])
-        first, calibrated = len(population.names), None
-        if held is not None:
+        unscaled, calibrated = len(population.names), None
+        if calibration is not None:
             share = held_out if isinstance(held_out, float) else None
-            after = _measured(population.scaled_names, values[:, first:], plans, seed)
-            calibrated = Calibrated(held.data, held.logits.shape[1], share, **after)
+            scaled_figures = _summarise(population.scaled_names, values[:, unscaled:], plans, seed)
+            calibrated = Calibrated(calibration.data, calibration.logits.shape[1], share, **scaled_figures)
         drawing = population.drawing(None if calibrated is None else calibrated.temperature.value)
     report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
-        data=inside.data,
-        ood="" if outside is None else outside.data,
-        inputs=inside.logits.shape[1],
-        ood_inputs=0 if outside is None else outside.logits.shape[1],
-        members=everyone,
-        drawing={"member_accuracy": values[:everyone, 0].tolist(), **drawing},
+        data=test.data,
+        ood="" if ood_logits is None else ood_logits.data,
+        inputs=test.logits.shape[1],
+        ood_inputs=0 if ood_logits is None else ood_logits.logits.shape[1],
+        members=count,
+        drawing={"member_accuracy": values[:count, 0].tolist(), **drawing},
         within={} if within is None else dict(within),
         calibrated=calibrated,
-        **_measured(population.names, values[:, :first], plans, seed),
+        **_summarise(population.names, values[:, :unscaled], plans, seed),
     )
-    tuple(report.answers())  # a distance that has no answer is refused now
+    tuple(report.answers())  # refuse an impossible distance now
     return report
 
 
@@ -136,30 +137,30 @@ def check_arguments(
     subsets: int,
     seed: int,
 ) -> tuple[list[int], float | ImageData | Predictions | None]:
-    """Check the arguments of `evaluate`; return the sizes, and the share or images held out, None for none.
+    """Check the arguments of `evaluate`; return the sizes, and the held-out share or images, None for no scaling.
 
     Args, Raises: as of `evaluate`.
     """
     arguments.check_measurable(members)
     arguments.check_draws(seed, subsets)
-    known = _sizes(sizes, len(members))
+    ensemble_sizes = _check_sizes(sizes, len(members))
     for figure, distance in (within or {}).items():
         check_distance(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
-    return known, _held_out(members, temperature, held_out)
+    return ensemble_sizes, _check_held_out(members, temperature, held_out)
 
 
-def _measured(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
-    """Sum up the figures of single members and of random ensembles; return the fields of a report.
+def _summarise(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
+    """Summarise the figures of single members and of random ensembles; return the fields of a report.
 
     Args:
         names: of the figures.
-        values: (subset, figure), each member and then each plan's subsets.
-        plans: size -> the subsets; the last of all members.
+        values: (subset, figure): first each member, then the subsets of each plan.
+        plans: size -> its subsets; the last plan is that of all members.
         seed: of the bootstrap.
     """
     members = max(plans)
-    singles, rest = values[:members], values[members:]
-    parts = dict(zip(plans, torch.split(rest, [len(plan.chosen) for plan in plans.values()]), strict=True))
+    singles, ensembles = values[:members], values[members:]
+    parts = dict(zip(plans, torch.split(ensembles, [len(plan.chosen) for plan in plans.values()]), strict=True))
     curve = {
         size: {n: KNOWN[n].within(x) for n, x in zip(names, plan.intervals(parts[size]), strict=True)}
         for size, plan in plans.items()
@@ -176,25 +177,29 @@ def _measured(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], s
 
 
 @dataclass(frozen=True)
-class _Predicted:
-    """Logits of members on some inputs, labels, and the name and fingerprint of the inputs."""
+class _LabelledLogits:
+    """Logits of members on some inputs, the inputs' labels, and the name and fingerprint of the inputs."""
 
     logits: Tensor | Logits
     labels: Tensor
     data: str
 
 
-_Run = tuple[str | torch.device, torch.dtype, int]
+_ComputeOptions = tuple[str | torch.device, torch.dtype, int]
 
 
-def _inside(members: Collection | Predictions, data: ImageInput | Predictions | None, run: _Run) -> _Predicted:
+def _labelled_logits(
+    members: Collection | Predictions, data: ImageInput | Predictions | None, options: _ComputeOptions
+) -> _LabelledLogits:
     """Return the members' logits on the labelled images."""
     if isinstance(data, Predictions):
         members, data = predictions.check_same(data, members), None
     if not isinstance(members, Predictions):
-        chosen = arguments.images_of(members.description) if data is None else images.of(data)
-        inside, labels = arguments.labelled(chosen, members.description)
-        return _Predicted(_computed(members, inside, run), labels, arguments.image_key(inside))
+        data_set = arguments.images_of(members.description) if data is None else images.of(data)
+        labelled_images, labels = arguments.require_labels(data_set, members.description)
+        return _LabelledLogits(
+            _compute_logits(members, labelled_images, options), labels, arguments.image_key(labelled_images)
+        )
     if data is not None:
         members.check_data(images.of(data))
     if members.labels is None:
@@ -204,13 +209,13 @@ def _inside(members: Collection | Predictions, data: ImageInput | Predictions | 
             found="no labels",
             do="Give them as `ood`, and those on the test set first",
         )
-    return _Predicted(members, members.labels, members.data)
+    return _LabelledLogits(members, members.labels, members.data)
 
 
-def _held_out(
+def _check_held_out(
     members: Collection | Predictions, temperature: object, held_out: float | ImageInput | Predictions | None
 ) -> float | ImageData | Predictions | None:
-    """Check what the temperature is fitted to; return a share or images, None for no scaling."""
+    """Check the inputs that the temperature is fitted to; return a share or images, None for no scaling."""
     if not isinstance(temperature, bool):
         found = f"{temperature!r}"[:80]
         raise UsageError("temperature", expected="True or False: it is fitted", found=found)
@@ -220,69 +225,85 @@ def _held_out(
         return None
     if held_out is None or isinstance(held_out, float | int):
         return SHARE if held_out is None else check_share(held_out)
-    other = predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
+    held_out_set = (
+        predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
+    )
     if isinstance(members, Predictions):
         trained, trained_on = f"{members.facts.data}/train", set[str]()
     else:
         trained = f"{members.description.dataset}/train"
         trained_on = set(members.rows.column("data_fingerprint").to_pylist())
-    check_trained(other.data if isinstance(other, Predictions) else arguments.image_key(other), trained, trained_on)
-    if isinstance(members, Predictions) and not isinstance(other, Predictions):
-        raise _no_members(other, members)
-    return other
+    check_trained(
+        held_out_set.data if isinstance(held_out_set, Predictions) else arguments.image_key(held_out_set),
+        trained,
+        trained_on,
+    )
+    if isinstance(members, Predictions) and not isinstance(held_out_set, Predictions):
+        raise _cannot_run(held_out_set, members)
+    return held_out_set
 
 
-def _split(
+def _split_held_out(
     members: Collection | Predictions,
-    inside: _Predicted,
+    test: _LabelledLogits,
     held_out: float | ImageData | Predictions | None,
-    run: _Run,
-) -> tuple[_Predicted, _Predicted | None]:
-    """Return the logits on the inputs that are measured, and on those held out for the temperature, None for none."""
+    options: _ComputeOptions,
+) -> tuple[_LabelledLogits, _LabelledLogits | None]:
+    """Return the logits on the test inputs, and on the inputs held out for the temperature, None for no scaling."""
     if held_out is None:
-        return inside, None
+        return test, None
     if isinstance(held_out, float | int):
-        logits = InMemory(inside.logits) if isinstance(inside.logits, Tensor) else inside.logits
-        kept, drawn = draw_held_out(inside.data.partition(" ")[2], logits.shape[1], held_out)
-        measured, held = (_Predicted(InputSubset(logits, at), inside.labels[at], inside.data) for at in (kept, drawn))
-        return measured, held
-    held = _inside(held_out, None, run) if isinstance(held_out, Predictions) else _inside(members, held_out, run)
-    check_measured(held.data, inside.data)
-    return inside, held
+        logits = InMemory(test.logits) if isinstance(test.logits, Tensor) else test.logits
+        measured_at, held_out_at = draw_held_out(test.data.partition(" ")[2], logits.shape[1], held_out)
+        measured, calibration = (
+            _LabelledLogits(InputSubset(logits, at), test.labels[at], test.data) for at in (measured_at, held_out_at)
+        )
+        return measured, calibration
+    calibration = (
+        _labelled_logits(held_out, None, options)
+        if isinstance(held_out, Predictions)
+        else _labelled_logits(members, held_out, options)
+    )
+    check_measured(calibration.data, test.data)
+    return test, calibration
 
 
-def _outside(members: Collection | Predictions, ood: ImageInput | Predictions, run: _Run) -> _Predicted:
+def _ood_logits(
+    members: Collection | Predictions, ood: ImageInput | Predictions, options: _ComputeOptions
+) -> _LabelledLogits:
     """Return the members' logits on the images out of distribution."""
     if isinstance(ood, Predictions):
-        return _Predicted(predictions.check_same(ood, members), torch.empty(0), ood.data)
-    outside = images.of(ood)
+        return _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
+    ood_images = images.of(ood)
     if isinstance(members, Predictions):
-        raise _no_members(outside, members)
-    return _Predicted(_computed(members, outside, run), torch.empty(0), arguments.image_key(outside))
+        raise _cannot_run(ood_images, members)
+    return _LabelledLogits(
+        _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
+    )
 
 
-def _no_members(data: ImageData, members: Predictions) -> UsageError:
+def _cannot_run(data: ImageData, members: Predictions) -> UsageError:
     return UsageError(
         f"images {data.name!r} for predictions {members.name}",
         expected="stored predictions on them, since there are no members to run",
         found="images",
-        do="Store some with `predict`, or give the collection in place of its predictions",
+        do="Store some with `predict`, or give the collection instead of its predictions",
     )
 
 
-def _computed(members: Collection, data: ImageData, run: _Run) -> Tensor:
+def _compute_logits(members: Collection, data: ImageData, options: _ComputeOptions) -> Tensor:
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
-        return predictions.logits(members, data, *run)
+        return predictions.logits(members, data, *options)
 
 
-def _sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
+def _check_sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
     if sizes is not None and not isinstance(sizes, Iterable):
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
-    chosen = {members}
+    checked = {members}
     for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
-        known = whole(size)
-        if known is None or not 1 <= known <= members:
+        number = whole(size)
+        if number is None or not 1 <= number <= members:
             expected = f"a whole number from 1 to {members}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])
-        chosen.add(known)
-    return sorted(chosen)
+        checked.add(number)
+    return sorted(checked)

@@ -1,7 +1,7 @@
-"""The figures of a report, a row each: how a figure is computed, its title, unit, direction, meaning and definition.
+"""The table of a report's figures: how each is computed, its title, unit, direction, meaning and definition.
 
-A figure "of" probabilities or scores is computed by the function of `evaluation.metrics` that bears its name: a new
-metric needs its function there and a row here. Without torch, so that the command line starts quickly.
+A figure "of" probabilities or scores is computed by the function of the same name in `evaluation.metrics`: a new metric
+needs a function there and a row here. This file does not import torch, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PROBABILITIES = "probabilities"  # metric(probabilities (input, class), labels (input,))
 LOG_PROBABILITIES = "log probabilities"  # metric(log probabilities (input, class), labels (input,))
 SCORES = "scores"  # metric(scores (input,), whether each is out of distribution (input,))
-MEMBERS = "members"  # of how the members differ: no single member has it, and scaling leaves it as it is
+MEMBERS = "members"  # differences between members: a single member has none, and temperature scaling changes none
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Figure:
 
     Args:
         unit: "nats", or the range, such as "0..1".
-        better: "higher", "lower", or "" where neither is.
-        meaning: in a line.
-        of: what it is computed from, one of the constants above; "" for what is not computed by a metric.
+        better: "higher", "lower", or "" if neither is better.
+        meaning: in one line.
+        of: its input, one of the constants above; "" if no metric computes it.
         title: its name in pictures and pages.
         definition: in full, for pages.
-        short: the title on an axis and in a table, where it is another.
-        scale: what pictures and tables multiply it by: 100 for percent.
+        short: a shorter title for axes and tables; "" for the title itself.
+        scale: its factor in pictures and tables: 100 for percent.
     """
 
     unit: str
@@ -63,7 +63,7 @@ class Figure:
         """Cut an interval and its value at the figure's range; return it."""
 
         def cut(x: float) -> float:
-            return min(max(x, self.least), self.largest)  # in this order NaN stays NaN
+            return min(max(x, self.least), self.largest)  # NaN stays NaN in this order of min and max
 
         low, high = (None if bound is None else cut(bound) for bound in (interval.low, interval.high))
         return replace(interval, value=cut(interval.value), low=low, high=high)
@@ -200,7 +200,7 @@ OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.of == SCORES
 TEMPERATURE = "temperature"
 SCALED: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        "0.05..20",  # as `metrics.temperature` bounds it
+        "0.05..20",  # the bounds of `metrics.temperature`
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         title="temperature",
@@ -209,6 +209,6 @@ SCALED: dict[str, Figure] = {
     ),
     **{name: figure for name, figure in FIGURES.items() if figure.of != MEMBERS and name != "accuracy"},
 }
-"""The figures after temperature scaling. Accuracy stays as it is, and so do those of the members' differences."""
+"""The figures after temperature scaling, which changes neither accuracy nor the differences between members."""
 KNOWN: dict[str, Figure] = {**FIGURES, **SCALED}
 MEANS_OVER_MEMBERS = tuple(name for name, figure in KNOWN.items() if figure.of != MEMBERS)

@@ -1,4 +1,4 @@
-"""Inputs held out to fit a temperature: a share of the measured ones, or other images; never the training set."""
+"""Choose the held-out inputs that a temperature is fitted to: a share of the test inputs, or other images."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ RULE = "held-out-sha256"
 
 
 def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
-    """Draw a share of the inputs by the rule "held-out-sha256"; return the positions kept and held out, both rising.
+    """Draw a share of the inputs by the rule "held-out-sha256"; return sorted positions: kept ones, held-out ones.
 
-    The rule: positions ranked by the sha256 of "held-out|<fingerprint of the images>|<position>"; the first
-    share * inputs, rounded, are held out. The same for all members and every seed.
+    The rule: sort the positions by the sha256 of "held-out|<fingerprint of the images>|<position>"; the first
+    share * inputs, rounded, are held out. The result is the same for all members and every seed.
 
     Args:
         fingerprint: of the images.
         inputs: how many.
-        share: to be held out, between 0 and 1.
+        share: of the inputs to hold out, between 0 and 1.
 
     Raises:
-        UsageError: a share that holds out nothing, or all.
+        UsageError: a share that holds out no input, or all.
 
     >>> kept, held_out = draw_held_out("0123456789abcdef", 10, 0.2)
     >>> held_out.tolist(), len(kept)
@@ -35,9 +35,9 @@ def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, 
     if not 0 < count < inputs:
         expected = f"one that holds out some of the {inputs:,} and leaves some"
         raise UsageError("share of the inputs held out", expected=expected, found=f"{share!r}")
-    named = (hashlib.sha256(f"held-out|{fingerprint}|{i}".encode()).hexdigest() for i in range(inputs))
-    rank = [i for _, i in sorted((digest, i) for i, digest in enumerate(named))]
-    return torch.tensor(sorted(rank[count:])), torch.tensor(sorted(rank[:count]))
+    digests = (hashlib.sha256(f"held-out|{fingerprint}|{i}".encode()).hexdigest() for i in range(inputs))
+    ranked = [i for _, i in sorted((digest, i) for i, digest in enumerate(digests))]
+    return torch.tensor(sorted(ranked[count:])), torch.tensor(sorted(ranked[:count]))
 
 
 def check_share(share: float) -> float:
@@ -57,27 +57,27 @@ def check_trained(held_out: str, trained: str, trained_on: Iterable[str]) -> Non
     Args:
         held_out: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
         trained: name and split of the training set ("digits/train").
-        trained_on: fingerprints of what the members were trained on, as far as their manifest says.
+        trained_on: fingerprints of the members' training sets, as far as their manifest has them.
 
     Raises:
-        UsageError: they are.
+        UsageError: they are the training images.
     """
     name, _, fingerprint = held_out.partition(" ")
     if name == trained or fingerprint in set(trained_on):
-        raise _refused(name, "the images that the members were trained on, of which they are surer than of others")
+        raise _refused(name, "the images that the members were trained on, where their confidence is too high")
 
 
 def check_measured(held_out: str, measured: str) -> None:
-    """Check that images are not those that are measured.
+    """Check that held-out images are not the test images.
 
     Args:
         held_out, measured: name, split and fingerprint of the images.
 
     Raises:
-        UsageError: they are.
+        UsageError: they are the same.
     """
     if held_out.partition(" ")[2] == measured.partition(" ")[2]:
-        raise _refused(held_out.partition(" ")[0], "the images that are measured")
+        raise _refused(held_out.partition(" ")[0], "the images that the members are measured on")
 
 
 def _refused(name: str, found: str) -> UsageError:
@@ -85,5 +85,5 @@ def _refused(name: str, found: str) -> UsageError:
         f"images {name} held out for the temperature",
         expected="images that the members were neither trained on nor are measured on",
         found=found,
-        do="Give others, or a share of the measured ones such as held_out=0.2, which is then in no figure",
+        do="Give other images, or a share of the test images such as held_out=0.2, which all figures then leave out",
     )

@@ -1,6 +1,7 @@
 """The result of an evaluation: figures with intervals, curves over sizes, before and after temperature scaling.
 
-Its tables and pictures are here too; matplotlib and pandas are imported when one is made."""
+The report's tables and pictures are made here too; matplotlib and pandas are imported when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.tables import FAINTEST, stated
+from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
 from checkpoints_zoo.formats.text import counted, finite_or_null
 
 if TYPE_CHECKING:
@@ -27,23 +28,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INCHES = (11.0, 8.4)  # of the picture of a report
-WIDE, HIGH = 4.0, 2.6  # inches of a panel of curves
+INCHES = (11.0, 8.4)  # width and height of a report's picture
+WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
-PLAIN = ("mean of that size", "a fresh ensemble", "all members")  # in the key of every curve
+USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
 Curve = Mapping[int, Mapping[str, Interval]]
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The figures after temperature scaling: each ensemble's mean probabilities by a temperature of its own.
+    """The figures after temperature scaling; each ensemble's mean probabilities have their own temperature.
 
     Args:
         held_out: name and fingerprint of the images that the temperatures were fitted to.
-        inputs: how many.
-        share: of the images of the report that they are; None for other images.
-        ensemble, member, curve: as in the report; with "temperature", without what scaling leaves as it is.
-        growth: figure -> how it comes near its limit.
+        inputs: number of held-out inputs.
+        share: the held-out share of the report's images; None if other images were held out.
+        ensemble, member, curve: as in the report, with "temperature", without the figures that scaling does not change.
+        growth: figure -> its limit and the distance of each size from it.
     """
 
     held_out: str
@@ -64,22 +65,22 @@ class Calibrated:
 
     @property
     def temperature(self) -> Interval:
-        """Of the whole ensemble."""
+        """The temperature of the whole ensemble."""
         return self.ensemble[TEMPERATURE]
 
     @property
     def at_bound(self) -> bool:
-        """Whether the temperature is the least or greatest that is tried, so that no best one was found."""
+        """Whether the temperature is the lowest or highest allowed one, so that it may not be the best."""
         return self.temperature.value in (KNOWN[TEMPERATURE].least, KNOWN[TEMPERATURE].largest)
 
     def needed(self, figure: str, within: float | str) -> Needed:
-        """As `Report.needed`, of ensembles after scaling."""
+        """As `Report.needed`, for ensembles after scaling."""
         return growth.needed(self.growth, figure, within)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known of the temperature as JSON values."""
-        drawn = None if self.share is None else RULE
-        facts = {"held_out": self.held_out, "inputs": self.inputs, "share": self.share, "rule": drawn}
+        """Return the temperature and its held-out inputs as JSON values."""
+        rule = None if self.share is None else RULE
+        facts = {"held_out": self.held_out, "inputs": self.inputs, "share": self.share, "rule": rule}
         return {**facts, **asdict(self.temperature), "at_bound": self.at_bound}
 
 
@@ -90,17 +91,17 @@ class Report:
     Args:
         collection: its name.
         citation: of the members.
-        data, ood: names and fingerprints of the images ("digits/test 0123456789abcdef"), ood "" without any.
-        inputs, ood_inputs: how many were measured.
-        members: how many.
+        data, ood: names and fingerprints of the images ("digits/test 0123456789abcdef"); ood is "" if there are none.
+        inputs, ood_inputs: number of test inputs, and of inputs out of distribution.
+        members: number of members.
         ensemble: figure -> value of all members together; low and high by a delete-d jackknife.
         member: figure -> mean over the single members; low and high by a bootstrap over members.
-        curve: size -> figure -> mean over ensembles of that size; low and high say where the figure of a fresh
-            ensemble of that size falls (for all members: as `ensemble`).
-        drawing: what the picture needs beside: per-member accuracy, reliability bins, information per input.
-        growth: figure -> how it comes near its limit, the figure of an infinite ensemble.
-        within: figure -> distance from the limit that was asked for.
-        calibrated: the figures after temperature scaling, None if that was not asked for.
+        curve: size -> figure -> mean over ensembles of that size; low and high bound the figure of a new ensemble of
+            that size (for all members: as `ensemble`).
+        drawing: more values for the picture: accuracy of each member, reliability bins, information of each input.
+        growth: figure -> its limit (the figure of an infinite ensemble) and the distance of each size from it.
+        within: figure -> requested distance from the limit.
+        calibrated: the figures after temperature scaling; None without scaling.
     """
 
     collection: str
@@ -132,14 +133,14 @@ class Report:
         return {name: x.limit for name, x in self.growth.items()}
 
     def needed(self, figure: str, within: float | str) -> Needed:
-        """Find how many members the mean figure takes to come within some distance of its limit; return it.
+        """Return how many members bring the mean figure within some distance of its limit.
 
         Args:
             figure: its name.
             within: the distance, in the figure's unit, or as a share of the limit ("5%").
 
         Raises:
-            UsageError: no such figure, or a distance that is none.
+            UsageError: no such figure, or a distance that is not above 0.
 
         >>> import checkpoints_zoo as zoo
         >>> report = zoo.evaluate(zoo.load("convnet-digits", n=16))
@@ -149,7 +150,7 @@ class Report:
         return growth.needed(self.growth, figure, within)
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
-        """Yield what `within` asks for: "" or "scaled", and the members needed."""
+        """Yield the members needed for each distance in `within`, after "" or, for scaled figures, "scaled"."""
         for figure, within in self.within.items():
             yield "", self.needed(figure, within)
             if self.calibrated is not None and figure in self.calibrated.growth:
@@ -162,13 +163,13 @@ class Report:
         return rows
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure and size: of, members, figure, value, low, high, unit, better."""
+        """Return a table with one row for each figure and size: of, members, figure, value, low, high, unit, better."""
         import pandas as pd
 
         return pd.DataFrame(self._rows())
 
     def to_json(self) -> str:
-        """Return the report as JSON text; what could not be computed is null."""
+        """Return the report as JSON text, with null for values that could not be computed."""
         facts = {
             n: getattr(self, n) for n in ("collection", "citation", "data", "ood", "inputs", "ood_inputs", "members")
         }
@@ -198,7 +199,7 @@ class Report:
             path: of the PNG; its folder is made. It is written by temporary name and rename.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a name that does not end in .png, or a place that can't be written to.
         """
         return save(lambda: draw(self), path_of(path), title(self))
 
@@ -210,9 +211,9 @@ class Report:
             figures: their names, a panel each; None for all.
 
         Raises:
-            UsageError: no such figure, a name that is no PNG's, or a place that can't be written to.
+            UsageError: no such figure, a name that does not end in .png, or a place that can't be written to.
         """
-        names = _drawn_figures(self, figures)
+        names = _select_figures(self, figures)
         return save(lambda: draw_curves(self, names), path_of(path), title(self))
 
 
@@ -221,11 +222,11 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
 
     Args:
         curve, member: of a report.
-        scaled: what to write behind the name of what they are of.
+        scaled: text to append to "of": "" or ", scaled".
     """
-    parts = [("ensemble", size, figures) for size, figures in curve.items()]
-    parts.append(("mean of members", 1, member))
-    for of, size, figures in parts:
+    groups = [("ensemble", size, figures) for size, figures in curve.items()]
+    groups.append(("mean of members", 1, member))
+    for of, size, figures in groups:
         for name, x in figures.items():
             known = KNOWN[name]
             yield {
@@ -235,7 +236,7 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
 
 
 def draw(report: Report) -> Figure:
-    """Draw a report's four panels; return the figure, whose axes are labelled by what they show."""
+    """Draw a report's four panels; return the figure, whose axes have labels to find them by."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -247,139 +248,139 @@ def draw(report: Report) -> Figure:
     panels = figure.add_gridspec(2, 2)
     upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
     bars = figure.add_subplot(upper[0], label="reliability")
-    _reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
+    draw_reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
     upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
     accuracy = figure.add_subplot(upper[0], label="accuracy")
-    _curve(report, accuracy, "accuracy")
+    draw_curve(report, accuracy, "accuracy")
     accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
     accuracy.tick_params(labelbottom=False)
-    _key(accuracy, "b  Accuracy and NLL against ensemble size")
+    _add_legend(accuracy, "b  Accuracy and NLL against ensemble size")
     nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
-    _curve(report, nll, "nll")
+    draw_curve(report, nll, "nll")
     nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
-    _panel_key(nll)
-    _accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
-    _information(report, figure.add_subplot(panels[1, 1], label="information"))
+    _add_panel_legend(nll)
+    draw_member_accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
+    draw_information(report, figure.add_subplot(panels[1, 1], label="information"))
     return figure
 
 
-def _key(axes: Axes, title: str) -> None:
-    """Put the title of a panel above its axes, and the key between the two."""
+def _add_legend(axes: Axes, title: str) -> None:
+    """Put the title of a panel above its axes, and the legend between them."""
     axes.set_title(title, pad=22)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
-    shown = [(line, name) for line, name in parts if name in PLAIN or axes.get_label() == "reliability"]
+    entries = [(line, name) for line, name in parts if name in USUAL_ENTRIES or axes.get_label() == "reliability"]
     key = axes.legend(
-        [line for line, _ in shown], [name for _, name in shown],
+        [line for line, _ in entries], [name for _, name in entries],
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
         columnspacing=1.6, handletextpad=0.6,
     )  # fmt: skip
-    # The title has made room for it; its width is not to narrow the axes.
+    # The title's padding leaves space for the legend; the legend's width must not narrow the axes.
     key.set_in_layout(False)
 
 
-def _reliability(report: Report, axes: Axes, counts: Axes) -> None:
-    """Draw accuracy over confidence in bins, the gap between the two, and the inputs of each bin."""
+def draw_reliability(report: Report, axes: Axes, counts: Axes) -> None:
+    """Draw accuracy over confidence in bins, the gap between them, and the number of inputs in each bin."""
     confidence, accuracy, inputs = (
         [float(v) for v in report.drawing[f"reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
     )
     bins = len(inputs)
     filled, width = [b for b in range(bins) if inputs[b]], 1 / bins
-    middles, shown = [(b + 0.5) / bins for b in filled], [accuracy[b] for b in filled]
+    middles, accuracies = [(b + 0.5) / bins for b in filled], [accuracy[b] for b in filled]
     gaps = [confidence[b] - accuracy[b] for b in filled]
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
-    axes.bar(middles, shown, width, color=BLUE, alpha=0.85, edgecolor="white", label="accuracy")
+    axes.bar(middles, accuracies, width, color=BLUE, alpha=0.85, edgecolor="white", label="accuracy")
     axes.bar(
-        middles, gaps, width, bottom=shown, color="none", edgecolor=RED, hatch="////", linewidth=1.2,
+        middles, gaps, width, bottom=accuracies, color="none", edgecolor=RED, hatch="////", linewidth=1.2,
         label="gap to mean confidence",
     )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
     axes.tick_params(labelbottom=False)
-    _key(axes, "a  Reliability diagram")
-    # In the corner above the bars, which may be anywhere.
-    axes.set_title(f"ECE {stated(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
+    _add_legend(axes, "a  Reliability diagram")
+    # Above the axes, since bars may be anywhere inside.
+    axes.set_title(f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
     if report.calibrated is not None:
-        _scaled_reliability(report, report.calibrated, axes)
+        _draw_scaled_reliability(report, report.calibrated, axes)
     counts.bar(middles, [inputs[b] for b in filled], width, color=GREY, edgecolor="white")
     counts.set(yscale="log", ylim=(0.7, 3 * max(inputs)), ylabel="inputs", xlabel="confidence of the top class")
     counts.minorticks_off()
     counts.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
-    """Draw accuracy over confidence after temperature scaling, a point a bin, over the bars from before."""
+def _draw_scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
+    """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
     bins = [report.drawing[f"scaled_reliability_{n}"] for n in ("confidence", "accuracy", "inputs")]
     points = [(c, a) for c, a, n in zip(*bins, strict=True) if n]
-    stating = f"scaled by T = {stated(scaled.ensemble['temperature'])}\nECE {stated(scaled.ensemble['ece'])}"
+    label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}\nECE {as_text(scaled.ensemble['ece'])}"
     line = axes.plot(*zip(*points, strict=True), color=GREEN, marker="o", markersize=4, linewidth=1.2)
     key = axes.get_legend()
-    box = axes.legend(line, [stating], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
+    box = axes.legend(line, [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
     box.set_in_layout(False)
-    if key is not None:  # a second one takes its place
+    if key is not None:  # the second legend replaced the first one: add it again
         axes.add_artist(key)
 
 
-def _accuracies(report: Report, axes: Axes) -> None:
+def draw_member_accuracies(report: Report, axes: Axes) -> None:
     """Draw the members' accuracies, their mean and the ensemble's."""
     correct = [round(a * report.inputs) for a in report.drawing["member_accuracy"]]
-    # Whole numbers of inputs, so that no bar holds more of the possible values than its neighbour.
-    apart = max(correct) - min(correct)
-    step = math.ceil((apart + 1) / 16)
-    edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + apart // step)]
+    # Edges are between numbers of correct inputs, so that each bar covers equally many possible values.
+    spread = max(correct) - min(correct)
+    step = math.ceil((spread + 1) / 16)
+    edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + spread // step)]
     heights, *_ = axes.hist(
         [c * 100 / report.inputs for c in correct], edges, color=BLUE, alpha=0.85, edgecolor="white",
         label=counted(report.members, "member"),
     )  # fmt: skip
     mean, everyone = report.member["accuracy"], report.ensemble["accuracy"]
-    named = f"mean of members: {stated(mean, 100)}", f"ensemble: {stated(everyone, 100)}"
-    axes.axvline(mean.value * 100, ymax=0.72, color=GREY, linestyle="--", label=named[0])
-    axes.axvline(everyone.value * 100, ymax=0.72, color=RED, linewidth=2, label=named[1])
+    labels = f"mean of members: {as_text(mean, 100)}", f"ensemble: {as_text(everyone, 100)}"
+    axes.axvline(mean.value * 100, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
+    axes.axvline(everyone.value * 100, ymax=0.72, color=RED, linewidth=2, label=labels[1])
     axes.set(title="c  Accuracy of the members", xlabel="accuracy (%)", ylabel="members")
     axes.set_ylim(0, float(max(heights)) * 1.5)
-    sides, near = axes.get_xlim(), everyone.value * 100
-    axes.set_xlim(min(sides[0], near - 0.4), max(sides[1], near + 0.4))
+    limits, ensemble_accuracy = axes.get_xlim(), everyone.value * 100
+    axes.set_xlim(min(limits[0], ensemble_accuracy - 0.4), max(limits[1], ensemble_accuracy + 0.4))
     axes.locator_params(axis="y", integer=True)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.legend(loc="upper left")
 
 
-def _information(report: Report, axes: Axes) -> None:
-    """Draw how much the members disagree about each input, in and out of distribution."""
+def draw_information(report: Report, axes: Axes) -> None:
+    """Draw histograms of the mutual information of inputs, in and out of distribution."""
     import numpy as np
 
     axes.set(title="d  Mutual information of label and member", ylabel="share of inputs")
     sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
     values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in sets if report.drawing.get(n)}
-    together = np.concatenate(list(values.values()))
-    if together.max() <= FAINTEST:
+    all_values = np.concatenate(list(values.values()))
+    if all_values.max() <= FAINTEST:
         text = "one member has none" if report.members == 1 else "none: the members agree on all inputs"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
-    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(together, 0.01), FAINTEST)))
-    edges = np.geomspace(lowest, together.max() * 1.02, 41).tolist()
+    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(all_values, 0.01), FAINTEST)))
+    edges = np.geomspace(lowest, all_values.max() * 1.02, 41).tolist()
     top = 0.0
-    for name, what, colour in (s for s in sets if s[0] in values):
+    for name, description, colour in (s for s in sets if s[0] in values):
         clipped = np.clip(values[name], lowest, None)
         shares, _, _ = axes.hist(
             clipped, edges, weights=np.full(len(clipped), 1 / len(clipped)), histtype="stepfilled",
             facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
-            label=f"{what}, mean {stated(report.ensemble[name])}",
+            label=f"{description}, mean {as_text(report.ensemble[name])}",
         )  # fmt: skip
         top = max(top, float(np.max(shares)))
-    note = "; the first bar: that or less" if together.min() < lowest else ""
+    note = "; the first bar: that or less" if all_values.min() < lowest else ""
     axes.set_xlabel(f"mutual information of an input (nats{note})")
     axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, top * 1.5))
-    detected = f"AUROC {stated(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
+    detected = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
     axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
 
 def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
-    """Draw a panel a figure; return the figure, whose axes are labelled by the figures' names."""
+    """Draw a panel for each of a report's figures; return the picture, whose axes have the figures' names as labels."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    names = _drawn_figures(report, figures)
+    names = _select_figures(report, figures)
     columns = min(COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
     size = (max(2, columns) * WIDE, rows * HIGH + 1.6)
@@ -387,15 +388,19 @@ def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
     figure = Figure(figsize=size, dpi=DPI, layout=spaced)
     figure.suptitle(f"{title(report)}\n{about(report)}", fontsize=12)
     figure.supxlabel(f"members in the ensemble\n\n{notes(report)}", fontsize=8, color=GREY)
-    for at, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, at + 1, label=name)
-        _curve(report, axes, name)
-        _panel_key(axes)
+    for number, name in enumerate(names):
+        axes = figure.add_subplot(rows, columns, number + 1, label=name)
+        draw_curve(report, axes, name)
+        _add_panel_legend(axes)
     return figure
 
 
-def _drawn_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
-    """Return the figures that are drawn, those asked for or all; an unknown one is an error."""
+def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
+    """Return the names of the requested figures, or of all figures.
+
+    Raises:
+        UsageError: an unknown figure, or none.
+    """
     scaled = {} if report.calibrated is None else report.calibrated.ensemble
     known = [n for n in KNOWN if n in report.ensemble or n in scaled]
     names = known if figures is None else [figures] if isinstance(figures, str) else list(figures)
@@ -407,7 +412,7 @@ def _drawn_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
     return names
 
 
-def _curve(report: Report, axes: Axes, name: str) -> None:
+def draw_curve(report: Report, axes: Axes, name: str) -> None:
     """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
 
     Args:
@@ -417,23 +422,23 @@ def _curve(report: Report, axes: Axes, name: str) -> None:
     """
     sizes, scale = sorted(report.curve), KNOWN[name].scale
     if name in report.ensemble:
-        _line(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
-        _limit(axes, report.growth, name, scale, BLUE)
+        _draw_line(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
+        _draw_limit(axes, report.growth, name, scale, BLUE)
     scaled = report.calibrated
     if scaled is not None and name in scaled.ensemble:
-        _line(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
-        _limit(axes, scaled.growth, name, scale, GREEN)
+        _draw_line(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
+        _draw_limit(axes, scaled.growth, name, scale, GREEN)
     for kind, needed in report.answers():
         if needed.figure == name and needed.members is not None:
             what = f"within {needed.within:.3g}{f', {kind}' if kind else ''}: {needed}"
             axes.axvline(needed.members, color=GREEN if kind else BLUE, linestyle=":", linewidth=1.5, label=what)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks := _readable(sizes), [f"{size:,}" for size in ticks])
+    axes.set_xticks(ticks := _spaced_ticks(sizes), [f"{size:,}" for size in ticks])
     axes.minorticks_off()
     axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN[name].label)
 
 
-def _line(
+def _draw_line(
     axes: Axes,
     figures: Mapping[int, Mapping[str, Interval]],
     name: str,
@@ -450,7 +455,7 @@ def _line(
         name, scale: of the figure.
         members: how many there are.
         colours: of the line, and of the bar at all members.
-        label: for the key; "" for those of the plain figures.
+        label: for the legend; "" for the three usual entries.
     """
     colour, full_colour = colours
     sizes = sorted(figures)
@@ -463,9 +468,9 @@ def _line(
         if size < members and x.low is not None and x.high is not None
     ]
     if band:
-        at, low, high = zip(*band, strict=True)
+        band_sizes, low, high = zip(*band, strict=True)
         axes.fill_between(
-            at, low, high, color=colour, alpha=0.18, linewidth=0, label=None if label else "a fresh ensemble"
+            band_sizes, low, high, color=colour, alpha=0.18, linewidth=0, label=None if label else "a fresh ensemble"
         )
     full = figures[members][name]
     if full.low is not None and full.high is not None:
@@ -476,27 +481,29 @@ def _line(
         )  # fmt: skip
 
 
-def _limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
-    """Draw a figure's limit, where there is one."""
+def _draw_limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
+    """Draw a figure's limit if it has one."""
     if name in growth:
         axes.axhline(growth[name].limit.value * scale, color=colour, linestyle="--", linewidth=1)
 
 
-def _panel_key(axes: Axes) -> None:
-    """Name what only some panels have, in the corner that curves leave free."""
-    shown = [(line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in PLAIN]
-    if shown:
-        axes.legend([line for line, _ in shown], [name for _, name in shown], loc="best", fontsize=8)
+def _add_panel_legend(axes: Axes) -> None:
+    """Draw a legend of the lines that only some panels have, where it covers the curves least."""
+    entries = [
+        (line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in USUAL_ENTRIES
+    ]
+    if entries:
+        axes.legend([line for line, _ in entries], [name for _, name in entries], loc="best", fontsize=8)
 
 
-def _readable(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes whose labels have room on a logarithmic axis, the largest first to be kept."""
-    room = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
-    kept: list[int] = []
+def _spaced_ticks(sizes: Sequence[int]) -> list[int]:
+    """Choose ticks from the largest size down so that their labels do not overlap on a logarithmic axis."""
+    least_distance = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
+    ticks: list[int] = []
     for size in reversed(sizes):
-        if not kept or math.log2(kept[-1] / size) >= room:
-            kept.append(size)
-    return kept[::-1]
+        if not ticks or math.log2(ticks[-1] / size) >= least_distance:
+            ticks.append(size)
+    return ticks[::-1]
 
 
 def title(report: Report) -> str:
@@ -505,7 +512,7 @@ def title(report: Report) -> str:
 
 
 def about(report: Report) -> str:
-    """Return what was measured, for the line below the title."""
+    """Return the line below a picture's title: images and numbers of inputs."""
     about = f"{report.data.split(' ')[0]}, {counted(report.inputs, 'input')}"
     if report.ood:
         about += f"; out of distribution: {report.ood.split(' ')[0]}, {counted(report.ood_inputs, 'input')}"
@@ -513,20 +520,20 @@ def about(report: Report) -> str:
 
 
 def notes(report: Report) -> str:
-    """Say what the intervals mean and which members these are; return the foot of a picture."""
+    """Return the lines below a picture: the meaning of the intervals, the members needed, the members' ids."""
     text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
     text += " by a delete-d jackknife (a bootstrap for the mean of members)."
     text = text if report.members >= 3 else "Too few members for intervals."
     if report.growth:
         text += "\nDashed: the limit, of an infinite ensemble."
-    asked = [
+    needed = [
         f"{KNOWN[x.figure].short or KNOWN[x.figure].title} within {x.within:.3g}{f', {kind}' if kind else ''}: {x}"
         for kind, x in report.answers()
     ]
-    if asked:
-        text += f" Members needed to come near it: {'; '.join(asked)}."
+    if needed:
+        text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in text.split("\n"))
-    # Without the source's label, which may be a folder of the machine.
+    # Without the source, which may be a folder of this machine.
     members = report.citation.rpartition("@")[2]
     shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shown}' if shown else ''}"

@@ -1,7 +1,7 @@
-"""The figures of any subset of a population's members, from logits that need not fit into memory.
+"""Measure any subset of a population's members, from logits that need not fit into memory.
 
-The logits are walked over in blocks of inputs: once for what does not depend on the subset, and once for each group of
-subsets whose mean probabilities `MEMORY` holds (the calibration of each class sorts all inputs).
+The logits are read in blocks of inputs: once for the values that do not depend on the subset, and once for each group
+of subsets whose mean probabilities fit into `MEMORY`.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -26,11 +26,11 @@ from checkpoints_zoo.evaluation.figures import (
     TEMPERATURE,
 )
 
-MEMORY = 2**27  # bytes of mean probabilities that are held
-TOGETHER = 512  # subsets in a walk over the inputs out of distribution, of which a few numbers an input are held
-VALUES = 2**20  # (member, input) that are held at a time
-READ_BYTES = 2**24  # of logits that are read at a time
-BLOCK_BYTES = 2**22  # of probabilities in a block of inputs, of all members or of all subsets
+MEMORY = 2**27  # bytes of mean probabilities in memory at a time
+SUBSETS_PER_WALK = 512  # measured in one pass over the inputs out of distribution
+VALUES_AT_ONCE = 2**20  # (member, input) values in memory at a time
+READ_BYTES = 2**24  # of logits in one read
+BLOCK_BYTES = 2**22  # of probabilities in a block of inputs, for all members or for all subsets
 
 
 class Logits(Protocol):
@@ -42,7 +42,7 @@ class Logits(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the logits."""
+        """The dtype of the logits."""
 
     def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Return the logits of some inputs, (member, input, class)."""
@@ -78,7 +78,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class InputSubset:
-    """Logits of some of the inputs that other logits have.
+    """Some inputs of other logits.
 
     Args:
         logits: of all inputs.
@@ -100,16 +100,18 @@ class InputSubset:
     def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         members, _, classes = self.shape
         out = torch.empty(members, end - begin, classes, dtype=dtype)
-        wanted = self.inputs[begin:end].tolist()
-        longest = max(1, READ_BYTES // (members * classes * self.dtype.itemsize))
-        done = 0
-        # Runs of neighbours, with the inputs between them that are dropped: few long reads, none over READ_BYTES.
-        while done < len(wanted):
-            first = wanted[done]
-            after = next((i for i in range(done, len(wanted)) if wanted[i] >= first + longest), len(wanted))
-            read = self.logits.block(first, wanted[after - 1] + 1, dtype)
-            out[:, done:after] = read[:, self.inputs[begin + done : begin + after] - first]
-            done = after
+        positions = self.inputs[begin:end].tolist()
+        longest_read = max(1, READ_BYTES // (members * classes * self.dtype.itemsize))
+        start = 0
+        # Few long reads, each at most READ_BYTES: a read covers also the inputs between two selected ones.
+        while start < len(positions):
+            first = positions[start]
+            stop = next(
+                (i for i in range(start, len(positions)) if positions[i] >= first + longest_read), len(positions)
+            )
+            read = self.logits.block(first, positions[stop - 1] + 1, dtype)
+            out[:, start:stop] = read[:, self.inputs[begin + start : begin + stop] - first]
+            start = stop
         return out
 
     def one(self, at: int) -> Tensor:
@@ -117,122 +119,122 @@ class InputSubset:
 
 
 class DataSetLogits:
-    """Logits of one data set, member by member, and what is computed of them once for all subsets.
+    """Logits of one data set, and the values computed from them once for all subsets of members.
 
     Args:
         logits: of all members.
-        labels: (input,), None for inputs without.
+        labels: (input,); None if there are none.
 
     Attributes:
         entropy: (member,) mean over the inputs, float64.
-        information: (input,) mutual information of label and member, of all members.
+        information: (input,) mutual information of label and member, among all members.
         mean_probs: (input, class) of all members.
         label_log_probs: (member, input) log probability of each label.
-        voted: (member, input) most probable class.
+        votes: (member, input) most probable class.
     """
 
     def __init__(self, logits: Tensor | Logits, labels: Tensor | None) -> None:
         self.logits: Logits = InMemory(logits) if isinstance(logits, Tensor) else logits
         self.labels = labels
         members, inputs, classes = self.logits.shape
-        self.kind = kind = torch.promote_types(self.logits.dtype, torch.float32)
+        self.dtype = dtype = torch.promote_types(self.logits.dtype, torch.float32)
         self.entropy = torch.zeros(members, dtype=torch.float64)
-        self.information = torch.empty(inputs, dtype=kind)
-        self.mean_probs = torch.empty(inputs, classes, dtype=kind)
+        self.information = torch.empty(inputs, dtype=dtype)
+        self.mean_probs = torch.empty(inputs, classes, dtype=dtype)
         labelled = inputs if labels is not None else 0
-        self.label_log_probs = torch.empty(members, labelled, dtype=kind)
-        self.voted = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
-        for here, logits_here in self.blocks():
-            log_probs = logits_here.log_softmax(-1)
+        self.label_log_probs = torch.empty(members, labelled, dtype=dtype)
+        self.votes = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
+        for span, span_logits in self.blocks():
+            log_probs = span_logits.log_softmax(-1)
             probs = log_probs.exp()
             entropy = metrics.entropy(probs)
             self.entropy += entropy.double().sum(1) / inputs
-            self.mean_probs[here] = probs.mean(0)
-            total = metrics.entropy(self.mean_probs[here], check=False)
-            self.information[here] = (total - entropy.mean(0)).clamp_(min=0)
+            self.mean_probs[span] = probs.mean(0)
+            total = metrics.entropy(self.mean_probs[span], check=False)
+            self.information[span] = (total - entropy.mean(0)).clamp_(min=0)
             if labels is not None:
-                at = labels[here].expand(members, -1).unsqueeze(-1)
-                self.label_log_probs[:, here] = log_probs.gather(-1, at).squeeze(-1)
-                self.voted[:, here] = probs.argmax(-1).to(self.voted.dtype)
+                at = labels[span].expand(members, -1).unsqueeze(-1)
+                self.label_log_probs[:, span] = log_probs.gather(-1, at).squeeze(-1)
+                self.votes[:, span] = probs.argmax(-1).to(self.votes.dtype)
 
     def blocks(self, rows: int = 1) -> Iterator[tuple[slice, Tensor]]:
-        """Walk over the inputs; yield where they are and all members' logits (member, input, class).
+        """Iterate over blocks of inputs; yield the range of inputs and all members' logits (member, input, class).
 
         Args:
-            rows: probabilities (row, input, class) that are made of them.
+            rows: how many arrays (input, class) the caller computes from a block.
         """
         members, inputs, classes = self.logits.shape
         step = max(1, BLOCK_BYTES // (4 * max(rows, members) * classes))
-        together = step * max(1, READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
-        for begin in range(0, inputs, together):
-            read = self.logits.block(begin, min(inputs, begin + together), self.logits.dtype)
-            for at in range(0, read.shape[1], step):
-                some = read[:, at : at + step]
-                yield slice(begin + at, begin + at + some.shape[1]), some.to(self.kind)
+        read_inputs = step * max(1, READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
+        for begin in range(0, inputs, read_inputs):
+            read = self.logits.block(begin, min(inputs, begin + read_inputs), self.logits.dtype)
+            for start in range(0, read.shape[1], step):
+                block = read[:, start : start + step]
+                yield slice(begin + start, begin + start + block.shape[1]), block.to(self.dtype)
 
     def means(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Average the members of subsets; yield where the inputs are and mean probabilities (subset, input, class).
+        """Average the members of subsets; yield ranges of inputs and mean probabilities (subset, input, class).
 
         Args:
-            weights: (subset, member), 1 for those that are in it.
+            weights: (subset, member), 1 for the members of a subset, else 0.
         """
-        weights = weights.to(self.kind)
+        weights = weights.to(self.dtype)
         sizes = weights.sum(1)[:, None, None]
-        # A product with one row adds up in another order at the end of a block: equal inputs would not stay level.
-        rows = weights if len(weights) > 1 else weights.expand(2, -1)
-        for here, logits in self.blocks(len(weights)):
-            # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
-            sums = (rows @ logits.softmax(-1).flatten(1))[: len(weights)]
-            yield here, sums.view(len(weights), -1, logits.shape[-1]).div_(sizes)
+        # A product with one row adds up in another order at the end of a block: equal inputs would get unequal values.
+        summands = weights if len(weights) > 1 else weights.expand(2, -1)
+        for span, logits in self.blocks(len(weights)):
+            # Sum first, then divide: if all members agree, the mean is then exactly their value.
+            sums = (summands @ logits.softmax(-1).flatten(1))[: len(weights)]
+            yield span, sums.view(len(weights), -1, logits.shape[-1]).div_(sizes)
 
     def all_means(self, weights: Tensor) -> Tensor:
         """Return the mean probabilities of subsets on all inputs, (subset, input, class); weights as in `means`."""
-        probs = torch.empty(len(weights), *self.logits.shape[1:], dtype=self.kind)
-        for here, means in self.means(weights):
-            probs[:, here] = means
+        probs = torch.empty(len(weights), *self.logits.shape[1:], dtype=self.dtype)
+        for span, means in self.means(weights):
+            probs[:, span] = means
         return probs
 
-    def log_probs_of_labels(self, at: Tensor) -> Tensor:
-        """Return the log of some members' mean probability of each label, (input,), whatever underflows.
+    def log_probs_of_labels(self, members: Tensor) -> Tensor:
+        """Return the log of some members' mean probability of each label, (input,), exact also where it underflows.
 
         Args:
-            at: their positions.
+            members: their positions.
         """
-        step = max(1, VALUES // len(at))
-        parts = [part.index_select(0, at).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)]
-        return torch.cat(parts) - math.log(len(at))
+        step = max(1, VALUES_AT_ONCE // len(members))
+        parts = [part.index_select(0, members).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)]
+        return torch.cat(parts) - math.log(len(members))
 
-    def disagreement(self, at: Tensor) -> Tensor:
+    def disagreement(self, members: Tensor) -> Tensor:
         """Return the disagreement of some members, NaN for one, float64.
 
         Args:
-            at: their positions.
+            members: their positions.
         """
         inputs, classes = self.mean_probs.shape
         disagreement = torch.zeros((), dtype=torch.float64)
-        for part in torch.split(self.voted, max(1, VALUES // len(at)), 1):
-            voted = part.index_select(0, at).long()
-            disagreement += metrics.disagreement_of_votes(voted, classes) * (voted.shape[1] / inputs)
+        for part in torch.split(self.votes, max(1, VALUES_AT_ONCE // len(members)), 1):
+            votes = part.index_select(0, members).long()
+            disagreement += metrics.disagreement_of_votes(votes, classes) * (votes.shape[1] / inputs)
         return disagreement
 
-    def log_probs(self, at: Tensor, probs: Tensor) -> Tensor:
-        """Return the log of some members' mean probabilities, (input, class), a label's also where it underflows.
+    def log_probs(self, members: Tensor, probs: Tensor) -> Tensor:
+        """Return the log of some members' mean probabilities, (input, class), exact for a label that underflows.
 
-        Another class's that is 0 in this dtype counts as the least number there is in it.
+        Another class's probability that is 0 in this dtype counts as the smallest normal number of the dtype.
 
         Args:
-            at: positions of the members.
+            members: positions of the members.
             probs: their mean probabilities, (input, class).
         """
-        if len(at) == 1:
-            return self.logits.one(int(at)).to(self.kind).log_softmax(-1)
+        if len(members) == 1:
+            return self.logits.one(int(members)).to(self.dtype).log_softmax(-1)
         least = torch.finfo(probs.dtype).tiny
         log_probs = probs.clamp_min(least).log_()
         if self.labels is None:
             return log_probs
         labels = self.labels.unsqueeze(-1)
-        exact, rounded = self.log_probs_of_labels(at).unsqueeze(-1), log_probs.gather(-1, labels)
-        # Only where it underflows: another rounding would tell labels from other classes that are level with them.
+        exact, rounded = self.log_probs_of_labels(members).unsqueeze(-1), log_probs.gather(-1, labels)
+        # Only where it underflows: elsewhere a different rounding could break a tie between the label and a class.
         return log_probs.scatter_(-1, labels, torch.where(probs.gather(-1, labels) < least, exact, rounded))
 
 
@@ -243,7 +245,7 @@ class Population:
         logits: on inputs with labels.
         labels: (input,).
         ood_logits: on inputs out of distribution, None without any.
-        held_out: logits on other inputs, and their labels (input,): each subset's temperature is fitted to them. None
+        held_out: logits on other inputs and their labels (input,), to which each subset's temperature is fitted. None
             for no temperature scaling.
     """
 
@@ -256,65 +258,65 @@ class Population:
     ) -> None:
         self.members = logits.shape[0]
         self.labels = labels
-        self.inside = DataSetLogits(logits, labels)
-        self.outside = None if ood_logits is None else DataSetLogits(ood_logits, None)
+        self.test = DataSetLogits(logits, labels)
+        self.ood = None if ood_logits is None else DataSetLogits(ood_logits, None)
         self.held_out = None if held_out is None else DataSetLogits(*held_out)
-        ood_inputs = 0 if self.outside is None else self.outside.logits.shape[1]
+        ood_inputs = 0 if self.ood is None else self.ood.logits.shape[1]
         self.is_ood = torch.arange(len(labels) + ood_inputs) >= len(labels)
-        self.names = [n for n in FIGURES if self.outside is not None or n not in OOD_FIGURES]
+        self.names = [n for n in FIGURES if self.ood is not None or n not in OOD_FIGURES]
         self.scaled_names: list[str] = []
         if self.held_out is not None:
             self.scaled_names = [n for n in SCALED if n == TEMPERATURE or n in self.names]
 
     def measure(self, subsets: Sequence[Tensor]) -> Tensor:
-        """Measure the ensembles of some members each; return (subset, figure) float64.
+        """Measure ensembles; return (subset, figure) float64.
 
-        The figures are those of `names`, and after temperature scaling those of `scaled_names`.
+        The columns are the figures of `names`, then those of `scaled_names` after temperature scaling.
 
         Args:
             subsets: positions of members, (k,) each; duplicates are measured once.
         """
         order = {tuple(subset.tolist()): subset for subset in subsets}
         rows = {key: self._single(int(subset)) for key, subset in order.items() if len(key) == 1}
-        rest = [key for key in order if len(key) > 1]
-        size = _at_a_time(self.inside)
-        for at in range(0, len(rest), TOGETHER):
-            group = [order[key] for key in rest[at : at + TOGETHER]]
+        larger = [key for key in order if len(key) > 1]
+        size = _subsets_at_once(self.test)
+        for first in range(0, len(larger), SUBSETS_PER_WALK):
+            group = [order[key] for key in larger[first : first + SUBSETS_PER_WALK]]
             weights = torch.zeros(len(group), self.members)
             for row, subset in zip(weights, group, strict=True):
                 row[subset] = 1
             temperatures = self._temperatures(group, weights)
-            outside = None if self.outside is None else _OodPredictions.of_subsets(self.outside, weights, temperatures)
+            ood = None if self.ood is None else _OodPredictions.of_subsets(self.ood, weights, temperatures)
             for i in range(0, len(group), size):
-                probs = self.inside.all_means(weights[i : i + size])
+                probs = self.test.all_means(weights[i : i + size])
                 for j, subset in enumerate(group[i : i + size]):
                     temperature = None if temperatures is None else temperatures[i + j]
-                    rows[tuple(subset.tolist())] = self._row(subset, probs[j], temperature, outside, i + j)
-                del probs  # or the next group's are held beside them
+                    rows[tuple(subset.tolist())] = self._row(subset, probs[j], temperature, ood, i + j)
+                del probs  # before the next group's mean probabilities are computed
         return torch.stack([rows[tuple(subset.tolist())] for subset in subsets])
 
-    def _single(self, at: int) -> Tensor:
+    def _single(self, position: int) -> Tensor:
         """Return the figures of one member."""
         temperature = None
         if self.held_out is not None and self.held_out.labels is not None:
-            log_probs = self.held_out.logits.one(at).to(self.held_out.kind).log_softmax(-1)
+            log_probs = self.held_out.logits.one(position).to(self.held_out.dtype).log_softmax(-1)
             temperature = metrics.temperature(log_probs, self.held_out.labels, check=False)
-        outside = None if self.outside is None else _OodPredictions.of_member(self.outside, at, temperature)
-        probs = self.inside.logits.one(at).to(self.inside.kind).softmax(-1)
-        return self._row(torch.tensor([at]), probs, temperature, outside, 0)
+        ood = None if self.ood is None else _OodPredictions.of_member(self.ood, position, temperature)
+        probs = self.test.logits.one(position).to(self.test.dtype).softmax(-1)
+        return self._row(torch.tensor([position]), probs, temperature, ood, 0)
 
     def _temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
-        """Fit the temperature of each subset to the inputs held out; return (subset,) float64, None without any.
+        """Fit the temperature of each subset to the held-out inputs; return (subset,) float64, None without them.
 
         Args:
             subsets: positions of members.
-            weights: (subset, member), 1 for those that are in it.
+            weights: (subset, member), 1 for the members of a subset, else 0.
         """
         held_out = self.held_out
         if held_out is None or held_out.labels is None:
             return None
         temperatures = torch.empty(len(subsets), dtype=torch.float64)
-        size = _at_a_time(held_out)
+        size = _subsets_at_once(held_out)
         for i in range(0, len(subsets), size):
             probs = held_out.all_means(weights[i : i + size])
             for j, subset in enumerate(subsets[i : i + size]):
@@ -325,37 +327,37 @@ class Population:
         return temperatures
 
     def _row(
-        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, outside: _OodPredictions | None, at: int
+        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, ood: _OodPredictions | None, row_in_group: int
     ) -> Tensor:
         """Return the figures of a subset before and after scaling, (figure,) float64.
 
         Args:
             subset: positions of the members.
             probs: their mean probabilities, (input, class).
-            temperature: theirs, None for no scaling.
-            outside: predictions of a group of subsets on the inputs out of distribution.
-            at: the subset's place in that group.
+            temperature: of the subset; None for no scaling.
+            ood: predictions of a group of subsets on the inputs out of distribution.
+            row_in_group: the subset's row in that group.
         """
-        inside = self.inside
-        figures = self._of_probs(probs, None if outside is None else outside.largest[at])
-        figures["nll"] = -inside.log_probs_of_labels(subset).double().mean()
-        figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - inside.entropy[subset].mean()).clamp(
+        test = self.test
+        figures = self._of_probs(probs, None if ood is None else ood.largest[row_in_group])
+        figures["nll"] = -test.log_probs_of_labels(subset).double().mean()
+        figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - test.entropy[subset].mean()).clamp(
             min=0
         )
-        figures["disagreement"] = inside.disagreement(subset)
-        if outside is not None and self.outside is not None:
-            figures["mi_ood"] = (outside.entropy[at].double() - self.outside.entropy[subset].mean()).clamp(min=0)
+        figures["disagreement"] = test.disagreement(subset)
+        if ood is not None and self.ood is not None:
+            figures["mi_ood"] = (ood.entropy[row_in_group].double() - self.ood.entropy[subset].mean()).clamp(min=0)
         row = [figures[n] for n in self.names]
         if temperature is not None:
-            log_probs = metrics.tempered(inside.log_probs(subset, probs), temperature.to(probs.dtype))
-            figures = self._of_probs(log_probs.exp(), None if outside is None else outside.scaled[at])
+            log_probs = metrics.tempered(test.log_probs(subset, probs), temperature.to(probs.dtype))
+            figures = self._of_probs(log_probs.exp(), None if ood is None else ood.scaled[row_in_group])
             figures["nll"] = metrics.nll(log_probs, self.labels, check=False)
             figures[TEMPERATURE] = temperature
             row += [figures[n] for n in self.scaled_names]
         return torch.stack([x.double() for x in row])
 
     def _of_probs(self, probs: Tensor, largest: Tensor | None) -> dict[str, Tensor]:
-        """Return the figures that probabilities alone decide.
+        """Return the figures that depend on the probabilities alone.
 
         Args:
             probs: (input, class).
@@ -367,24 +369,26 @@ class Population:
         return figures
 
     def _metrics(self, of: str, values: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the figures that are computed of probabilities, or of scores, each by the metric of its name."""
+        """Return the figures computed from probabilities, or from scores, each by the metric of the same name."""
         names = [name for name in self.names if FIGURES[name].of == of]
         return {name: getattr(metrics, name)(values, targets, check=False) for name in names}
 
     def drawing(self, temperature: float | None = None) -> dict[str, Any]:
-        """Return what a picture needs: bins of a reliability diagram, information of each input.
+        """Return the values for pictures: bins of a reliability diagram, mutual information of each input.
 
         Args:
             temperature: of all members, for the bins after scaling.
         """
-        probs = self.inside.mean_probs
-        values = _bars("reliability", probs, self.labels)
+        probs = self.test.mean_probs
+        values = _reliability_bars("reliability", probs, self.labels)
         if temperature is not None:
-            log_probs = self.inside.log_probs(torch.arange(self.members), probs)
-            values |= _bars("scaled_reliability", metrics.tempered(log_probs, temperature).exp(), self.labels)
-        values["mi_id"] = self.inside.information.tolist()
-        if self.outside is not None:
-            values["mi_ood"] = self.outside.information.tolist()
+            log_probs = self.test.log_probs(torch.arange(self.members), probs)
+            values |= _reliability_bars(
+                "scaled_reliability", metrics.tempered(log_probs, temperature).exp(), self.labels
+            )
+        values["mi_id"] = self.test.information.tolist()
+        if self.ood is not None:
+            values["mi_ood"] = self.ood.information.tolist()
         return values
 
 
@@ -404,22 +408,22 @@ class _OodPredictions:
 
     @classmethod
     def of_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
-        """Walk over the inputs once for some subsets; return their predictions.
+        """Iterate over the inputs once for some subsets; return their predictions.
 
         Args:
-            data: logits of those inputs.
-            weights: (subset, member), 1 for those that are in it.
+            data: logits on the inputs out of distribution.
+            weights: (subset, member), 1 for the members of a subset, else 0.
             temperatures: (subset,), None for no scaling.
         """
-        largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.kind)
+        largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.dtype)
         scaled = torch.empty_like(largest) if temperatures is not None else largest
         entropy = torch.zeros(len(weights), dtype=torch.float64)
-        for here, means in data.means(weights):
-            largest[:, here] = means.amax(-1)
+        for span, means in data.means(weights):
+            largest[:, span] = means.amax(-1)
             entropy += metrics.entropy(means, check=False).double().sum(1)
             if temperatures is not None:
                 log_probs = means.clamp_min_(torch.finfo(means.dtype).tiny).log_()
-                scaled[:, here] = (
+                scaled[:, span] = (
                     metrics.tempered(log_probs, temperatures.to(means.dtype)[:, None, None]).amax(-1).exp()
                 )
         return cls(largest, entropy / largest.shape[1], scaled)
@@ -427,22 +431,22 @@ class _OodPredictions:
     @classmethod
     def of_member(cls, data: DataSetLogits, at: int, temperature: Tensor | None) -> _OodPredictions:
         """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
-        logits = data.logits.one(at).to(data.kind)
-        probs = logits.softmax(-1)  # as in `_single`: equal inputs in and out of distribution are to be level
+        logits = data.logits.one(at).to(data.dtype)
+        probs = logits.softmax(-1)  # as in `_single`, so that equal inputs of both data sets get equal values
         largest = probs.amax(-1)[None]
         scaled = largest
         if temperature is not None:
-            scaled = metrics.tempered(logits.log_softmax(-1), temperature.to(data.kind)).exp().amax(-1)[None]
+            scaled = metrics.tempered(logits.log_softmax(-1), temperature.to(data.dtype)).exp().amax(-1)[None]
         return cls(largest, metrics.entropy(probs, check=False).double().mean()[None], scaled)
 
 
-def _at_a_time(data: DataSetLogits) -> int:
-    """Return how many subsets' mean probabilities on a set of inputs are held."""
+def _subsets_at_once(data: DataSetLogits) -> int:
+    """Return how many subsets' mean probabilities fit into `MEMORY`."""
     _, inputs, classes = data.logits.shape
     return max(1, MEMORY // (4 * inputs * classes))
 
 
-def _bars(name: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
+def _reliability_bars(name: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return the bars of a reliability diagram, with a name before each."""
     bins = metrics.reliability(probs, labels)
     return {f"{name}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}

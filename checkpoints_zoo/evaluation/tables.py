@@ -1,4 +1,4 @@
-"""What tables have in common: a figure written with its interval, and tables and texts written as files."""
+"""Write a figure with its interval as text, and write tables and texts to files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.evaluation.metrics import Interval
 
-FAINTEST = 1e-7  # of an interval's width, or of a mutual information: what is below it is float32's rounding
+FAINTEST = 1e-7  # smaller widths of intervals and smaller mutual informations are rounding errors of float32
 
 
-def stated(interval: Interval, scale: float = 1) -> str:
-    """Write a figure and its interval, in four digits or the fewer that the interval allows; return the text.
+def as_text(interval: Interval, scale: float = 1) -> str:
+    """Write a figure and its interval, in four digits, or fewer if the interval is wide; return the text.
 
     Args:
-        interval: of the figure; bounds that rounding alone sets apart are left out.
-        scale: what to multiply by: 100 for percent.
+        interval: of the figure; bounds that differ only by rounding are left out.
+        scale: factor of all numbers: 100 for percent.
     """
     value = interval.value * scale
     if not math.isfinite(value):
@@ -37,10 +37,10 @@ def stated(interval: Interval, scale: float = 1) -> str:
 
 
 def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
-    """Write a table as Parquet or CSV, by the ending of the name; return its path.
+    """Write a table as Parquet or CSV, by the ending of the file's name; return the path.
 
     Args:
-        frame: its rows, without the index.
+        frame: the table; its index is not written.
         path: of the file; its folder is made.
 
     Raises:
@@ -62,10 +62,10 @@ def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
 
 
 def write_text(text: str, path: str | Path) -> Path:
-    """Write a text, with an end of line; return its path.
+    """Write a text and a line end to a file; return the path.
 
     Args:
-        text: such as JSON, or a table for LaTeX.
+        text: such as JSON, or a table in LaTeX.
         path: of the file; its folder is made.
 
     Raises:

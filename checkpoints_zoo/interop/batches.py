@@ -21,20 +21,20 @@ Batch = tuple[Tensor, Tensor]
 NO_LABEL = -1
 
 
-def ensemble_of(members: Collection | Ensemble) -> Ensemble:
+def as_ensemble(members: Collection | Ensemble) -> Ensemble:
     """Make a collection an ensemble in float32 on the CPU; return it, or the ensemble that is one already.
 
     Raises:
         UsageError: neither.
         DamagedError, TooLargeError: as `Collection.ensemble`.
     """
-    found: object = members
-    if isinstance(found, Ensemble):
-        return found
-    if isinstance(found, Collection):
-        return found.ensemble()
+    argument: object = members
+    if isinstance(argument, Ensemble):
+        return argument
+    if isinstance(argument, Collection):
+        return argument.ensemble()
     expected = "a Collection, or an Ensemble: members.ensemble(device=..., execution=...)"
-    raise UsageError("members", expected=expected, found=type(found).__name__)
+    raise UsageError("members", expected=expected, found=type(argument).__name__)
 
 
 def check_collection(members: object) -> None:
@@ -49,15 +49,15 @@ def check_collection(members: object) -> None:
 
 
 @dataclass(frozen=True)
-class Collated:
+class Collate:
     """Make examples (image, label) a batch (inputs, labels); images become inputs a batch at a time."""
 
     data: ImageData
     preprocess: Preprocess
 
     def __call__(self, examples: Sequence[Batch]) -> Batch:
-        some, labels = zip(*examples, strict=True)
-        return self.data.inputs(torch.stack(some), self.preprocess), torch.stack(labels)
+        pixels, labels = zip(*examples, strict=True)
+        return self.data.inputs(torch.stack(pixels), self.preprocess), torch.stack(labels)
 
 
 def loader(
@@ -83,8 +83,8 @@ def loader(
     (torch.Size([128, 1, 8, 8]), torch.Size([128]))
     """
     check_collection(members)
-    found = images.of(data, split=split)
-    labels = torch.full((len(found),), NO_LABEL) if ood else arguments.labels_of(found, members.description)
-    collate = Collated(found, members.preprocess)
-    found.inputs(found.images[:1], members.preprocess)  # says now whether they fit
-    return DataLoader(TensorDataset(found.images, labels), batch_size=batch, collate_fn=collate)
+    image_data = images.of(data, split=split)
+    labels = torch.full((len(image_data),), NO_LABEL) if ood else arguments.labels_of(image_data, members.description)
+    collate = Collate(image_data, members.preprocess)
+    image_data.inputs(image_data.images[:1], members.preprocess)  # says now whether they fit
+    return DataLoader(TensorDataset(image_data.images, labels), batch_size=batch, collate_fn=collate)

@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import ImageInput, Preprocess
-from checkpoints_zoo.interop.ingest import Net, given_columns, ingest
+from checkpoints_zoo.interop.ingest import NetSpec, given_columns, ingest
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -25,7 +25,7 @@ from checkpoints_zoo.sources.source import FolderSource
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 5  # members that a warning names
+MAX_LISTED = 5  # members that a warning names
 
 
 class Facts(TypedDict, total=False):
@@ -59,7 +59,7 @@ def from_checkpoints(
     like: str | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,
-    **given: Unpack[Facts],
+    **facts: Unpack[Facts],
 ) -> Collection:
     """Make a source of a folder of checkpoints, one member a file; return the collection as loaded from it.
 
@@ -84,7 +84,7 @@ def from_checkpoints(
         like: a collection of the catalog whose images, classes and preprocessing the members are for.
         device: what to measure them on.
         say: told of the progress.
-        given: facts that the files can't tell, see `Facts`.
+        facts: facts that the files can't tell, see `Facts`.
 
     Raises:
         UsageError: arguments that make no sense, a file that is no tensors alone, or a folder with other members.
@@ -99,34 +99,34 @@ def from_checkpoints(
     ...     from_checkpoints(place, lambda: torch.nn.Linear(3, 2), out=f"{place}/out", name="linear").ids
     [7]
     """
-    named = named_net(architecture, arguments)
+    chosen_net = choose_net(architecture, arguments)
     folder = Path(directory).expanduser()
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
-        raise SourceNotFound(f"source {directory}", expected="a folder of checkpoints", found=found, path=folder)
-    net = Net(named.architecture, named.arguments, named.own, prefix, key)
-    rows = told(columns, evaluate is not None)
+        obstacle = "a file" if folder.exists() else "nothing there"
+        raise SourceNotFound(f"source {directory}", expected="a folder of checkpoints", found=obstacle, path=folder)
+    net = NetSpec(chosen_net.architecture, chosen_net.arguments, chosen_net.custom_name, prefix, key)
+    column_reader = make_column_reader(columns, evaluate is not None)
     ingest(
-        [folder], name, reshard=out, hash=True, evaluate=evaluate, given=facts_of(given), like=like, net=net,
-        build=named.build, columns=rows, files=files, strict=True, device=device, say=say,
+        [folder], name, reshard=out, hash=True, evaluate=evaluate, given=facts_to_json(facts), like=like, net=net,
+        build=chosen_net.build, columns=column_reader, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
-    warn_of_others(FolderSource(root, root.as_uri()), name, given_columns.read_files(root, name))
-    return load(name, source=root, architecture=named.build)
+    warn_of_left_out(FolderSource(root, root.as_uri()), name, given_columns.read_files(root, name))
+    return load(name, source=root, architecture=chosen_net.build)
 
 
 @dataclass(frozen=True)
-class Named:
+class ChosenNet:
     """The members' net: one of the package's with arguments, or one of the user's own with what builds it."""
 
     architecture: str | None
     arguments: Mapping[str, Any]
-    own: str | None
+    custom_name: str | None
     build: Build | None
 
     def facts(self) -> dict[str, Any]:
         """Return what a description says of it."""
-        return {"architecture": self.architecture or self.own, "arguments": dict(self.arguments)}
+        return {"architecture": self.architecture or self.custom_name, "arguments": dict(self.arguments)}
 
     def module(self) -> nn.Module:
         """Build it, without memory where that can be; return it.
@@ -138,7 +138,7 @@ class Named:
         return modules.build_module(build, "the members")
 
 
-def named_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -> Named:
+def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -> ChosenNet:
     """Look at what a user gives as architecture; return the net that it is.
 
     Raises:
@@ -147,28 +147,28 @@ def named_net(architecture: str | Build, arguments: Mapping[str, Any] | None) ->
     if isinstance(architecture, str):
         if architecture not in ARCHITECTURES or arguments:
             build_architecture(architecture, **(arguments or {}))  # says what is wrong with them
-        return Named(architecture, dict(arguments or {}), None, None)
+        return ChosenNet(architecture, dict(arguments or {}), None, None)
     if isinstance(architecture, nn.Module) or not callable(architecture):
         raise UsageError(
             "architecture",
             expected=f"a name ({', '.join(ARCHITECTURES)}), or a function that builds the module",
             found=f"a {type(architecture).__name__}",
-            do="Give the class or function that made it, such as lambda: Net(10)",
+            do="Give the class or function that made it, such as lambda: NetSpec(10)",
         )
     if arguments:
         raise UsageError("arguments", expected="an architecture by name", found="a function that builds it",
                          do="Give lambda: build(…)")  # fmt: skip
-    called = type(modules.build_module(architecture, "the members")).__name__
-    return Named(None, {}, called if called not in ARCHITECTURES else f"{called}-own", architecture)
+    class_name = type(modules.build_module(architecture, "the members")).__name__
+    return ChosenNet(None, {}, class_name if class_name not in ARCHITECTURES else f"{class_name}-own", architecture)
 
 
-def facts_of(given: Facts) -> dict[str, Any]:
+def facts_to_json(facts: Facts) -> dict[str, Any]:
     """Return facts as a description has them.
 
     Raises:
         UsageError: images that the classes are to be of, but that nobody knows.
     """
-    values: dict[str, Any] = dict(given)
+    values: dict[str, Any] = dict(facts)
     if isinstance(classes := values.get("classes"), str):
         values["classes"] = images.CLASSES.get(classes) or images.of(classes).classes
     if isinstance(values.get("preprocessing"), Preprocess):
@@ -176,7 +176,9 @@ def facts_of(given: Facts) -> dict[str, Any]:
     return values
 
 
-def told(columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool) -> given_columns.Tells | None:
+def make_column_reader(
+    columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool
+) -> given_columns.ColumnReader | None:
     """Return what tells columns by member, from each file's member; None without any.
 
     Args:
@@ -189,35 +191,38 @@ def told(columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured
     if columns is None:
         return None
     if isinstance(columns, str | Path):
-        return given_columns.by_file(given_columns.read_csv(Path(columns).expanduser()), measured)
+        return given_columns.make_reader(given_columns.read_csv(Path(columns).expanduser()), measured)
     if not isinstance(columns, Mapping):
-        return given_columns.by_file(given_columns.keyed(_records(columns), "columns by file"), measured)
+        return given_columns.make_reader(given_columns.rows_by_file(_records(columns), "columns by file"), measured)
     given_columns.check_names(columns)
     if measured:
         given_columns.check_unmeasured(columns)
-    return lambda files: given_columns.of_members(columns, list(files.values()))
+    return lambda files: given_columns.columns_of_members(columns, list(files.values()))
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame, the file of each under "file"."""
     if not hasattr(frame, "to_dict") or not hasattr(frame, "index"):
         raise UsageError("columns", expected="a mapping, a DataFrame or a CSV file", found=type(frame).__name__)
-    if given_columns.FILE not in frame.columns:
-        frame = frame.rename_axis(index=given_columns.FILE).reset_index()
+    if given_columns.FILE_COLUMN not in frame.columns:
+        frame = frame.rename_axis(index=given_columns.FILE_COLUMN).reset_index()
     records: list[dict[str, Any]] = frame.to_dict(orient="records")
     return records
 
 
-def warn_of_others(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
+def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
     """Warn of members that can't be used, by the files that they were."""
     rows = source.read(name)[1].to_pylist()
-    out = [row for row in rows if row["status"] != "ok"]
-    if out:
-        shown = "; ".join(f"{_named(row['member'], files)}: {row['status']}, {row['reason']}" for row in out[:SHOWN])
-        more = f"; and {len(out) - SHOWN} more" if len(out) > SHOWN else ""
-        text = f"collection {catalog.check_name(name)}: {len(out)} of {len(rows)} members are left out. {shown}{more}."
+    left_out = [row for row in rows if row["status"] != "ok"]
+    if left_out:
+        listed = "; ".join(
+            f"{_member_label(row['member'], files)}: {row['status']}, {row['reason']}" for row in left_out[:MAX_LISTED]
+        )
+        more = f"; and {len(left_out) - MAX_LISTED} more" if len(left_out) > MAX_LISTED else ""
+        count = f"{len(left_out)} of {len(rows)} members are left out"
+        text = f"collection {catalog.check_name(name)}: {count}. {listed}{more}."
         warnings.warn(text, LeftOut, stacklevel=3)
 
 
-def _named(member: int, files: Mapping[int, str]) -> str:
+def _member_label(member: int, files: Mapping[int, str]) -> str:
     return f"member {member} ({files[member]})" if member in files else f"member {member}"

@@ -20,11 +20,11 @@ from checkpoints_zoo.networks.ensemble.program import FoldableNorm, fold_norm
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-BEFORE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ROUNDING = 1e-4  # of the largest logit, in float32
 
 
-class _Whole(Tracer):
+class _NormTracer(Tracer):
     """Record every batch norm as one call, also one that a package derives from torch's."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -52,64 +52,64 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     >>> [n for n, p in net.named_parameters()][:2], net.bn1
     (['conv1.weight', 'conv1.bias'], Identity())
     """
-    given: object = member
-    if not isinstance(given, Member | nn.Module):
+    argument: object = member
+    if not isinstance(argument, Member | nn.Module):
         expected = "a member, such as members[0], or a module"
-        raise UsageError("member to be folded", expected=expected, found=type(given).__name__)
+        raise UsageError("member to be folded", expected=expected, found=type(argument).__name__)
     before = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
     if isinstance(member, Member) and example is None:
-        takes = member.selected.preprocess
-        shape = (3, takes.channels, *takes.size)
+        preprocess = member.selected.preprocess
+        shape = (3, preprocess.channels, *preprocess.size)
         example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     module = copy.deepcopy(before)
     layers: dict[str, Any] = dict(module.named_modules())
     norms = [name for name, layer in layers.items() if isinstance(layer, BATCH_NORMS)]
     if not norms:
         return module
-    found = _foldable(module, layers)
-    if wrong := [name for name in norms if name not in found]:
+    foldable = _find_foldable(module, layers)
+    if unfoldable := [name for name in norms if name not in foldable]:
         raise UsageError(
-            f"batch norm {wrong[0]!r} of {type(module).__name__}",
+            f"batch norm {unfoldable[0]!r} of {type(module).__name__}",
             expected="running statistics, after a linear layer or convolution that nothing else reads or shares",
             found="others",
             do="Take laplace's subset_of_weights='last_layer' on the member's own module",
         )
     state = {name: tensor.detach()[None] for name, tensor in module.state_dict().items()}
-    for name, (layer_name, left) in found.items():
+    for name, (layer_name, replacement) in foldable.items():
         layer = layers[layer_name]
-        weight, bias = fold_norm(_norm(name, layers[name], layer_name, layer), state)
+        weight, bias = fold_norm(_norm_record(name, layers[name], layer_name, layer), state)
         trained = layer.weight.requires_grad
         layer.weight = nn.Parameter(weight[0].contiguous(), requires_grad=trained)
         layer.bias = nn.Parameter(bias[0].contiguous(), requires_grad=trained)
         parent, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, left)
+        setattr(module.get_submodule(parent), leaf, replacement)
     if example is not None:
-        _compare(before, module, example)
+        _check_logits(before, module, example)
     return module
 
 
-def _compare(before: nn.Module, module: nn.Module, example: Tensor) -> None:
+def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None:
     """Check that two modules give the same logits but for rounding.
 
     Raises:
         UsageError: they don't.
     """
     with torch.no_grad():
-        wanted, got = before(example), module(example)
-    off = float((got - wanted).abs().max() / wanted.abs().max())
-    if not off < ROUNDING:
+        expected, logits = before(example), module(example)
+    difference = float((logits - expected).abs().max() / expected.abs().max())
+    if not difference < ROUNDING:
         raise UsageError(
             f"batch norms of {type(module).__name__}",
             expected="the logits that they give to stay as they are once they are folded",
-            found=f"a difference of {off:.1g} of the largest",
+            found=f"a difference of {difference:.1g} of the largest",
             do="Take laplace's subset_of_weights='last_layer' on the member's own module",
         )
 
 
-def _foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[str, nn.Module]]:
+def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[str, nn.Module]]:
     """Find the batch norms that can be folded; return norm -> (layer before it, what stays in its place)."""
     try:
-        graph = _Whole().record(module)
+        graph = _NormTracer().record(module)
     except TRACE_ERRORS as error:
         raise UsageError(
             f"module {type(module).__name__}",
@@ -118,23 +118,27 @@ def _foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[s
         ) from error
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     shared = shared_names(module)
-    found = {}
+    foldable = {}
     for node in graph.nodes:
         norm = layers[str(node.target)] if node.op == "call_module" else None
         before = node.args[0] if isinstance(norm, BATCH_NORMS) and len(node.args) == 1 else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or norm is None:
             continue
-        layer, left = layers[str(before.target)], _left(norm)
-        fits = type(layer) in BEFORE and layer.weight.shape[0] == norm.num_features
-        once = calls[str(node.target)] == calls[str(before.target)] == len(before.users) == 1
+        layer, replacement = layers[str(before.target)], _replacement(norm)
+        fits = type(layer) in LINEAR_LAYERS and layer.weight.shape[0] == norm.num_features
+        used_once = calls[str(node.target)] == calls[str(before.target)] == len(before.users) == 1
         pair = (node, norm), (before, layer)
-        names = {f"{at.target}.{name}" for at, part in pair for name, _ in part.named_parameters(recurse=False)}
-        if fits and left is not None and once and not names & shared and norm.running_mean is not None:
-            found[str(node.target)] = str(before.target), left
-    return found
+        names = {
+            f"{call_node.target}.{name}"
+            for call_node, module_part in pair
+            for name, _ in module_part.named_parameters(recurse=False)
+        }
+        if fits and replacement is not None and used_once and not names & shared and norm.running_mean is not None:
+            foldable[str(node.target)] = str(before.target), replacement
+    return foldable
 
 
-def _left(norm: Any) -> nn.Module | None:
+def _replacement(norm: Any) -> nn.Module | None:
     """Return what a batch norm leaves to do once it is folded; None for a kind that isn't known."""
     if type(norm) in BATCH_NORMS:
         return nn.Identity()
@@ -144,7 +148,7 @@ def _left(norm: Any) -> nn.Module | None:
     return None
 
 
-def _norm(name: str, norm: Any, before: str, layer: Any) -> FoldableNorm:
+def _norm_record(name: str, norm: Any, before: str, layer: Any) -> Norm:
     kernel = f"{before}.weight", "" if layer.bias is None else f"{before}.bias"
     affine = [f"{name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
     own = f"{name}.running_mean", f"{name}.running_var", affine[0], affine[1]

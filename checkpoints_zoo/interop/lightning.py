@@ -26,7 +26,7 @@ from checkpoints_zoo.interop import batches
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
 VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
-UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # by torch.load
+LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # by torch.load
 
 
 def write_checkpoints(
@@ -64,27 +64,27 @@ def write_checkpoints(
     [('000000.ckpt', 'model.conv1.weight'), ('000001.ckpt', 'model.conv1.weight')]
     """
     batches.check_collection(members)
-    root, form = Path(folder), _Form(prefix, dtype, _key_map(members) if upstream else None)
+    root, file_format = Path(folder), _CheckpointFormat(prefix, dtype, _key_map(members) if upstream else None)
     members.download()  # what is missing is fetched in one go
-    paths = [root / _name(member) for member in members]
+    paths = [root / _file_name(member) for member in members]
     if len(set(paths)) < len(paths):
         raise UsageError(f"selection of {members.name}", expected="each member once", found="one twice")
     missing = []
     for member, path in zip(members, paths, strict=True):
         if path.exists():
-            _check_same(path, form.checkpoint(member))
+            _check_existing(path, file_format.checkpoint(member))
         else:
             missing.append((member, path))
     with writing_into(root):
-        for at, (member, path) in enumerate(missing):
-            raw = _raw(form.checkpoint(member))
-            if at == 0:
+        for index, (member, path) in enumerate(missing):
+            raw = _serialize(file_format.checkpoint(member))
+            if index == 0:
                 check_room(root, len(raw) * len(missing))
             _write(path, raw)
     return paths
 
 
-def _name(member: Member) -> str:
+def _file_name(member: Member) -> str:
     key = shard_files.prefix(member.id, None if member.row["final"] else member.epoch)
     return f"{key.removesuffix('/')}.ckpt"
 
@@ -102,7 +102,7 @@ def _key_map(members: Collection) -> KeyMap:
 
 
 @dataclass(frozen=True)
-class _Form:
+class _CheckpointFormat:
     """How members are written: the arguments of `write_checkpoints`, and the rules for names."""
 
     prefix: str
@@ -116,11 +116,11 @@ class _Form:
             "epoch": member.epoch,
             "global_step": 0,
             "pytorch-lightning_version": VERSION,
-            "state_dict": OrderedDict(self.named(*x) for x in member.state_dict(dtype=self.dtype).items()),
+            "state_dict": OrderedDict(self.stored_tensor(*x) for x in member.state_dict(dtype=self.dtype).items()),
             "checkpoints_zoo": {**facts, "citation": member.citation},
         }
 
-    def named(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    def stored_tensor(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
         """Return a tensor of the module as it is written, and under which name."""
         if self.key_map is not None:
             name, shape = self.key_map.stored(name, tuple(tensor.shape))
@@ -128,7 +128,7 @@ class _Form:
         return self.prefix + name, tensor.contiguous()
 
 
-def _raw(checkpoint: dict[str, Any]) -> memoryview:
+def _serialize(checkpoint: dict[str, Any]) -> memoryview:
     """Return a file's bytes; torch.save puts the name of the file into them, where it is given one."""
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -142,19 +142,19 @@ def _write(path: Path, raw: memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _check_same(path: Path, wanted: dict[str, Any]) -> None:
+def _check_existing(path: Path, expected: dict[str, Any]) -> None:
     """Check that a file holds what would be written.
 
     Raises:
         UsageError: it holds something else.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE:
-        found = None
-    state = found.get("state_dict") if isinstance(found, dict) else None
-    if not isinstance(state, dict) or not _same(state, wanted["state_dict"]):
-        facts = wanted["checkpoints_zoo"]
+        existing = torch.load(path, map_location="cpu", weights_only=True)
+    except LOAD_ERRORS:
+        existing = None
+    state = existing.get("state_dict") if isinstance(existing, dict) else None
+    if not isinstance(state, dict) or not _equal_states(state, expected["state_dict"]):
+        facts = expected["checkpoints_zoo"]
         raise UsageError(
             f"file {path}",
             expected=f"none, or member {facts['member']} of {facts['collection']} as it would be written",
@@ -164,8 +164,8 @@ def _check_same(path: Path, wanted: dict[str, Any]) -> None:
         )
 
 
-def _same(a: dict[str, Any], b: dict[str, Tensor]) -> bool:
-    if a.keys() != b.keys():
+def _equal_states(state: dict[str, Any], expected: dict[str, Tensor]) -> bool:
+    if state.keys() != expected.keys():
         return False
-    pairs = [(a[name], b[name]) for name in b]
+    pairs = [(state[name], expected[name]) for name in expected]
     return all(isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)

@@ -17,7 +17,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.interop import batches
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks.ensemble import Ensemble
 
 REQUIREMENT = "lightning-uq-box>=0.2,<1"
@@ -38,24 +38,24 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
         UsageError: no lightning-uq-box; an ensemble without `num_classes`; another task.
         DamagedError, TooLargeError: as `Collection.ensemble`.
     """
-    kind = _resident()
+    ensemble_class = _resident_class()
     if num_classes is None:
-        num_classes = _classes(members)
-    if task not in kind.valid_tasks:
-        raise UsageError("task", expected=f"one of {', '.join(kind.valid_tasks)}", found=repr(task))
-    return kind(batches.ensemble_of(members), num_classes, task)
+        num_classes = _class_count(members)
+    if task not in ensemble_class.valid_tasks:
+        raise UsageError("task", expected=f"one of {', '.join(ensemble_class.valid_tasks)}", found=repr(task))
+    return ensemble_class(batches.as_ensemble(members), num_classes, task)
 
 
-def _classes(members: Collection | Ensemble) -> int:
+def _class_count(members: Collection | Ensemble) -> int:
     if isinstance(members, Collection):
         return len(members.classes)
     raise UsageError("num_classes of an ensemble", expected="a whole number", found="None")
 
 
 @cache
-def _resident() -> Any:
+def _resident_class() -> Any:
     """Derive the class from lightning-uq-box's; return it."""
-    base: Any = needed("lightning_uq_box.uq_methods", REQUIREMENT).DeepEnsembleClassification
+    base: Any = import_optional("lightning_uq_box.uq_methods", REQUIREMENT).DeepEnsembleClassification
 
     class ResidentEnsemble(base):  # type: ignore[misc]
         """A DeepEnsembleClassification whose members are held in memory.
@@ -81,12 +81,12 @@ def _resident() -> Any:
 
 def __getattr__(name: str) -> Any:
     if name == "ResidentEnsemble":
-        return _resident()
+        return _resident_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
-class _Named:
+class _DictCollate:
     """Make a batch what lightning-uq-box takes: a dict of `input` and `target`."""
 
     collate: Callable[[Any], Any]
@@ -111,4 +111,4 @@ def loader(members: Collection, data: ImageInput, split: str | None = None, *, b
     {'input': (128, 1, 8, 8), 'target': (128,)}
     """
     plain = batches.loader(members, data, split, batch=batch)
-    return DataLoader(plain.dataset, batch_size=batch, collate_fn=_Named(plain.collate_fn))
+    return DataLoader(plain.dataset, batch_size=batch, collate_fn=_DictCollate(plain.collate_fn))

@@ -9,13 +9,13 @@ from types import ModuleType
 from checkpoints_zoo.errors import UsageError
 
 # What they say to their own authors when they are imported: (start of the message, category).
-_THEIR_OWN: tuple[tuple[str, type[Warning]], ...] = (
+_IGNORED_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch\.jit\.script` is deprecated", FutureWarning),  # asdl, linear_operator
     (r"The Tensor default of the field", FutureWarning),  # posteriors
 )
 
 
-def needed(module: str, *requirements: str) -> ModuleType:
+def import_optional(module: str, *requirements: str) -> ModuleType:
     """Import a module of another package; return it.
 
     Args:
@@ -32,7 +32,7 @@ def needed(module: str, *requirements: str) -> ModuleType:
 found no module named 'no_such_package'. Run: pip install "no-such-package>=1,<2".
     """
     with warnings.catch_warnings():
-        for message, category in _THEIR_OWN:
+        for message, category in _IGNORED_WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
         try:
             return importlib.import_module(module)

@@ -17,8 +17,8 @@ from torch.func import functional_call
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.interop.batches import ensemble_of
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.batches import as_ensemble
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble import Ensemble
 
@@ -38,18 +38,20 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
         UsageError: no posteriors; an ensemble that is read in chunks.
         DamagedError, TooLargeError: as `Collection.ensemble`.
     """
-    kind = needed("tensordict", REQUIREMENT).TensorDict
-    ensemble = ensemble_of(members)
-    own, rest = _split(ensemble[0], ensemble.stacked)
+    tensordict_class = import_optional("tensordict", REQUIREMENT).TensorDict
+    ensemble = as_ensemble(members)
+    parameters, buffers = _split_stack(ensemble[0], ensemble.stacked)
     size = [len(ensemble)]
-    return kind(own, batch_size=size), kind(rest, batch_size=size)
+    return tensordict_class(parameters, batch_size=size), tensordict_class(buffers, batch_size=size)
 
 
-def _split(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split_stack(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Part a stack into parameters and buffers, each under its last name."""
     parameters, tied = {n for n, _ in module.named_parameters(remove_duplicate=False)}, modules.superseded_names(module)
-    kept = {n: t.detach() for n, t in stack.items() if n not in tied}
-    return {n: t for n, t in kept.items() if n in parameters}, {n: t for n, t in kept.items() if n not in parameters}
+    untied = {n: t.detach() for n, t in stack.items() if n not in tied}
+    return {n: t for n, t in untied.items() if n in parameters}, {
+        n: t for n, t in untied.items() if n not in parameters
+    }
 
 
 def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tensor]:
@@ -60,8 +62,8 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
     Args:
         members: any selection of the collection, or an ensemble.
     """
-    one = members[:1] if isinstance(members, Collection) else ensemble_of(members)  # to read a single member
-    module = ensemble_of(one)[0].requires_grad_(False)
+    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)  # to read a single member
+    module = as_ensemble(first_member)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         logits: Tensor = functional_call(module, {**parameters, **buffers}, (inputs,))
@@ -102,18 +104,20 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
         LayoutError: names or shapes that are not the members'.
         UsageError: as `stacked`; no parameters in a state.
     """
-    found = getattr(drawn, "params", drawn)
-    if not hasattr(found, "keys"):
+    parameters = getattr(drawn, "params", drawn)
+    if not hasattr(parameters, "keys"):
         expected = "a stacked state of posteriors, or its parameters by name"
         raise UsageError("drawn parameters", expected=expected, found=type(drawn).__name__)
-    first = ensemble_of(members)
-    module = first[0]
-    own, rest = _split(module, first.stacked)
-    for name in sorted({*own, *found.keys()}):
-        wanted = tuple(own[name].shape) if name in own else "none"
-        shape = tuple(found[name].shape) if name in found.keys() else "none"  # noqa: SIM118 (no dict)
-        if wanted != shape:
-            raise LayoutError(f"drawn parameters {name!r}", expected=str(wanted), found=str(shape), tensor=name)
-    new = {**rest, **{name: found[name].detach() for name in own}}
-    new |= {name: new[last] for name, last in modules.last_names(module).items() if name in first.stacked}
-    return Ensemble(module.requires_grad_(False), new, first.ids)
+    start = as_ensemble(members)
+    module = start[0]
+    expected_parameters, buffers = _split_stack(module, start.stacked)
+    for name in sorted({*expected_parameters, *parameters.keys()}):
+        expected_shape = tuple(expected_parameters[name].shape) if name in expected_parameters else "none"
+        shape = tuple(parameters[name].shape) if name in parameters.keys() else "none"  # noqa: SIM118 (no dict)
+        if expected_shape != shape:
+            raise LayoutError(f"drawn parameters {name!r}", expected=str(expected_shape), found=str(shape), tensor=name)
+    tensors = {**buffers, **{name: parameters[name].detach() for name in expected_parameters}}
+    tensors |= {
+        name: tensors[last_name] for name, last_name in modules.last_names(module).items() if name in start.stacked
+    }
+    return Ensemble(module.requires_grad_(False), tensors, start.ids)

@@ -22,7 +22,7 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import ImageInput
-from checkpoints_zoo.interop.checkpoints import Facts, facts_of, named_net, warn_of_others
+from checkpoints_zoo.interop.checkpoints import Facts, choose_net, facts_to_json, warn_of_left_out
 from checkpoints_zoo.interop.ingest import given_columns, importing, measuring, pickles, shards
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
@@ -39,7 +39,7 @@ State = dict[str, Tensor]
 PARAMETERS = "parameters"
 Row = dict[str, Any]
 INDEPENDENT = "independent"
-_METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_METHOD_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
 def from_samples(
@@ -58,7 +58,7 @@ def from_samples(
     like: str | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,
-    **given: Unpack[Facts],
+    **facts: Unpack[Facts],
 ) -> Collection:
     """Make a source of draws of a posterior, one member a draw; return the collection as loaded from it.
 
@@ -83,7 +83,7 @@ def from_samples(
         like: a collection of the catalog whose images, classes and preprocessing the draws are for.
         device: what to measure them on.
         say: told of the progress.
-        given: facts that the draws can't tell, see `Facts`.
+        facts: facts that the draws can't tell, see `Facts`.
 
     Raises:
         UsageError: arguments that make no sense, no draws, or a folder with other members of that name.
@@ -98,50 +98,54 @@ def from_samples(
     ...     drawn.stack()["weight"].shape
     torch.Size([5, 2, 3])
     """
-    _check_name(catalog.check_name(name), method)
+    _check_names(catalog.check_name(name), method)
     if evaluate is not None:
         check_device(device)
-    named, sized = named_net(architecture, arguments), count(samples)
-    told = _told(columns, method, run, evaluate is not None)
-    if sized is not None:
-        given_columns.of_members(told, range(sized))
-    reader, facts_given = DrawReader(named.module(), order, buffers), facts_of(given)
+    chosen_net, draw_count = choose_net(architecture, arguments), count_draws(samples)
+    checked_columns = _check_columns(columns, method, run, evaluate is not None)
+    if draw_count is not None:
+        given_columns.columns_of_members(checked_columns, range(draw_count))
+    reader, json_facts = DrawReader(chosen_net.module(), order, buffers), facts_to_json(facts)
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable("local/copies")
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        shards.sweep(root, name)
-        drawn = DrawWriter(target, name, method)
+        shards.remove_temporary_files(root, name)
+        writer = DrawWriter(target, name, method)
         try:
-            for at, draw in enumerate(each(samples)):
-                state = reader(draw, at)
-                if drawn.head is None:
-                    drawn.begin(pickles.head_of(state), reader.counters, named.architecture or str(named.own))
-                    described = given_columns.described(name, named.facts(), drawn.layouts, facts_given, like)
-                    given_columns.check_net(described, named.build)
-                    description = given_columns.kept(described, facts_given, like, target)
-                    inside = None
+            for index, draw in enumerate(iterate_draws(samples)):
+                state = reader(draw, index)
+                if writer.head is None:
+                    writer.begin(
+                        pickles.head_of(state), reader.counters, chosen_net.architecture or str(chosen_net.custom_name)
+                    )
+                    new_description = given_columns.make_description(
+                        name, chosen_net.facts(), writer.layouts, json_facts, like
+                    )
+                    given_columns.check_net(new_description, chosen_net.build)
+                    description = given_columns.keep_earlier_facts(new_description, json_facts, like, target)
+                    test_images = None
                     if evaluate is not None:
-                        inside = importing.images_for(evaluate, description, named.build)
-                drawn.add(state)
-            if drawn.head is None:
+                        test_images = importing.images_for(evaluate, description, chosen_net.build)
+                writer.add(state)
+            if writer.head is None:
                 raise UsageError("samples", expected="one draw or more", found="none")
-            drawn.end(given_columns.of_members(told, range(len(drawn.rows))))
-            table = manifest.table(drawn.rows)
+            writer.finish(given_columns.columns_of_members(checked_columns, range(len(writer.rows))))
+            table = manifest.table(writer.rows)
             manifest.validate(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
             manifest.write(table, target.manifest_path(name))
         finally:
-            drawn.tidy()
-        say(f"{name}: {len(drawn.rows):,} draws written")
-        if inside is not None:
-            measuring.fill(target, name, inside, named.build, device, say)
-    warn_of_others(target, name, {})
-    return load(name, source=root, architecture=named.build)
+            writer.clean_up()
+        say(f"{name}: {len(writer.rows):,} draws written")
+        if test_images is not None:
+            measuring.fill_columns(target, name, test_images, chosen_net.build, device, say)
+    warn_of_left_out(target, name, {})
+    return load(name, source=root, architecture=chosen_net.build)
 
 
-def _check_name(name: str, method: str) -> None:
-    if not _METHOD.fullmatch(str(method)):
+def _check_names(name: str, method: str) -> None:
+    if not _METHOD_PATTERN.fullmatch(str(method)):
         raise UsageError("method", expected="a word in lower case, as swag, laplace or hmc", found=repr(method)[:80])
     if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", name):
         raise UsageError(
@@ -153,21 +157,27 @@ def _check_name(name: str, method: str) -> None:
         )
 
 
-def _told(columns: Mapping[str, Any] | None, method: str, run: int | Sequence[int] | None, measured: bool) -> Row:
+def _check_columns(
+    columns: Mapping[str, Any] | None, method: str, run: int | Sequence[int] | None, has_images: bool
+) -> Row:
     """Check the names of columns, before a draw is read; return all that is told."""
-    given = dict(columns or {})
-    given_columns.check_names(given)
-    if twice := sorted({"method", "run", "draw"} & set(given)):
-        raise UsageError(f"column {twice[0]!r}", expected="it as an argument of its own", found="it among the columns",
-                         do="Leave it out: draws are counted in each run" if twice[0] == "draw" else "")  # fmt: skip
-    if measured:
-        given_columns.check_unmeasured(given)
+    checked = dict(columns or {})
+    given_columns.check_names(checked)
+    if repeated := sorted({"method", "run", "draw"} & set(checked)):
+        raise UsageError(
+            f"column {repeated[0]!r}",
+            expected="its own argument of from_samples" if repeated[0] != "draw" else "no such column",
+            found="it among the columns",
+            do="Leave it out: draws are counted in each run" if repeated[0] == "draw" else "",
+        )
+    if has_images:
+        given_columns.check_unmeasured(checked)
     if method == INDEPENDENT and run is not None:
         raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT!r}")
-    return given | ({} if run is None else {"run": run})
+    return checked | ({} if run is None else {"run": run})
 
 
-def count(samples: Samples) -> int | None:
+def count_draws(samples: Samples) -> int | None:
     """Return how many draws there are; None where only reading them tells.
 
     Raises:
@@ -175,12 +185,12 @@ def count(samples: Samples) -> int | None:
     """
     if isinstance(samples, Mapping):
         shapes = {n: tuple(getattr(t, "shape", ())) for n, t in samples.items()}
-        firsts = {shape[:1] for shape in shapes.values()}
-        if len(firsts) != 1 or firsts == {()}:
+        draw_axes = {shape[:1] for shape in shapes.values()}
+        if len(draw_axes) != 1 or draw_axes == {()}:
             found = ", ".join(f"{n} {list(s)}" for n, s in list(shapes.items())[:5])
             raise UsageError("stacked draws", expected="tensors (draw, …), as many draws in each",
                              found=found or "no tensors", do="Give a list for a single one: [state]")  # fmt: skip
-        return int(next(iter(firsts))[0])
+        return int(next(iter(draw_axes))[0])
     if isinstance(samples, Tensor | np.ndarray):
         if len(samples.shape) != 2:
             raise UsageError("flat draws", expected="shape (draw, weight)", found=f"{tuple(samples.shape)}")
@@ -191,11 +201,11 @@ def count(samples: Samples) -> int | None:
     return len(samples) if isinstance(samples, Sized) else None
 
 
-def each(samples: Samples) -> Iterator[Draw]:
+def iterate_draws(samples: Samples) -> Iterator[Draw]:
     """Yield the draws, one after another."""
     if isinstance(samples, Mapping):
-        for at in range(count(samples) or 0):
-            yield {name: stacked[at] for name, stacked in samples.items()}
+        for index in range(count_draws(samples) or 0):
+            yield {name: stacked[index] for name, stacked in samples.items()}
     else:
         yield from samples
 
@@ -217,20 +227,20 @@ class DrawReader:
         self, module: nn.Module, order: Iterable[str] | None, buffers: nn.Module | Mapping[str, Tensor] | None
     ) -> None:
         state = module.state_dict(keep_vars=True)
-        self.wanted: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
+        self.shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
         self.counters = tuple(name for name in state if is_counter(name))
         self.parameters = [name for name, _ in module.named_parameters() if name in state]
-        self.twin = first_names(module)  # a tensor under several names may come under its first one alone
-        self.buffers = [n for n, t in state.items() if n in self.wanted and not isinstance(t, nn.Parameter)]
-        self.shared = self._shared(buffers)
-        self.order = self._order(order)
-        self._names: dict[tuple[str, ...], dict[str, str]] = {}
+        self.first_name = first_names(module)  # a tensor under several names may come under its first one alone
+        self.buffers = [n for n, t in state.items() if n in self.shapes and not isinstance(t, nn.Parameter)]
+        self.shared_buffers = self._check_buffers(buffers)
+        self.order = self._check_order(order)
+        self._fitted_names: dict[tuple[str, ...], dict[str, str]] = {}
 
-    def _order(self, order: Iterable[str] | None) -> list[str] | None:
+    def _check_order(self, order: Iterable[str] | None) -> list[str] | None:
         if order is None or order == PARAMETERS:
             return None if order is None else self.parameters
         names = [order] if isinstance(order, str) else list(order)
-        if unknown := [name for name in names if name not in self.wanted]:
+        if unknown := [name for name in names if name not in self.shapes]:
             raise UsageError(
                 "order of flat draws",
                 expected=f"'{PARAMETERS}', or names of the net's tensors in order",
@@ -240,100 +250,108 @@ class DrawReader:
             raise UsageError("order of flat draws", expected="each name once", found="one twice")
         return names
 
-    def _shared(self, given: nn.Module | Mapping[str, Tensor] | None) -> State:
-        if given is None:
+    def _check_buffers(self, source: nn.Module | Mapping[str, Tensor] | None) -> State:
+        if source is None:
             return {}
-        state = given.state_dict() if isinstance(given, nn.Module) else dict(given)
-        found = {name: tuple(state[name].shape) for name in self.buffers if name in state}
-        wrong, phrase = differences(found, {name: self.wanted[name] for name in self.buffers})
-        if wrong:
-            raise LayoutError("buffers of all draws", expected="the net's", found=phrase, tensor=wrong[0])
+        state = source.state_dict() if isinstance(source, nn.Module) else dict(source)
+        shapes = {name: tuple(state[name].shape) for name in self.buffers if name in state}
+        different, phrase = differences(shapes, {name: self.shapes[name] for name in self.buffers})
+        if different:
+            raise LayoutError("buffers of all draws", expected="the net's", found=phrase, tensor=different[0])
         return {name: state[name].detach().cpu() for name in self.buffers}
 
-    def __call__(self, draw: Draw, at: int) -> State:
+    def __call__(self, draw: Draw, index: int) -> State:
         """Make a draw whole; return its tensors in the order of the module, on the CPU.
 
         Args:
             draw: tensors by name, or a flat vector (weight,).
-            at: its position, for errors.
+            index: its position, for errors.
 
         Raises:
             LayoutError: tensors missing, extra or misshapen.
             UsageError: something else than tensors, or a vector without an order.
         """
-        found = self._named(draw, at) if isinstance(draw, Mapping) else self._cut(draw, at)
-        for name in self.wanted:
-            if name not in found:
-                found[name] = found[self.twin[name]] if self.twin[name] in found else self.shared[name]
-        return {name: found[name] for name in self.wanted}
+        tensors = self._from_names(draw, index) if isinstance(draw, Mapping) else self._from_vector(draw, index)
+        for name in self.shapes:
+            if name not in tensors:
+                tensors[name] = (
+                    tensors[self.first_name[name]] if self.first_name[name] in tensors else self.shared_buffers[name]
+                )
+        return {name: tensors[name] for name in self.shapes}
 
-    def _named(self, draw: Mapping[str, Array], at: int) -> State:
-        tensors = {name: _tensor(value, f"tensor {name!r} of draw {at}") for name, value in draw.items()}
+    def _from_names(self, draw: Mapping[str, Array], index: int) -> State:
+        tensors = {name: _tensor(value, f"tensor {name!r} of draw {index}") for name, value in draw.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         key = tuple(shapes)
-        if key not in self._names or any(shapes[n] != self.wanted.get(o) for n, o in self._names[key].items()
-                                         if not is_counter(o)):  # fmt: skip
-            self._names[key] = self._fitted(shapes, at)
-        return {ours: tensors[name] for name, ours in self._names[key].items() if not is_counter(ours)}
+        known = self._fitted_names.get(key)
+        if known is None or any(
+            shapes[n] != self.shapes.get(ours) for n, ours in known.items() if not is_counter(ours)
+        ):
+            self._fitted_names[key] = self._fit_names(shapes, index)
+        return {ours: tensors[name] for name, ours in self._fitted_names[key].items() if not is_counter(ours)}
 
-    def _fitted(self, shapes: Mapping[str, Shape], at: int) -> dict[str, str]:
+    def _fit_names(self, shapes: Mapping[str, Shape], index: int) -> dict[str, str]:
         """Find the tensors of the net that a draw has: all, or the parameters, of twins perhaps one."""
         errors = []
-        for names in self._sets:
+        for names in self._name_sets:
             try:
-                names_of = fit(shapes, {name: self.wanted[name] for name in names})
+                names_of = fit(shapes, {name: self.shapes[name] for name in names})
             except LayoutError as error:
                 errors.append(error)
                 continue
-            self._check_rest(set(names), at)
+            self._check_missing(set(names), index)
             return names_of
-        found = min(errors, key=lambda error: len(error.found))
-        raise LayoutError(f"draw {at}", expected=f"the net's {len(self.wanted)} tensors by name and shape",
-                          found=found.found, tensor=found.tensor)  # fmt: skip
+        closest = min(errors, key=lambda error: len(error.found))
+        raise LayoutError(f"draw {index}", expected=f"the net's {len(self.shapes)} tensors by name and shape",
+                          found=closest.found, tensor=closest.tensor)  # fmt: skip
 
     @cached_property
-    def _sets(self) -> list[list[str]]:
-        parameters = [name for name in self.wanted if name not in self.buffers]
-        firsts = [name for name in self.wanted if self.twin[name] == name]
-        return [list(self.wanted), firsts, parameters, [n for n in parameters if n in firsts]]
+    def _name_sets(self) -> list[list[str]]:
+        parameters = [name for name in self.shapes if name not in self.buffers]
+        firsts = [name for name in self.shapes if self.first_name[name] == name]
+        return [list(self.shapes), firsts, parameters, [n for n in parameters if n in firsts]]
 
-    def _cut(self, draw: Any, at: int) -> State:
+    def _from_vector(self, draw: Any, index: int) -> State:
         if isinstance(draw, nn.Module):
-            raise UsageError(f"draw {at}", expected="tensors by name, or a flat vector", found="a module",
+            raise UsageError(f"draw {index}", expected="tensors by name, or a flat vector", found="a module",
                              do="Give its state_dict()")  # fmt: skip
-        vector = _tensor(draw, f"draw {at}")
+        vector = _tensor(draw, f"draw {index}")
         if self.order is None:
             raise UsageError(
-                f"draw {at}",
+                f"draw {index}",
                 expected="tensors by name, or a flat vector and its order",
                 found=f"one of shape {tuple(vector.shape)} without any",
                 do="Give order='parameters' for vectors of torch.nn.utils.parameters_to_vector, or the tensors' names",
             )
-        width = sum(math.prod(self.wanted[name]) for name in self.order)
+        width = sum(math.prod(self.shapes[name]) for name in self.order)
         if vector.shape != (width,):
-            raise LayoutError(f"draw {at}", expected=f"a vector of {width:,} weights",
+            raise LayoutError(f"draw {index}", expected=f"a vector of {width:,} weights",
                               found=f"one of shape {tuple(vector.shape)}")  # fmt: skip
-        self._check_rest(set(self.order), at)
+        self._check_missing(set(self.order), index)
         state, start = {}, 0
         for name in self.order:
-            shape = self.wanted[name]
+            shape = self.shapes[name]
             state[name] = vector[start : start + math.prod(shape)].reshape(shape)
             start += math.prod(shape)
         return state
 
-    def _check_rest(self, there: set[str], at: int) -> None:
+    def _check_missing(self, present: set[str], index: int) -> None:
         """Check that what a draw lacks is shared by all, or has a twin in it."""
-        lacking = [n for n in self.wanted if n not in there and self.twin[n] not in there and n not in self.shared]
-        if lacking:
-            buffers = all(name in self.buffers for name in lacking)
+        missing = [
+            n
+            for n in self.shapes
+            if n not in present and self.first_name[n] not in present and n not in self.shared_buffers
+        ]
+        if missing:
+            buffers = all(name in self.buffers for name in missing)
             raise LayoutError(
-                f"draw {at}",
-                expected=f"the net's {len(self.wanted)} tensors",
-                found=differences({}, {name: self.wanted[name] for name in lacking})[1],
+                f"draw {index}",
+                expected=f"the net's {len(self.shapes)} tensors",
+                found=differences({}, {name: self.shapes[name] for name in missing})[1],
                 do="Give buffers=module, whose buffers all draws share (statistics of norms are then those of it)"
                 if buffers
                 else "",
-                tensor=lacking[0],
+                tensor=missing[0],
             )
 
 
@@ -366,10 +384,10 @@ class DrawWriter:
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        manifest_there = self.target.manifest_path(self.name).is_file()
-        self.there: list[Row] = self.target.read(self.name)[1].to_pylist() if manifest_there else []
-        self.aside = shards.aside(self.target.root, self.name)
-        self.waiting = 0
+        has_manifest = self.target.manifest_path(self.name).is_file()
+        self.existing: list[Row] = self.target.read(self.name)[1].to_pylist() if has_manifest else []
+        self.spool_folder = shards.import_folder(self.target.root, self.name)
+        self.pending = 0
         self.spool: IO[bytes] | None = None
 
     def begin(self, head: Head, counters: Sequence[str], architecture: str) -> None:
@@ -381,9 +399,10 @@ class DrawWriter:
         self.key = archives.layout_key(architecture, self.layout)
         self.layouts[self.key] = self.layout
         self.per_shard = shard_files.members_per_shard(self.layout)
-        shutil.rmtree(self.aside, ignore_errors=True)
-        self.aside.with_name(f"{self.name}.json").unlink(missing_ok=True)  # of an import that never came to an end
-        self.aside.mkdir(parents=True)
+        shutil.rmtree(self.spool_folder, ignore_errors=True)
+        # The record of an import that never ended.
+        self.spool_folder.with_name(f"{self.name}.json").unlink(missing_ok=True)
+        self.spool_folder.mkdir(parents=True)
 
     def add(self, state: Mapping[str, Tensor]) -> None:
         """Take a draw.
@@ -392,33 +411,37 @@ class DrawWriter:
             LayoutError: other dtypes than those before.
             UsageError: another draw than the one that is there already.
         """
-        at = len(self.rows)
+        index = len(self.rows)
         if (head := pickles.head_of(state)) != self.head and self.head:
             dtypes = zip(head.tensors, self.head.tensors, strict=True)
             name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
-            raise LayoutError(f"tensor {name!r} of draw {at}", expected=f"{expected}, as in the first", found=found,
+            raise LayoutError(f"tensor {name!r} of draw {index}", expected=f"{expected}, as in the first", found=found,
                               tensor=name)  # fmt: skip
-        raw = pickles.bytes_of(state)
-        row: Row = {"member": at, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
-        measuring.judge(row, Location(at, prefix(at), self.aside, 0, self.stored), raw)
-        if at < len(self.there) and self.there[at]["sha256"] != row["sha256"]:
-            raise self._others(f"another draw {at}")
-        if at < len(self.there) and self.there[at]["status"] == "failed":  # by its logits
-            row |= {n: self.there[at][n] for n in ("status", "reason")}
+        raw = pickles.state_bytes(state)
+        row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
+        measuring.check_member(row, Location(index, prefix(index), self.spool_folder, 0, self.stored), raw)
+        if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
+            raise self._conflict(f"another draw {index}")
+        if index < len(self.existing) and self.existing[index]["status"] == "failed":  # by its logits
+            row |= {n: self.existing[index][n] for n in ("status", "reason")}
         if self.spool is None:
             disk.check_room(self.target.root, self.layout.nbytes)
-            self.spool = (self.aside / f"{at:06d}.draws").open("w+b")
+            self.spool = (self.spool_folder / f"{index:06d}.draws").open("w+b")
         self.spool.write(shard_files.repack(self.stored, raw, self.layout))
-        self.rows.append(self._known(at) | row)
-        self.waiting += 1
+        self.rows.append(self._existing_columns(index) | row)
+        self.pending += 1
         if len(self.rows) % self.per_shard == 0:
-            self._shard()
+            self._write_shard()
 
-    def _known(self, at: int) -> Row:
+    def _existing_columns(self, index: int) -> Row:
         """Return what the manifest says already of a draw, such as its figures."""
-        return {n: v for n, v in self.there[at].items() if n not in given_columns.OWN} if at < len(self.there) else {}
+        return (
+            {n: v for n, v in self.existing[index].items() if n not in given_columns.IMPORT_COLUMNS}
+            if index < len(self.existing)
+            else {}
+        )
 
-    def _others(self, found: str) -> UsageError:
+    def _conflict(self, found: str) -> UsageError:
         return UsageError(
             f"collection {self.name} in folder {self.target.root}",
             expected="none, or the first of these draws",
@@ -428,69 +451,69 @@ class DrawWriter:
             path=self.target.root,
         )
 
-    def _shard(self) -> None:
+    def _write_shard(self) -> None:
         """Write the waiting draws into a shard, and its place into their rows."""
         if self.spool is None:
             return
-        some = self.rows[-self.waiting :]
-        prefixes = [prefix(row["member"]) for row in some]
-        path = self._written(some)
+        pending_rows = self.rows[-self.pending :]
+        prefixes = [prefix(row["member"]) for row in pending_rows]
+        path = self._existing_shard(pending_rows)
         if path is None:
             self.spool.seek(0)
-            members = (self.spool.read(self.layout.nbytes) for _ in some)
-            number = some[0]["member"] // self.per_shard
+            members = (self.spool.read(self.layout.nbytes) for _ in pending_rows)
+            number = pending_rows[0]["member"] // self.per_shard
             path = shard_files.stream_shard(
                 self.target.root / "shards" / self.name, number, self.layout, prefixes, members
             )
         start = shard_files.first_offset(self.layout, prefixes)
-        for at, row in enumerate(some):
+        for index, row in enumerate(pending_rows):
             row |= {
                 "path": path.relative_to(self.target.root).as_posix(),
-                "offset": start + at * self.layout.nbytes,
+                "offset": start + index * self.layout.nbytes,
                 "nbytes": self.layout.nbytes,
                 "layout": self.key,
                 "dtype": self.layout.dtype,
             }
         self.spool.close()
         Path(self.spool.name).unlink()
-        self.spool, self.waiting = None, 0
+        self.spool, self.pending = None, 0
 
-    def _written(self, some: Sequence[Row]) -> Path | None:
+    def _existing_shard(self, rows: Sequence[Row]) -> Path | None:
         """Return the shard that holds these draws and no others already, None if there is none."""
-        first, last = some[0]["member"], some[-1]["member"]
-        there = self.there[first : last + 2]
-        inside = {(row["path"], row["layout"]) for row in there[: len(some)]}
-        if len(there) < len(some) or inside != {(there[0]["path"], self.key)}:
+        first, last = rows[0]["member"], rows[-1]["member"]
+        existing = self.existing[first : last + 2]
+        places = {(row["path"], row["layout"]) for row in existing[: len(rows)]}
+        if len(existing) < len(rows) or places != {(existing[0]["path"], self.key)}:
             return None
-        if len(there) > len(some) and there[-1]["path"] == there[0]["path"]:
+        if len(existing) > len(rows) and existing[-1]["path"] == existing[0]["path"]:
             return None
-        path = self.target.root / str(there[0]["path"])
+        path = self.target.root / str(existing[0]["path"])
         return path if path.is_file() else None
 
-    def end(self, told: Mapping[int, Row]) -> None:
+    def finish(self, columns: Mapping[int, Row]) -> None:
         """Write the last shard, and what is told into the rows.
 
         Raises:
             UsageError: there are more draws already.
         """
-        if len(self.there) > len(self.rows):
-            raise self._others(f"{len(self.there):,} draws, not {len(self.rows):,}")
-        self._shard()
-        drawn: dict[int | None, int] = {}
+        if len(self.existing) > len(self.rows):
+            raise self._conflict(f"{len(self.existing):,} draws, not {len(self.rows):,}")
+        self._write_shard()
+        draws_of_run: dict[int | None, int] = {}
         for row in self.rows:
-            row |= told[row["member"]]
+            row |= columns[row["member"]]
             if self.method != INDEPENDENT:
                 run = row.get("run")
-                row["draw"] = drawn[run] = drawn.get(run, -1) + 1
+                row["draw"] = draws_of_run[run] = draws_of_run.get(run, -1) + 1
         measuring.mark_duplicates(self.rows)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Delete what lies aside, and shards that no row of the manifest names."""
         if self.spool is not None:
             self.spool.close()
-        shutil.rmtree(self.aside, ignore_errors=True)
+        shutil.rmtree(self.spool_folder, ignore_errors=True)
         path = self.target.manifest_path(self.name)
-        named = set(manifest.read(path).column("path").to_pylist()) if path.is_file() else set()
+        named_shards = set(manifest.read(path).column("path").to_pylist()) if path.is_file() else set()
         for shard in (self.target.root / "shards" / self.name).glob("*.safetensors"):
-            if shard.relative_to(self.target.root).as_posix() not in named:
+            if shard.relative_to(self.target.root).as_posix() not in named_shards:
                 shard.unlink()

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.batches import NO_LABEL, ensemble_of
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.batches import NO_LABEL, as_ensemble
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 
@@ -90,7 +90,7 @@ def ensemble(members: Collection | Ensemble | Predictions) -> FlatEnsemble | Sto
     """
     if isinstance(members, Predictions):
         return StoredLogits(len(members))
-    return FlatEnsemble(ensemble_of(members))
+    return FlatEnsemble(as_ensemble(members))
 
 
 def core_models(members: Collection | Ensemble) -> list[nn.Module]:
@@ -103,8 +103,8 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
     >>> [type(m).__name__ for m in zoo.interop.torch_uncertainty.core_models(zoo.load("convnet-digits", n=2))]
     ['ConvNet', 'ConvNet']
     """
-    found = ensemble_of(members)
-    return [found[i] for i in range(len(found))]
+    ensemble_members = as_ensemble(members)
+    return [ensemble_members[i] for i in range(len(ensemble_members))]
 
 
 def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any:
@@ -120,20 +120,22 @@ def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any
     Raises:
         UsageError: no torch-uncertainty; neither a collection nor predictions.
     """
-    found: object = members
-    if not isinstance(found, Collection | Predictions):
+    argument: object = members
+    if not isinstance(argument, Collection | Predictions):
         expected, do = (
             "a Collection or Predictions",
             "Give an ensemble to `ensemble`, and that to a routine of your own",
         )
-        raise UsageError("members", expected=expected, found=type(found).__name__, do=do)
-    kind = needed("torch_uncertainty.routines", *REQUIREMENTS).ClassificationRoutine
-    made = kind(ensemble(members), len(members.classes), None, is_ensemble=True, eval_ood=eval_ood)
-    made.num_params = _parameters(members)
-    return made
+        raise UsageError("members", expected=expected, found=type(argument).__name__, do=do)
+    routine_class = import_optional("torch_uncertainty.routines", *REQUIREMENTS).ClassificationRoutine
+    classification_routine = routine_class(
+        ensemble(members), len(members.classes), None, is_ensemble=True, eval_ood=eval_ood
+    )
+    classification_routine.num_params = _parameter_count(members)
+    return classification_routine
 
 
-def _parameters(members: Collection | Predictions) -> int:
+def _parameter_count(members: Collection | Predictions) -> int:
     """Return how many parameters the members have together, 0 where there are only predictions."""
     if isinstance(members, Predictions):
         return 0
@@ -150,10 +152,10 @@ def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:
     Raises:
         UsageError: no predictions.
     """
-    found: object = predictions
-    if not isinstance(found, Predictions):
+    argument: object = predictions
+    if not isinstance(argument, Predictions):
         do = "`zoo.interop.loader` makes batches of images, for members"
-        raise UsageError("predictions", expected="stored Predictions", found=type(found).__name__, do=do)
+        raise UsageError("predictions", expected="stored Predictions", found=type(argument).__name__, do=do)
     logits = predictions.logits().transpose(0, 1)
     labels = torch.full((len(logits),), NO_LABEL) if predictions.labels is None else predictions.labels
     return DataLoader(TensorDataset(logits, labels), batch_size=batch)

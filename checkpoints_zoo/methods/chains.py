@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.method import Batch, Run
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.training.seeds import derive, seeded
+from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Update = Callable[[Any, Batch], tuple[Any, Tensor]]
 WATCHED = 10_000  # parameters, spread evenly, that R-hat and effective sizes are computed of
@@ -55,12 +55,12 @@ def run_chains(
         UsageError: chains that leave for infinity.
     """
     runs = len(next(iter(state.params.values())))
-    batches = problem.batches(batch_size, [derive(seed, f"{name} run {run}") for run in range(runs)])
+    batches = problem.batches(batch_size, [derive_seed(seed, f"{name} run {run}") for run in range(runs)])
     window: deque[Tensor] = deque(maxlen=min((after - before for before, after in pairwise(kept)), default=kept[0]))
     drawn: list[Tensors] = []
     levels: list[Tensor] = []
     heat: list[Tensor] = []
-    with seeded(derive(seed, f"{name} noise"), problem.device):
+    with seed_torch(derive_seed(seed, f"{name} noise"), problem.device):
         for step in range(1, kept[-1] + 1):
             state, level = update(state, next(batches))
             window.append(level)

@@ -14,7 +14,7 @@ from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.methods.method import Run, check_settings
 from checkpoints_zoo.methods.modes import FIRST_SEED
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import InProcess
 
@@ -82,7 +82,7 @@ def train_members(
         LockedError, StorageError: as `training.export.run`.
     """
     named = replace(recipe, name=name, members=members, made_from=recipe.made_from or recipe.name)
-    run(named, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
+    train_into(named, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
 
 
 def check_fresh(members: Collection, reference: Collection) -> None:

@@ -22,7 +22,7 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.modules import shared_names
 from checkpoints_zoo.training.gradients import Gradient, stack_gradient
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.seeds import derive, generator
+from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 _MASK = "dropout_mask"
 CLOSE = 1e-4  # of the largest logit: float32 differs by less, a layer that uses its weights otherwise by more
@@ -67,7 +67,7 @@ class Dropout:
         states, made = self._trained(problem, layers, runs), []
         for run in range(runs):
             state = {name: tensor[run] for name, tensor in states.items()}
-            drawn = draw_masks(layers, self.rate, draws, derive(seed, f"dropout {run}"))
+            drawn = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
             folded = fold(state, layers, drawn)
             _check(problem, layers, state, drawn, folded)
             made.append(Run(problem.whole(folded)))
@@ -191,7 +191,7 @@ def fold(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[st
 def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> Tensors:
     """Draw masks on the CPU; return them by the layers' names, 0 or 1/(1 - rate), (count, unit)."""
     units = [layer.units for layer in layers]
-    kept = torch.rand(count, sum(units), generator=generator(seed)) >= rate
+    kept = torch.rand(count, sum(units), generator=seeded_generator(seed)) >= rate
     return dict(zip([layer.name for layer in layers], torch.split(kept / (1 - rate), units, dim=1), strict=True))
 
 
@@ -228,7 +228,9 @@ def _gradient(
     def gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        drawn = [draw_masks(layers, rate, images.shape[1], derive(member, f"dropout {step}")) for member in members]
+        drawn = [
+            draw_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}")) for member in members
+        ]
         masks = {f"{n}.{_MASK}": torch.stack([one[n] for one in drawn]).to(device) for n in drawn[0]}
         slopes, loss, new = inner(step, params, {**buffers, **masks}, scaling, images, labels)
         return slopes, loss, {name: new[name] for name in buffers}

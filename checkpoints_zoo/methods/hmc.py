@@ -23,7 +23,7 @@ from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.ensemble.executions import Runner
-from checkpoints_zoo.training.seeds import derive, generator
+from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
 WATCHED = 100  # inputs whose probabilities are watched
@@ -254,8 +254,8 @@ def sample(
     scale = torch.ones_like(point.position[0])
     if mass is not None:
         scale = torch.cat([mass[name].to(scale).flatten() for name in start]).sqrt()
-    generators = [generator(derive(seed, f"hmc chain {chain}")) for chain in range(count)]
-    lengths = generator(derive(seed, "hmc lengths"))
+    generators = [seeded_generator(derive_seed(seed, f"hmc chain {chain}")) for chain in range(count)]
+    lengths = seeded_generator(derive_seed(seed, "hmc lengths"))
     least, most = max(1, steps // 2), steps + steps // 2
 
     def momenta() -> Tensor:

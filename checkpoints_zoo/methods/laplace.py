@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import PIECE, Problem
-from checkpoints_zoo.training.seeds import derive, seeded
+from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 REQUIREMENT = "laplace-torch>=0.2.2,<1"
 FACTORED = (nn.Linear, nn.Conv2d)
@@ -100,7 +100,7 @@ class LaplaceLastLayer:
 def _fit(
     weights: str, prior: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
 ) -> Sequence[Run]:
-    library = needed("laplace", REQUIREMENT)
+    library = import_optional("laplace", REQUIREMENT)
     modes, buffers = problem.modes(runs)
     # In their order and in pieces of one size: the factors depend on both.
     loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=PIECE)
@@ -118,11 +118,11 @@ def _fit(
             hessian_structure="kron",
             prior_precision=problem.prior_precision,
         )
-        with seeded(derive(seed, f"laplace run {run}"), problem.device):
+        with seed_torch(derive_seed(seed, f"laplace run {run}"), problem.device):
             _fit_one(posterior, loader, prior, problem.recipe.architecture)
         evidence, precision = float(posterior.log_marginal_likelihood()), float(posterior.prior_precision)
         posterior.temperature, posterior.prior_precision = temperature, precision / temperature
-        source = torch.Generator(problem.device).manual_seed(derive(seed, f"laplace draws {run}"))
+        source = torch.Generator(problem.device).manual_seed(derive_seed(seed, f"laplace draws {run}"))
         drawn = _named(posterior.sample(draws, generator=source), network, posterior)
         check_untied(problem, drawn)
         fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}

@@ -15,7 +15,7 @@ from torch import Tensor, vmap
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.training.gradients import mapping
+from checkpoints_zoo.training.gradients import explain_vmap_errors
 
 REQUIREMENT = "posteriors>=0.1,<0.2"  # of the methods that the package posteriors samples
 Batch = tuple[Tensor, Tensor]
@@ -175,7 +175,9 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     architecture = problem.recipe.architecture
 
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
-        with mapping(architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"):
+        with explain_vmap_errors(
+            architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"
+        ):
             by_run = each(params, batch)
         return by_run.sum(), by_run
 

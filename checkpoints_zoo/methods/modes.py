@@ -19,10 +19,10 @@ from checkpoints_zoo.formats.layout import is_counter, is_statistic
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Gradient
-from checkpoints_zoo.training.loop import start, train_epochs
-from checkpoints_zoo.training.optimizers import stored
+from checkpoints_zoo.training.loop import initial_state, train_epochs
+from checkpoints_zoo.training.optimizers import stored_tensors
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.seeds import seeded
+from checkpoints_zoo.training.seeds import seed_torch
 
 Tensors = dict[str, Tensor]
 FIRST_SEED = 1_000_000  # of the modes: no published member has it
@@ -67,12 +67,12 @@ def train(
     stacks: list[Tensors] = []
     for first in range(0, runs, width):
         ids = range(FIRST_SEED + first, FIRST_SEED + first + width)
-        state = start(recipe, ids).to(device)
+        state = initial_state(recipe, ids).to(device)
         for _ in train_epochs(recipe, ids, state, images, None if gradient is None else gradient(recipe, ids)):
             pass
         if bool((state.failed_step >= 0).any()):
             raise UsageError(what, expected="finite losses", found="others", do="Lower lr of the recipe")
-        final = stored(recipe, state.params, state.buffers, state.averages, images)
+        final = stored_tensors(recipe, state.params, state.buffers, state.averages, images)
         stacks.append({name: final[name].detach().cpu() for name in (*state.params, *state.buffers)})
     return {name: torch.cat([stack[name] for stack in stacks]).contiguous() for name in stacks[0]}
 
@@ -98,7 +98,7 @@ def random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
     """
     built: list[Tensors] = []
     for seed in (0, 1):
-        with seeded(seed, device):
+        with seed_torch(seed, device):
             built.append(dict(build().named_buffers()))
     fixed = [name for name in built[0] if not is_counter(name) and not is_statistic(name)]
     return next((name for name in fixed if not torch.equal(built[0][name], built[1][name])), "")

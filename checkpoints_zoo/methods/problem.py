@@ -35,7 +35,7 @@ from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.optimizers import first_scaling
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.seeds import derive, generator
+from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 PIECE = 500  # inputs a forward pass
 
@@ -198,7 +198,7 @@ class Problem:
         pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
         size = min(size, self.count)
         while True:
-            drawn = [generator(derive(seed, f"batches {epoch}")) for seed in seeds]
+            drawn = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
             order = torch.stack([torch.randperm(self.count, generator=g) for g in drawn]).to(self.device)
             views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in drawn])
             for first in range(0, self.count - size + 1, size):

@@ -15,7 +15,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.loop import StackState, train_epochs
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive_seed
 
 
 def train_on(
@@ -51,7 +51,7 @@ def train_on(
         averaging="none",
         eval_every=0,
     )
-    ids, modes = [derive(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
+    ids, modes = [derive_seed(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
     size = 1 if alone else runs
     parts: list[dict[int, Tensors]] = []
     for start in range(0, runs, size):

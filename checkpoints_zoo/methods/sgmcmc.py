@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.chains import run_chains
 from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.problem import Problem
@@ -51,7 +51,7 @@ class Sgld:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode; return its draws, `thinning` steps apart. See `Method.fit`."""
         check_settings(self, runs, draws)
-        sgld: Any = needed("posteriors.sgmcmc.sgld", REQUIREMENT)
+        sgld: Any = import_optional("posteriors.sgmcmc.sgld", REQUIREMENT)
         transform = sgld.build(log_posterior(problem), lr=self.lr / problem.count, temperature=self.temperature)
         state = transform.init(problem.modes(runs)[0])
         kept = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
@@ -92,7 +92,7 @@ class Sghmc:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode, at rest; return its draws, `thinning` steps apart. See `Method.fit`."""
         check_settings(self, runs, draws)
-        sghmc: Any = needed("posteriors.sgmcmc.sghmc", REQUIREMENT)
+        sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", REQUIREMENT)
         step = math.sqrt(self.lr / problem.count)
         transform = sghmc.build(
             log_posterior(problem), lr=step, alpha=self.friction / step, temperature=self.temperature, momenta=0.0
@@ -175,7 +175,7 @@ class CyclicalSghmc:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode through all cycles; return its draws. See `Method.fit`."""
         check_settings(self, runs, draws)
-        sghmc: Any = needed("posteriors.sgmcmc.sghmc", REQUIREMENT)
+        sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", REQUIREMENT)
         density = log_posterior(problem)
 
         def update(state: Any, batch: Batch) -> tuple[Any, Tensor]:

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgd import train_on
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Swag:
         gathered = self.gather(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
         by_name: dict[str, list[torch.Tensor]] = {}
         for draw in range(draws):
-            drawn = gathered.sample(self.scale, seed=derive(seed, f"swag {run} {draw}"))
+            drawn = gathered.sample(self.scale, seed=derive_seed(seed, f"swag {run} {draw}"))
             for name, parameter in drawn.named_parameters():
                 by_name.setdefault(name, []).append(parameter.detach())
         return Run(problem.finish({name: torch.stack(tensors) for name, tensors in by_name.items()}))
@@ -90,7 +90,7 @@ class Swag:
         Raises:
             UsageError: no torch-uncertainty.
         """
-        kind = needed("torch_uncertainty.methods.swag", *self.needs).SWAG
+        kind = import_optional("torch_uncertainty.methods.swag", *self.needs).SWAG
         network = problem.network()
         swag = kind(
             network,

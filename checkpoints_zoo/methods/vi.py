@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.training.seeds import derive, seeded
+from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 LAST = 100  # steps that the bound is estimated from
 
@@ -74,8 +74,8 @@ class MeanField:
             UsageError: no posteriors, settings out of their range, or a Gaussian that leaves for infinity.
         """
         check_settings(self, runs, draws)
-        vi: Any = needed("posteriors.vi.diag", REQUIREMENT)
-        torchopt: Any = needed("torchopt", REQUIREMENT)
+        vi: Any = import_optional("posteriors.vi.diag", REQUIREMENT)
+        torchopt: Any = import_optional("torchopt", REQUIREMENT)
         density = log_posterior(problem)
 
         def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
@@ -90,9 +90,9 @@ class MeanField:
             init_log_sds=self.init_log_sd,
         )
         means = self._means(problem, runs, seed)
-        batches = problem.batches(self.batch_size, [derive(seed, f"vi run {run}") for run in range(runs)])
+        batches = problem.batches(self.batch_size, [derive_seed(seed, f"vi run {run}") for run in range(runs)])
         bounds: list[Tensor] = []
-        with seeded(derive(seed, "vi noise"), problem.device):
+        with seed_torch(derive_seed(seed, "vi noise"), problem.device):
             state = transform.init(means)
             for step in range(self.steps):
                 before = state
@@ -121,7 +121,7 @@ class MeanField:
             return {name: tensor.detach().clone() for name, tensor in problem.modes(runs)[0].items()}
         networks = []
         for run in range(runs):
-            with seeded(derive(seed, f"vi start {run}"), problem.device):
+            with seed_torch(derive_seed(seed, f"vi start {run}"), problem.device):
                 networks.append(problem.recipe.module())
         params, _ = stack_module_state(networks)
         return {name: tensor.detach().to(problem.device) for name, tensor in params.items()}

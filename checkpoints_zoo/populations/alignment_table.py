@@ -107,7 +107,7 @@ class Alignment:
         return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
 
 
-def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
+def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:
     """Align members by weight matching and measure the effect; return transpositions and distances.
 
     The aligned weights themselves are `members.align(to)`.
@@ -147,7 +147,7 @@ def alignment_of(aligned: Collection) -> Alignment:
             do="Give members.align(...)",
         )
     members, table = aligned._before(), aligned.symmetry_table
-    size = members._held_by(_BATCH)
+    size = members._members_within(_BATCH)
 
     def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):

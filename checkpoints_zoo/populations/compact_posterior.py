@@ -141,7 +141,7 @@ class Compact:
         return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
 
 
-def compact(
+def fit_compact_posterior(
     members: Collection,
     data: ImageInput | None = None,
     *,
@@ -178,7 +178,7 @@ def compact(
         DamagedError: weights or logits that are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> result = compact(zoo.load("convnet-digits", n=8), splits=2, samples=4)
+    >>> result = fit_compact_posterior(zoo.load("convnet-digits", n=8), splits=2, samples=4)
     >>> result.gain.value > 0.1
     True
     """
@@ -192,28 +192,28 @@ def compact(
             raise UsageError(
                 f"{thing} of a compact posterior", expected=f"a whole number from {least}", found=repr(number)
             )
-    judge = make_evaluator(members, data, statistics, device, batch)
+    evaluator = make_evaluator(members, data, statistics, device, batch)
     target: int | str = members.ids[0] if to is None else to
     aligned = members.align(to=target)
-    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and judge.device.type == "cpu"):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
-        probs = predictions.logits(members, judge.test.data, judge.device, batch=batch).double().softmax(-1)
-        fitted = {"q_d": fit_gaussians(members, judge, subsets), "q_r": fit_gaussians(aligned, judge, subsets)}
-        measured = measure(judge, probs, subsets, fitted, drawn, seed)
-        pruning = {rule: {name: pruned(judge, q[0], levels, rule) for name, q in fitted.items()} for rule in RULES}
+        probs = predictions.logits(members, evaluator.test.data, evaluator.device, batch=batch).double().softmax(-1)
+        fitted = {"q_d": fit_gaussians(members, evaluator, subsets), "q_r": fit_gaussians(aligned, evaluator, subsets)}
+        measured = measure(evaluator, probs, subsets, fitted, drawn, seed)
+        pruning = {rule: {name: pruned(evaluator, q[0], levels, rule) for name, q in fitted.items()} for rule in RULES}
     figures = intervals(measured, len(members), splits, seed)
     return Compact(
         collection=members.name,
         citation=members.citation,
         to="the mean" if target == "mean" else f"member {target}",
-        data=arguments.image_key(judge.test.data),
-        inputs=len(judge.test.data),
+        data=arguments.image_key(evaluator.test.data),
+        inputs=len(evaluator.test.data),
         members=len(members),
         samples=drawn,
         splits=len(subsets) - 1,
         seed=seed,
-        statistics=judge.statistics,
-        statistics_images=judge.statistics_images,
+        statistics=evaluator.statistics,
+        statistics_images=evaluator.statistics_images,
         table={of: {row: figures[of, row] for row in ROWS if (of, row) in figures} for of in ("members", *fitted)},
         held_out=held_out_figures(measured[1:]),
         ensemble_accuracy=figures["ensemble", "accuracy"],
@@ -226,20 +226,20 @@ def compact(
     )
 
 
-def fit_gaussians(members: Collection, judge: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
+def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
     """Fit a Gaussian to each of some subsets of the members, which are read once; return them.
 
     Args:
         members: aligned or not.
-        judge: of networks of their architecture.
+        evaluator: of networks of their architecture.
         subsets: positions of two members or more each.
     """
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True
-    read = members.batches(members._held_by(PIECE), judge.device, torch.float32)
+    read = members.batches(members._members_within(PIECE), evaluator.device, torch.float32)
     return fit_subsets(
-        (stacked for _, stacked in read), chosen, judge.device, modules.superseded_names(members._skeleton())
+        (stacked for _, stacked in read), chosen, evaluator.device, modules.superseded_names(members._skeleton())
     )
 
 
@@ -273,10 +273,10 @@ class Networks:
 class Measured:
     """The figures of one subset of the members, and of the Gaussians fitted to it."""
 
-    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, Networks], judge: Evaluator) -> None:
+    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, Networks], evaluator: Evaluator) -> None:
         rest = torch.ones(len(probs), dtype=torch.bool)
         rest[subset] = False
-        ensemble, labels = probs[subset].mean(0), judge.labels
+        ensemble, labels = probs[subset].mean(0), evaluator.labels
         singles = (probs[subset].argmax(-1) == labels).double().mean(-1)
         self.accuracies = {"members": tuple(singles.tolist())}
         self.figures = {"members": {**_near(ensemble, ensemble), "sample_accuracy": float(singles.mean())}}
@@ -298,7 +298,7 @@ class Measured:
 
 
 def measure(
-    judge: Evaluator,
+    evaluator: Evaluator,
     probs: Tensor,
     subsets: Sequence[Tensor],
     fitted: Mapping[str, Sequence[Gaussian]],
@@ -308,7 +308,7 @@ def measure(
     """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return all.
 
     Args:
-        judge: evaluates networks.
+        evaluator: evaluates networks.
         probs: of the members, (member, input, class).
         subsets: positions of members.
         fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
@@ -318,16 +318,16 @@ def measure(
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
     measured = []
     for i, subset in enumerate(subsets):
-        networks = {name: evaluate_gaussian(judge, q[i], samples, noise[name]) for name, q in fitted.items()}
-        measured.append(Measured(subset, probs, networks, judge))
+        networks = {name: evaluate_gaussian(evaluator, q[i], samples, noise[name]) for name, q in fitted.items()}
+        measured.append(Measured(subset, probs, networks, evaluator))
     return measured
 
 
-def evaluate_gaussian(judge: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> Networks:
+def evaluate_gaussian(evaluator: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> Networks:
     """Evaluate samples of a Gaussian and the network of its means; return their probabilities and accuracies.
 
     Args:
-        judge: evaluates networks.
+        evaluator: evaluates networks.
         q: the Gaussian.
         samples: how many.
         generator: of the noise.
@@ -335,18 +335,18 @@ def evaluate_gaussian(judge: Evaluator, q: Gaussian, samples: int, generator: to
     probs: Tensor | float = 0.0
     accuracies = []
     for count in _steps(q, samples):
-        log_probs = judge.log_probs(q.sample(count, generator))
+        log_probs = evaluator.log_probs(q.sample(count, generator))
         probs = probs + log_probs.exp().sum(0)
-        accuracies.append(judge.accuracies(log_probs))
-    center = float(judge.accuracies(judge.log_probs(q.center)))
+        accuracies.append(evaluator.accuracies(log_probs))
+    center = float(evaluator.accuracies(evaluator.log_probs(q.center)))
     return Networks(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
 
 
-def pruned(judge: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
+def pruned(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
     """Return the accuracy of a Gaussian's pruned means at each level, statistics estimated anew."""
     at, accuracies = 0, []
     for count in _steps(q, len(levels)):
-        accuracies += judge.accuracies(judge.log_probs(q.pruned(levels[at : at + count], by))).tolist()
+        accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[at : at + count], by))).tolist()
         at += count
     return tuple(accuracies)
 

@@ -99,55 +99,8 @@ class Barriers:
 
 
 def barrier(
-    first: Member,
-    second: Member,
-    data: ImageInput | None = None,
-    *,
-    points: int = 25,
-    statistics: ImageInput | None = None,
-    device: str | torch.device = "cpu",
-    batch: int = 512,
-) -> Barriers:
-    """Measure the loss on the straight line between two members as their views have them; return it as one pair.
-
-    The barrier is the largest loss of the points minus the mean of the two ends (Ainsworth et al. 2023, Git Re-Basin,
-    arXiv 2209.04836). Running statistics of batch norm are estimated anew at every point, the ends included, so that
-    a line has no jumps.
-
-    Args:
-        first, second: members of one architecture, of one collection or two.
-        data: labelled images, as `images.of` takes them; None for the collection's own test set.
-        points: on the line, both ends included, evenly spaced.
-        statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
-            the collection's own.
-        device: what the networks run on, in float32.
-        batch: images a forward pass, at most.
-
-    Raises:
-        UsageError: images without labels or of other classes, fewer than two points, members that don't fit together.
-        DamagedError: weights or logits that are not finite.
-
-    >>> import checkpoints_zoo as zoo
-    >>> members = zoo.load("convnet-digits", n=2)
-    >>> lines = barrier(members[0], members[1])
-    >>> lines.losses.shape, bool(lines.barriers > 0.5)
-    (torch.Size([1, 25]), True)
-    """
-    judge = make_evaluator(first.selected, data, statistics, device, batch)
-    one, other = (m.selected._read(judge.device, torch.float32) for m in (first, second))
-    shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (one, other)]
-    if shapes[0] != shapes[1]:
-        raise UsageError(
-            f"members {first.collection}/{first.id} and {second.collection}/{second.id}",
-            expected="tensors of the same names and shapes",
-            found="others",
-        )
-    ends = {name: t[0] for name, t in one.items()}
-    return _measure(judge, [(first.id, second.id)], iter([(ends, {n: t[0] for n, t in other.items()})]), points)
-
-
-def barriers(
-    members: Collection,
+    first: Collection | Member,
+    second: Member | None = None,
     data: ImageInput | None = None,
     *,
     to: int | None = None,
@@ -156,41 +109,105 @@ def barriers(
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Barriers:
-    """Measure the loss on the lines from one member to all others, as the view has them; return all pairs.
+    """Measure the loss on straight lines between members, as their views have them; return all lines.
 
-    `barriers(members)` is before alignment, `barriers(members.align(to=0))` after it.
+    `barrier(members)` measures the lines from one member of a collection to all others, `barrier(a, b)` the line
+    between two members. `barrier(members)` is before alignment, `barrier(members.align(to=0))` after it.
+
+    The barrier is the largest loss of the points minus the mean of the two ends (Ainsworth et al. 2023, Git Re-Basin,
+    arXiv 2209.04836). Running statistics of batch norm are estimated anew at every point, the ends included, so that
+    a line has no jumps.
 
     Args:
-        members: two or more; a snapshot is a member of its own.
-        data, points, statistics, device, batch: as in `barrier`.
-        to: id of the member that all lines start from; None for the first.
+        first: a collection of two members or more (a snapshot is a member of its own), or the member at λ = 0.
+        second: the member at λ = 1, of the same architecture; None with a collection.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
+        to: id of the collection's member at which all lines start; None for its first member.
+        points: on a line, both ends included, evenly spaced.
+        statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
+            the collection's own.
+        device: where the networks run, in float32.
+        batch: images of a forward pass, at most.
 
     Raises:
-        UsageError, DamagedError: as in `barrier`; fewer than two members.
-        MemberNotFound: no such member.
+        UsageError: images without labels or of other classes, fewer than two points or members, members of different
+            networks.
+        MemberNotFound: no member with the id `to`.
+        DamagedError: weights or logits that are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> lines = barriers(zoo.load("convnet-digits", n=4))
+    >>> members = zoo.load("convnet-digits", n=4)
+    >>> lines = barrier(members)
     >>> lines.pairs, bool(lines.mean.low > 0.5)
     (((0, 1), (0, 2), (0, 3)), True)
+    >>> barrier(members[0], members[1]).losses.shape
+    torch.Size([1, 25])
     """
-    if len(members) < 2:
-        found = f"{len(members)} of {members.name}"
-        raise UsageError("members of a loss barrier", expected="two or more", found=found, do="Select more members")
-    judge = make_evaluator(members, data, statistics, device, batch)
+    _check_ends(first, second, to)
+    members = first.selected if isinstance(first, Member) else first
+    evaluator = make_evaluator(members, data, statistics, device, batch)
+    if isinstance(first, Member) and second is not None:
+        lines = iter([_ends(first, second, evaluator.device)])
+        return _measure(evaluator, [(first.id, second.id)], lines, points)
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
-    keys = [k for k in members._keys if k != key]
-    reference = {name: t[0] for name, t in start.selected._read(judge.device, torch.float32).items()}
+    pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
+    return _measure(evaluator, pairs, _lines(members, start, evaluator.device), points)
 
-    def lines() -> Iterator[tuple[Params, Params]]:
-        everyone = iter(members._keys)
-        for _, stacked in members.batches(members._held_by(PIECE), judge.device, torch.float32):
-            for i in range(len(next(iter(stacked.values())))):
-                if next(everyone) != key:
-                    yield reference, {name: t[i] for name, t in stacked.items()}
 
-    return _measure(judge, [(start.id, member) for member, _ in keys], lines(), points)
+def _check_ends(first: object, second: object, to: int | None) -> None:
+    """Check that the arguments are two members, or a collection alone.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    found = type(second).__name__
+    if isinstance(first, Member):
+        if not isinstance(second, Member):
+            do = "Give a second member, or a collection alone"
+            raise UsageError("second", expected="a Member beside a Member", found=found, do=do)
+        if to is not None:
+            raise UsageError("to", expected="None: the line starts at the first member", found=repr(to))
+        return
+    if not isinstance(first, Collection):
+        expected = "a Collection, or a Member and a second one"
+        raise UsageError("members of a loss barrier", expected=expected, found=type(first).__name__)
+    if second is not None:
+        raise UsageError("second", expected="None beside a Collection", found=found, do="Give images as data=")
+    if len(first) < 2:
+        found = f"{len(first)} of {first.name}"
+        raise UsageError("members of a loss barrier", expected="two or more", found=found, do="Select more members")
+
+
+def _ends(first: Member, second: Member, device: torch.device) -> tuple[Params, Params]:
+    """Read the weights of two members; return both, name -> (*shape).
+
+    Raises:
+        UsageError: members of different networks.
+    """
+    start, end = (_weights(member, device) for member in (first, second))
+    shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (start, end)]
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"members {first.collection}/{first.id} and {second.collection}/{second.id}",
+            expected="tensors of the same names and shapes",
+            found="others",
+        )
+    return start, end
+
+
+def _lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
+    """Yield the weights of both ends of each line, from one member to each of the others in order."""
+    reference, keys = _weights(start, device), iter(members._keys)
+    for _, stacked in members.batches(members._members_within(PIECE), device, torch.float32):
+        for i in range(len(next(iter(stacked.values())))):
+            if next(keys) != (start.id, start.epoch):
+                yield reference, {name: t[i] for name, t in stacked.items()}
+
+
+def _weights(member: Member, device: torch.device) -> dict[str, Tensor]:
+    """Return a member's parameters and buffers in float32, name -> (*shape)."""
+    return {name: t[0] for name, t in member.selected._read(device, torch.float32).items()}
 
 
 def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
@@ -223,7 +240,7 @@ def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Ten
 
 
 def _measure(
-    judge: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
+    evaluator: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
 ) -> Barriers:
     if type(points) is not int or points < 2:
         raise UsageError("points on a line", expected="a whole number from 2", found=repr(points))
@@ -231,17 +248,17 @@ def _measure(
     losses, accuracies, stored = [], [], []
     for first, second in lines:
         each = sum(t.numel() * t.element_size() for t in first.values())
-        with one_thread(each < SMALL_MEMBER_BYTES and judge.device.type == "cpu"):
+        with one_thread(each < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
             parts = [
-                judge.log_probs(interpolate(first, second, some))
+                evaluator.log_probs(interpolate(first, second, some))
                 for some in torch.split(lambdas, max(1, PIECE // each))
             ]
-            losses.append(torch.cat([judge.losses(part) for part in parts]))
-            accuracies.append(torch.cat([judge.accuracies(part) for part in parts]))
+            losses.append(torch.cat([evaluator.losses(part) for part in parts]))
+            accuracies.append(torch.cat([evaluator.accuracies(part) for part in parts]))
             ends = losses[-1][[0, -1]]
-            if judge.training is not None:
+            if evaluator.training is not None:
                 both = {name: torch.stack([first[name], second[name]]) for name in first}
-                ends = judge.losses(judge.log_probs(both, anew=False))
+                ends = evaluator.losses(evaluator.log_probs(both, anew=False))
             stored.append(ends)
     return Barriers(
         pairs=tuple(pairs),
@@ -249,10 +266,10 @@ def _measure(
         losses=torch.stack(losses),
         accuracies=torch.stack(accuracies),
         stored=torch.stack(stored),
-        data=arguments.image_key(judge.test.data),
-        inputs=len(judge.test.data),
-        statistics=judge.statistics,
-        statistics_images=judge.statistics_images,
+        data=arguments.image_key(evaluator.test.data),
+        inputs=len(evaluator.test.data),
+        statistics=evaluator.statistics,
+        statistics_images=evaluator.statistics_images,
     )
 
 

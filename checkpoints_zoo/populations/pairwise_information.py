@@ -23,7 +23,7 @@ from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.tables import stated, write_frame
+from checkpoints_zoo.evaluation.tables import as_text, write_frame
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare
@@ -350,7 +350,7 @@ def _spread(axes: Axes, values: Sequence[float], mean: Interval, title: str, col
         bars = min(BARS, max(5, round(len(values) ** 0.5)))
     edges = [low + (high - low) * i / bars for i in range(bars)] + [high]
     heights, *_ = axes.hist(values, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
-    axes.axvline(mean.value, ymax=0.8, color=GREY, linewidth=2, label=f"mean {stated(mean)}")
+    axes.axvline(mean.value, ymax=0.8, color=GREY, linewidth=2, label=f"mean {as_text(mean)}")
     axes.set(title=title, xlabel="mutual information of a pair (nats)", ylabel="pairs", ylim=(0, max(heights) / 0.8))
     axes.locator_params(axis="y", integer=True, nbins=6)
     axes.locator_params(axis="x", nbins=6)
@@ -366,7 +366,7 @@ def _scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], corr
         counted = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
         axes.figure.colorbar(counted, ax=axes, label="pairs", pad=0.02)
     axes.set(title="c  One against the other", xlabel="in distribution (nats)", ylabel="out of distribution (nats)")
-    axes.plot([], [], " ", label=f"correlation {stated(correlation)}")
+    axes.plot([], [], " ", label=f"correlation {as_text(correlation)}")
     top = axes.get_ylim()
     axes.set_ylim(top[0], top[1] + 0.12 * (top[1] - top[0]))
     axes.locator_params(axis="x", nbins=6)
@@ -382,6 +382,6 @@ def _matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
     drawn = axes.imshow((100 * matrix).numpy(), cmap="viridis", vmin=bounds[0], vmax=bounds[1], interpolation="nearest")
     axes.figure.colorbar(drawn, ax=axes, label="inputs classed differently (%)", pad=0.02)
     axes.grid(visible=False)
-    mean = stated(pairs.figures["disagreement"], 100)
+    mean = as_text(pairs.figures["disagreement"], 100)
     axes.set(title=title, xlabel=f"member, by position\nmean of pairs {mean} %", ylabel="member, by position")
     axes.locator_params(integer=True, nbins=6)

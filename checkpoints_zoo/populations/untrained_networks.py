@@ -121,7 +121,7 @@ def make_evaluator(
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
     on, skeleton = check_device(device), members._skeleton()
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
-    test, labels = arguments.labelled(chosen, members.description)
+    test, labels = arguments.require_labels(chosen, members.description)
     if not len(test):
         raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
     training = None

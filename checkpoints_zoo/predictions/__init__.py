@@ -1,4 +1,4 @@
-"""Logits of members on images: computed now, or read from where they were stored once.
+"""Logits of members on images: computed now, or stored once and read again.
 
 Axes: logits are (member, input, class).
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Members", "Predictions", "by_members", "check_same", "logits", "predict", "predictions_of"]
 
-# Resolved on first use: `zoo-cli publish --dry-run` looks at stored sets, and imports no torch.
+# Name -> module, imported on first use: `zoo-cli publish --dry-run` reads stored sets without importing torch.
 _PLACES = {
     "Members": "running",
     "by_members": "running",

@@ -1,6 +1,6 @@
-"""Stored predictions in a source: the names of its sets, their facts and rows, and whether their bytes are right.
+"""Sets of stored predictions in a source: list them, read their description and rows, check their bytes.
 
-A set lies in predictions/COLLECTION/SET: manifest.parquet has a row a member, manifest.json says what they are of.
+A set is a folder predictions/COLLECTION/SET: manifest.parquet has one row a member, manifest.json describes the set.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=False) for name, kind in _TYPES.items()],
     metadata={"schema_version": str(SCHEMA_VERSION)},
 )
-"""A row: whose logits they are, the content hash of the weights they were computed with, and of themselves; the
-location is as in the manifest of weights."""
+"""A row: member and epoch, the content hash of the weights and of the logits, and the place of
+the logits' bytes, in the columns that manifests of weights have too."""
 
 Key = tuple[int, int]
 
@@ -50,21 +50,21 @@ class PredictionSet:
     """A set of stored predictions in a source.
 
     Args:
-        source: that it lies in.
-        facts: its JSON.
+        source: has the set.
+        facts: the set's description.
         rows: one a snapshot, in the order of member and epoch.
     """
 
     source: Source
-    facts: Facts
+    facts: SetDescription
     rows: pa.Table = field(repr=False)
 
     def locate(self, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows; from the Hub, what is missing is fetched in one go. Return where they lie here.
+        """Find the bytes of rows, fetching missing ones from the Hub together; return their places on this machine.
 
         Raises:
             DamagedError, SourceNotFound: a file outside the source, or none.
-            NetworkError, AccessError, StorageError: a source on the Hub that can't be read, or not be kept.
+            NetworkError, AccessError, StorageError: bytes on the Hub that can't be read, or not be stored here.
         """
         try:
             return self.source.locate(self.facts, rows)
@@ -74,17 +74,17 @@ class PredictionSet:
             raise
 
 
-def read(source: Source, collection: str, name: str) -> PredictionSet:
-    """Read and check the facts and rows of a set; return it.
+def read_set(source: Source, collection: str, name: str) -> PredictionSet:
+    """Read and check the description and rows of a set; return the set.
 
     Raises:
-        SourceNotFound: the source has no such set; those that it has are named.
-        FormatError, DamagedError: facts or rows break the format, or a path leads out of the source.
+        SourceNotFound: the source has no such set; the error names its sets.
+        FormatError, DamagedError: description or rows break the format, or a path leads out of the source.
         AccessError, NetworkError: a source on the Hub that can't be read.
     """
     folder = folder_of(collection, name)
-    table, description = (_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
-    facts, rows = _checked(table, description, (stamp_of(table), stamp_of(description)))
+    table, description = (_find_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
+    facts, rows = _read_checked(table, description, (stamp_of(table), stamp_of(description)))
     if (facts.collection, facts.set) != (collection, name):
         raise FormatError(
             f"description {description}",
@@ -99,13 +99,13 @@ def read(source: Source, collection: str, name: str) -> PredictionSet:
     return PredictionSet(source, facts, rows)
 
 
-def _file(source: Source, inside: str, collection: str, name: str) -> Path:
+def _find_file(source: Source, inside: str, collection: str, name: str) -> Path:
     try:
         return source.file(inside)
     except SourceNotFound as error:
-        if error.path not in (inside, str(source.root / inside)):  # the repo or the commit is missing
+        if error.path not in (inside, str(source.root / inside)):  # not the file, but the repo or the commit is missing
             raise
-        known = ", ".join(names(source, collection)) or "none"
+        known = ", ".join(set_names(source, collection)) or "none"
         beside = inside.endswith(DESCRIPTION)
         raise SourceNotFound(
             f"predictions {name!r} of {collection}",
@@ -118,9 +118,11 @@ def _file(source: Source, inside: str, collection: str, name: str) -> Path:
 
 
 @lru_cache(maxsize=16)
-def _checked(table: Path, description: Path, stamp: tuple[tuple[int, ...], ...]) -> tuple[Facts, pa.Table]:
-    """Read and check once for each state of the two files."""
-    facts = Facts.from_json(catalog.read_json(description), description)
+def _read_checked(
+    table: Path, description: Path, stamps: tuple[tuple[int, ...], ...]
+) -> tuple[SetDescription, pa.Table]:
+    """Read and check both files, once for each state of them."""
+    facts = SetDescription.from_json(catalog.read_json(description), description)
     rows = manifest.read(table, SCHEMA)
     manifest.validate(rows, facts, table)
     for column in SCHEMA.names:
@@ -139,19 +141,19 @@ def _check_hashes(hashes: Sequence[str], table: Path) -> None:
             raise FormatError(f"manifest {table}", expected=expected, found=repr(digest[:80]), path=table)
 
 
-def names(source: Source, collection: str) -> list[str]:
+def set_names(source: Source, collection: str) -> list[str]:
     """List the sets of a collection that a source has; return their names.
 
     Raises:
         AccessError, NetworkError: a source on the Hub that can't be read.
     """
     inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
-    found = [path.split("/") for path in source.files(inside)]
-    return sorted(parts[2] for parts in found if len(parts) == 4 and parts[3] == TABLE)
+    paths = [path.split("/") for path in source.files(inside)]
+    return sorted(parts[2] for parts in paths if len(parts) == 4 and parts[3] == TABLE)
 
 
 def find_source(source: str | Path | Source) -> Source:
-    """Find a source that may hold nothing but predictions; return it.
+    """Find a source that may have only predictions, without weights; return it.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: see `source.resolve`.
@@ -174,14 +176,14 @@ def find_source(source: str | Path | Source) -> Source:
 
 def folder_of(collection: str, name: str) -> str:
     """Return the folder of a set in its source, both names checked."""
-    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set(name)}"
+    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set_name(name)}"
 
 
-def check_set(name: str) -> str:
-    """Check that a set's name can be a folder's; return it.
+def check_set_name(name: str) -> str:
+    """Check that the name of a set can be the name of a folder; return it.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it can't.
     """
     try:
         return catalog.check_name(name)
@@ -191,8 +193,8 @@ def check_set(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The JSON of a set, beside its rows.
+class SetDescription:
+    """Describe a set of predictions: its manifest.json.
 
     Args:
         collection, set: names: of the members' collection, and of this set.
@@ -201,12 +203,12 @@ class Facts:
         inputs: how many.
         classes: names in the order of the logits.
         preprocessing: of the members' inputs.
-        computed: dtype that the members computed in ("float32").
-        view: what was done to the weights as they were read, "" for nothing.
-        version: of the package that computed them.
-        citation: of the members, "" where their weights lie in no public place.
-        layouts: key to layout.
-        labels: position in `classes` of each input, None where the images have no labels, or other classes.
+        computed: dtype of the computation ("float32").
+        view: steps that changed the weights as they were read, "" for none.
+        version: of the package that computed the logits.
+        citation: of the members, "" if their weights are in no public place.
+        layouts: key -> layout.
+        labels: position in `classes` of each input; None if the images have no labels, or other classes.
     """
 
     collection: str
@@ -224,26 +226,26 @@ class Facts:
     citation: str
     layouts: Mapping[str, Layout]
     labels: tuple[int, ...] | None = field(repr=False)
-    base: ClassVar[str] = ""  # the bytes lie beside the rows
+    base: ClassVar[str] = ""  # paths in the rows begin at the source's folder
 
     @property
     def name(self) -> str:
-        """What to call the set in errors."""
+        """The set's name in errors."""
         return f"{self.collection}/{self.set}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values, with the format's version."""
+        """Return the description as JSON values, with the format's version."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
         values["labels"] = None if self.labels is None else list(self.labels)
         return {"format_version": FORMAT_VERSION, **values, "classes": list(self.classes)}
 
     @classmethod
-    def from_json(cls, values: Any, path: Path) -> Facts:
-        """Check the JSON of a set, trusting nothing; return the facts.
+    def from_json(cls, values: Any, path: Path) -> SetDescription:
+        """Check every value of a set's JSON; return the description.
 
         Raises:
-            FormatError: a newer format, a key that is missing or of another type, or counts that do not agree.
+            FormatError: a newer format, a key that is missing or of another type, or counts that differ.
         """
         other = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
         kinds = {f.name: other.get(f.name, str) for f in fields(cls)}
@@ -272,7 +274,7 @@ class Facts:
         return cls(**known | tuples | {"layouts": layouts})
 
     def rounding(self) -> float:
-        """Return how far a stored logit may be from the computed one, as a share of it."""
+        """Return the largest rounding error of a stored logit, as a share of the logit."""
         return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
 
 
@@ -287,44 +289,46 @@ def weights_of(rows: pa.Table) -> dict[Key, str | None]:
     return {(member, epoch): digest for member, epoch, digest in zip(*columns, strict=True)}
 
 
-def problems(stored: PredictionSet, weights: Mapping[Key, str | None] | None, finite: bool = True) -> list[Problem]:
-    """Check a set's bytes against its rows, and these against the members' manifest; return what is wrong.
+def find_problems(
+    stored: PredictionSet, weights: Mapping[Key, str | None] | None, finite: bool = True
+) -> list[Problem]:
+    """Check a set's bytes against its rows, and its rows against the members' manifest; return the problems.
 
     Args:
-        stored: the set; on the Hub, what is missing is fetched in one go.
-        weights: as `weights_of` gives them; None to leave that out.
-        finite: whether its values are to be finite.
+        stored: the set; missing bytes are fetched from the Hub together.
+        weights: hashes as `weights_of` returns them; None for no comparison with the members' manifest.
+        finite: whether the logits must be finite.
 
     Raises:
-        NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
+        NetworkError, AccessError, StorageError: bytes that can't be read, or not be stored here.
     """
     name, rows = stored.facts.name, stored.rows
-    found = []
+    problems = []
     if weights is not None:
-        found = [Problem(name, member, "weights", text) for member, text in other_weights(stored, weights)]
+        problems = [Problem(name, member, "weights", text) for member, text in find_other_weights(stored, weights)]
     try:
         locations = stored.locate(rows)
     except (DamagedError, SourceNotFound) as error:
-        return [*found, Problem(name, None, "bytes", str(error))]
+        return [*problems, Problem(name, None, "bytes", str(error))]
     for location, claimed in zip(locations, rows.column("sha256").to_pylist(), strict=True):
         try:
-            wrong, _ = shard_files.check_bytes(location, claimed, finite)
+            errors, _ = shard_files.check_bytes(location, claimed, finite)
         except (DamagedError, LayoutError, OSError) as error:
-            wrong = [("bytes", str(error))]
-        found += [Problem(name, location.member, kind, text) for kind, text in wrong]
-    return found
+            errors = [("bytes", str(error))]
+        problems += [Problem(name, location.member, kind, text) for kind, text in errors]
+    return problems
 
 
-def other_weights(stored: PredictionSet, weights: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
-    """Compare a set's rows with the members' manifest; yield (member, what is wrong with its weights)."""
+def find_other_weights(stored: PredictionSet, weights: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
+    """Compare a set's rows with the members' manifest; yield (member, problem) where the weights differ."""
     columns = [stored.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256")]
     for member, epoch, made_from in zip(*columns, strict=True):
-        if problem := _of_weights(weights, (member, epoch), made_from):
+        if problem := _describe_weights(weights, (member, epoch), made_from):
             yield member, problem
 
 
-def _of_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> str:
-    """Say what is wrong with the weights that a row names; return "" for nothing."""
+def _describe_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> str:
+    """Compare the weights' hash in a row with the manifest's; return the problem, "" for none."""
     if key not in weights:
         return f"expected a row of the collection's manifest for epoch {key[1]}; found none."
     known = weights[key]

@@ -1,4 +1,4 @@
-"""Members run on images, some members at a time.
+"""Run members on images, some members at a time.
 
 Axes: logits are (member, input, class).
 """
@@ -6,7 +6,7 @@ Axes: logits are (member, input, class).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
 import torch
@@ -22,10 +22,11 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import Source
 
 GROUP_BYTES = 2**30
+FEW_IMAGES = 8  # that show whether a network is random
 
 
 class Members(Protocol):
-    """What predictions need of a `Collection`, which lies above this room."""
+    """The part of a `Collection` that predictions use; this room may not import the collection room."""
 
     source: Source
     description: Description
@@ -64,12 +65,12 @@ def logits(
     batch: int = 512,
     execution: str | None = None,
 ) -> Tensor:
-    """Run members on images, as many members at a time as a GiB holds; return logits (member, input, class).
+    """Run members on images, as many members at a time as 1 GiB holds; return logits (member, input, class).
 
     Args:
-        members: a collection, of any size: the next group is read while one computes.
-        data: the images, as they are: they are preprocessed here.
-        device, dtype: what the members run on and in; the logits come back to the CPU.
+        members: a collection of any size: the next group is read while one computes.
+        data: the images, before preprocessing.
+        device, dtype: of the computation; the logits are returned on the CPU.
         batch: images a forward pass.
         execution: as in `by_members`.
 
@@ -78,20 +79,20 @@ def logits(
         DamagedError: members whose weights or logits are not finite.
         TooLargeError: more logits than fit into the memory.
     """
-    found, at = torch.empty(0), 0
-    for ids, part in by_members(members, data, device, dtype, batch, execution=execution):
-        if at == 0:
-            found = _room(members, data, part)
-        found[at : at + len(ids)] = part
-        at += len(ids)
-    return found
+    logits, first = torch.empty(0), 0
+    for ids, group in by_members(members, data, device, dtype, batch, execution=execution):
+        if first == 0:
+            logits = _empty_logits(members, data, group)
+        logits[first : first + len(ids)] = group
+        first += len(ids)
+    return logits
 
 
-def _room(members: Members, data: ImageData, part: Tensor) -> Tensor:
-    """Make room for all members' logits, of which some are known; return it, (member, input, class).
+def _empty_logits(members: Members, data: ImageData, part: Tensor) -> Tensor:
+    """Allocate memory for all members' logits, in the shape and dtype of one group's; return (member, input, class).
 
     Raises:
-        TooLargeError: it is more than the memory that is free.
+        TooLargeError: it is more than the free memory.
     """
     shape = (len(members), *part.shape[1:])
     needed = math.prod(shape) * part.dtype.itemsize
@@ -100,15 +101,15 @@ def _room(members: Members, data: ImageData, part: Tensor) -> Tensor:
             f"logits of {shape[0]:,} members of {members.name} on {shape[1]:,} inputs",
             expected=f"at most {free:,} bytes, the memory that is free",
             found=f"{needed:,}",
-            do=f"Store them with `members.predict({data.name!r}, folder)`, and give these predictions in the members' "
-            "place: they are read in blocks",
+            do=f"Store them with `members.predict({data.name!r}, folder)`, and give these predictions instead of the "
+            "members: they are read in blocks",
             collection=members.name,
         )
     return torch.empty(shape, dtype=part.dtype)
 
 
 def group_size(members: Members, most: int | None = None) -> int:
-    """Return how many members `by_members` runs at a time: as many as a GiB holds, and `most` at most."""
+    """Return how many members `by_members` runs at a time: as many as 1 GiB holds, but at most `most`."""
     return max(1, min(len(members), most or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes)))
 
 
@@ -125,23 +126,68 @@ def by_members(
 
     Args:
         members, data, device, dtype, batch: as in `logits`.
-        most: members a group; None for as many as a GiB holds.
-        execution: of the ensemble; None for a loop on the CPU, in which a member's logits depend on no other, and the
-            ensemble's own choice elsewhere.
+        most: members in a group at most; None for as many as 1 GiB holds.
+        execution: of the ensemble; None for a loop on the CPU, where a member's logits depend on no other member, and
+            for the ensemble's own choice elsewhere.
 
     Raises:
-        UsageError: a batch that is none, or images of a size that the members can't take.
+        UsageError: a batch that is no number from 1, images of a size that the members can't take, or a network that is
+            random in eval mode.
         DamagedError: as in `logits`.
     """
-    step = whole(batch)
-    if step is None or step < 1:
+    batch_size = whole(batch)
+    if batch_size is None or batch_size < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members._skeleton()
     size = group_size(members, most)
+    checked = False
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
+            if not checked:
+                _check_first_member(members, skeleton, stacked, data, dtype)
+                checked = True
             default = "loop" if torch.device(device).type == "cpu" else None
             ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
-            pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, step))
-            found = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
-        yield ids, found
+            pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, batch_size))
+            logits = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
+        yield ids, logits
+
+
+def _check_first_member(
+    members: Members, skeleton: nn.Module, stacked: Mapping[str, Tensor], data: ImageData, dtype: torch.dtype
+) -> None:
+    """Run the first member twice on a few images, by its module's own code.
+
+    Raises:
+        UsageError: a network that is random in eval mode, so that its figures can't be measured again.
+    """
+    first_member = {name: tensor[:1] for name, tensor in stacked.items()}
+    module = Ensemble(skeleton, first_member, [0], execution="module")
+    device = next(iter(first_member.values())).device
+    inputs = data.inputs(data.images[:FEW_IMAGES], members.preprocess).to(device, dtype)
+    first, second = module(inputs), module(inputs)
+    check_same_outputs(skeleton, {"": first}, {"": second}, 10 * torch.finfo(first.dtype).eps)
+
+
+def check_same_outputs(
+    module: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor], tolerance: float
+) -> None:
+    """Compare the outputs of two runs of a module on the same inputs.
+
+    Args:
+        module: in eval mode.
+        first, second: outputs by name.
+        tolerance: largest difference, relative to the largest output.
+
+    Raises:
+        UsageError: they differ: the module is random.
+    """
+    differences = [float((second[name] - t).abs().max()) for name, t in first.items() if t.numel()]
+    scale = max((float(t.abs().max()) for t in first.values() if t.numel()), default=0.0)
+    if max(differences, default=0.0) > tolerance * scale:
+        raise UsageError(
+            f"module {type(module).__name__} in eval mode",
+            expected="the same outputs each time",
+            found="others in a second run",
+            do="Dropout and sampling have to stop in eval mode, as `F.dropout(x, p, self.training)` does",
+        )

@@ -1,4 +1,4 @@
-"""Predictions that were stored once, read lazily: the bytes of the members and inputs that are asked for alone.
+"""Stored predictions, read lazily: only the bytes of the requested members and inputs.
 
 Axes: logits are (member, input, class).
 """
@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.text import whole
 from checkpoints_zoo.images import ImageData, ImageInput, in_order
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription
 from checkpoints_zoo.predictions.running import Members
 
 BLOCK_BYTES = 2**26  # of a block in float32
@@ -41,13 +41,13 @@ def predictions_of(
     Args:
         members: a collection.
         name: of the set ("digits-test").
-        source: a folder or an address on the Hub that has it; None for where the members' manifest lies.
-        data: the images that they should be on, as in `predict`, checked by their fingerprint.
+        source: a folder or an address on the Hub that has the set; None for the members' own source.
+        data: images, as in `predict`, whose fingerprint the set must have; None for no check.
 
     Raises:
         SourceNotFound: no such set there.
-        MemberNotFound: it lacks some of the members.
-        UsageError: it was made with other weights, classes or preprocessing, or on other images.
+        MemberNotFound: the set lacks some of the members.
+        UsageError: the set was made with other weights, classes or preprocessing, or on other images.
         FormatError, DamagedError: a set that breaks the format.
         NetworkError, AccessError: a source on the Hub that can't be read.
 
@@ -59,40 +59,40 @@ def predictions_of(
     >>> predictions_of(members, "digits-test", source=folder).logits([2]).shape
     torch.Size([1, 540, 10])
     """
-    stored = prediction_sets.read(
+    stored = prediction_sets.read_set(
         members.source if source is None else prediction_sets.find_source(source), members.name, name
     )
     check_members(stored.facts, members)
     if data is not None:
         check_data(stored.facts, images.of(data))
-    return Predictions(stored, rows_of(stored, members), (members.source.label, members._commit))
+    return Predictions(stored, select_rows(stored, members), (members.source.label, members._commit))
 
 
-def cited(label: str, commit: str, collection: str, rows: pa.Table) -> str:
-    """Cite the members whose predictions rows are, by the weights that these were made with; return the citation."""
+def cite_weights(label: str, commit: str, collection: str, rows: pa.Table) -> str:
+    """Cite the members behind rows of predictions, by the hashes of their weights; return the citation."""
     names = ["member", "epoch", "final", "weights_sha256", "path", "offset", "nbytes"]
     weights = rows.select(names).rename_columns([n.removeprefix("weights_") for n in names])
     return selection.cite(label, commit, collection, weights)
 
 
 def check_same(others: Predictions, members: Predictions | Members) -> Predictions:
-    """Check that predictions are of given members, with the same weights and in the same order; return them.
+    """Check that predictions have the same members, with the same weights, in the same order; return the predictions.
 
-    Weights are told apart by their content hashes; where a manifest has none, by the names of the collections.
+    Weights are compared by their content hashes; if a manifest has none, by the names of the collections.
 
     Raises:
-        UsageError: they are of others.
+        UsageError: predictions of other members, or of other weights.
     """
-    found, wanted = others.keys, _keys(members)
-    named = members.facts.collection if isinstance(members, Predictions) else members.name
+    keys, expected = others.keys, _keys(members)
+    collection = members.facts.collection if isinstance(members, Predictions) else members.name
     wrong = ""
-    if [key[0] for key in found] != [key[0] for key in wanted]:
-        wrong = f"members {selection.format_ids([(id, None) for id, *_ in found[:100]])}"
-    elif [key[1] for key in found] != [key[1] for key in wanted]:
-        wrong = f"snapshots {selection.format_ids([key[:2] for key in found[:100]])}"
+    if [key[0] for key in keys] != [key[0] for key in expected]:
+        wrong = f"members {selection.format_ids([(id, None) for id, *_ in keys[:100]])}"
+    elif [key[1] for key in keys] != [key[1] for key in expected]:
+        wrong = f"snapshots {selection.format_ids([key[:2] for key in keys[:100]])}"
     else:
-        for (id, _, one), (_, _, other) in zip(found, wanted, strict=True):
-            if one != other if one and other else others.facts.collection != named:
+        for (id, _, made), (_, _, known) in zip(keys, expected, strict=True):
+            if made != known if made and known else others.facts.collection != collection:
                 wrong = f"other weights of member {id}"
                 break
     if wrong:
@@ -114,12 +114,12 @@ def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
 
 
 class Predictions:
-    """Stored logits of selected members on one set of images; `predictions_of` gives them, a slice has some.
+    """Stored logits of selected members on one set of images; `predictions_of` returns them, a slice selects members.
 
     Args:
         stored: the set.
         rows: of the members, in their order.
-        origin: of their weights: label and commit of the source.
+        origin: label and commit of the source of their weights.
     """
 
     def __init__(self, stored: PredictionSet, rows: pa.Table, origin: tuple[str, str]) -> None:
@@ -129,15 +129,15 @@ class Predictions:
 
     def __repr__(self) -> str:
         members, inputs, classes = self.shape
-        on = f"{self.facts.data}/{self.facts.split}"
-        return f"Predictions({self.name!r}, {members} members × {inputs:,} inputs × {classes} classes, on {on})"
+        data = f"{self.facts.data}/{self.facts.split}"
+        return f"Predictions({self.name!r}, {members} members × {inputs:,} inputs × {classes} classes, on {data})"
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
     @property
-    def facts(self) -> Facts:
-        """What the set says of itself: images, classes, how it was computed."""
+    def facts(self) -> SetDescription:
+        """The set's description: images, classes, how it was computed."""
         return self.stored.facts
 
     @property
@@ -152,9 +152,11 @@ class Predictions:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the logits are stored in."""
-        found: torch.dtype = max((TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize)
-        return found
+        """The dtype of the stored logits; of several, the widest."""
+        widest: torch.dtype = max(
+            (TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize
+        )
+        return widest
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -168,7 +170,7 @@ class Predictions:
 
     @cached_property
     def labels(self) -> Tensor | None:
-        """The inputs' positions in `classes`, (input,) int64; None where there are none."""
+        """The inputs' labels as positions in `classes`, (input,) int64; None if the images have none."""
         return None if self.facts.labels is None else torch.tensor(self.facts.labels)
 
     @cached_property
@@ -184,52 +186,53 @@ class Predictions:
 
     @property
     def citation(self) -> str:
-        """Text that names the members; `zoo.load` gives them."""
-        return cited(*self.origin, self.facts.collection, self.rows)
+        """Text that names the members; `zoo.load` loads them."""
+        return cite_weights(*self.origin, self.facts.collection, self.rows)
 
     def __getitem__(self, position: object) -> Predictions:
-        """Take some of the members by position.
+        """Select members by a slice of positions.
 
         Raises:
-            UsageError: no slice, or one that has no members.
+            UsageError: a position that is no slice.
+            SelectionError: a slice without members.
         """
         if not isinstance(position, slice):
             expected, do = "a slice", "`.logits([id])` gives those of a member"
             raise UsageError("position of predictions", expected=expected, found=repr(position)[:80], do=do)
-        return self._of(list(range(len(self)))[position])
+        return self._select(list(range(len(self)))[position])
 
-    def _of(self, positions: list[int]) -> Predictions:
+    def _select(self, positions: list[int]) -> Predictions:
         if not positions:
             raise SelectionError(f"selection of {self.name}", expected="one member or more", found="none")
         return Predictions(self.stored, manifest.take(self.rows, positions), self.origin)
 
     @cached_property
     def _locations(self) -> list[Location]:
-        """Where the members' bytes lie on this machine, checked against the files' headers."""
-        found = self.stored.locate(self.rows)
-        shard_files.check_against_files(found)
-        return found
+        """The places of the members' bytes on this machine, checked against the files' headers."""
+        locations = self.stored.locate(self.rows)
+        shard_files.check_against_files(locations)
+        return locations
 
     def logits(self, ids: Iterable[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Read whole members; return their logits (member, input, class) on the CPU.
 
         Args:
-            ids: of the members, in the order that is wanted; None for all.
+            ids: of the members, in the order of the result; None for all.
             dtype: of the tensor.
 
         Raises:
-            MemberNotFound: an id that is not among them.
-            DamagedError, SourceNotFound: the bytes are not what the rows say.
+            MemberNotFound: an id without predictions.
+            DamagedError, SourceNotFound: the bytes do not match the rows.
             NetworkError, AccessError: a source on the Hub that can't be read.
         """
         if ids is None:
             return self.block(0, self.shape[1], dtype)
-        known = {id: at for at, id in enumerate(self.ids)}
-        wanted = list(ids)
-        for id in wanted:
-            if whole(id) not in known:
+        positions = {id: position for position, id in enumerate(self.ids)}
+        selected = list(ids)
+        for id in selected:
+            if whole(id) not in positions:
                 raise selection.member_not_found(self.rows, self.name, id)
-        return self._of([known[int(id)] for id in wanted]).block(0, self.shape[1], dtype)
+        return self._select([positions[int(id)] for id in selected]).block(0, self.shape[1], dtype)
 
     def block(self, begin: int, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Read some inputs of all members; return their logits (member, input, class) on the CPU.
@@ -249,68 +252,68 @@ class Predictions:
         return self._read(self._locations, begin, end).to(dtype)
 
     def one(self, at: int) -> Tensor:
-        """Read the member at a position; return its logits (input, class) in float32 on the CPU."""
+        """Read the member at one position; return its logits (input, class) in float32 on the CPU."""
         return self._read([self._locations[at]], 0, self.shape[1])[0].float()
 
     def _read(self, locations: Sequence[Location], begin: int, end: int) -> Tensor:
-        """Read some inputs of members; return their logits (member, input, class) as they are stored."""
+        """Read some inputs of members; return their logits (member, input, class) in the stored dtype."""
         classes = self.shape[2]
-        out = torch.empty(len(locations), end - begin, classes, dtype=self.dtype)
-        if not out.numel():
-            return out
-        rows = out.view(len(out), -1).view(torch.uint8).numpy()
+        stored = torch.empty(len(locations), end - begin, classes, dtype=self.dtype)
+        if not stored.numel():
+            return stored
+        rows = stored.view(len(stored), -1).view(torch.uint8).numpy()
         with ExitStack() as files:
             opened: dict[Path, FileIO] = {}
-            for row, logits, x in zip(rows, out, locations, strict=True):
-                if x.path not in opened:
+            for row, logits, location in zip(rows, stored, locations, strict=True):
+                if location.path not in opened:
                     files.close()
-                    opened = {x.path: files.enter_context(self._open(x))}
-                kind = TORCH_DTYPES[x.layout.tensors[0].dtype]
-                start = x.offset + x.layout.tensors[0].offset + begin * classes * kind.itemsize
-                if kind == self.dtype:
-                    read_at(opened[x.path], x, start, row.data)
-                else:  # narrower than others of the set
-                    narrow = torch.empty(logits.shape, dtype=kind)
-                    read_at(opened[x.path], x, start, narrow.view(-1).view(torch.uint8).numpy().data)
+                    opened = {location.path: files.enter_context(self._open(location))}
+                dtype = TORCH_DTYPES[location.layout.tensors[0].dtype]
+                start = location.offset + location.layout.tensors[0].offset + begin * classes * dtype.itemsize
+                if dtype == self.dtype:
+                    read_at(opened[location.path], location, start, row.data)
+                else:  # narrower than other members of the set
+                    narrow = torch.empty(logits.shape, dtype=dtype)
+                    read_at(opened[location.path], location, start, narrow.view(-1).view(torch.uint8).numpy().data)
                     logits.copy_(narrow)
-        self._check_finite(out, locations)
-        return out
+        self._check_finite(stored, locations)
+        return stored
 
-    def _open(self, x: Location) -> FileIO:
+    def _open(self, location: Location) -> FileIO:
         try:
-            return x.path.open("rb", buffering=0)
-        except FileNotFoundError as error:  # it was there when the members were located
+            return location.path.open("rb", buffering=0)
+        except FileNotFoundError as error:  # the file existed when the members were located
             raise SourceNotFound(
-                f"file {x.path} of predictions {self.name}",
+                f"file {location.path} of predictions {self.name}",
                 expected="a file, since the set's manifest names it",
                 found="none any more",
                 do="Get the set again, or predict again",
-                path=x.path,
+                path=location.path,
             ) from error
 
-    def _check_finite(self, found: Tensor, locations: Sequence[Location]) -> None:
-        if torch.isfinite(torch.stack(torch.aminmax(found))).all():  # one pass; NaN comes through both
+    def _check_finite(self, logits: Tensor, locations: Sequence[Location]) -> None:
+        if torch.isfinite(torch.stack(torch.aminmax(logits))).all():  # one pass; NaN comes through both
             return
-        x = locations[int((~torch.isfinite(found)).flatten(1).any(1).nonzero()[0])]
+        location = locations[int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0])]
         raise DamagedError(
-            f"predictions of member {x.member} in {self.name}",
+            f"predictions of member {location.member} in {self.name}",
             expected="finite logits",
             found="others",
             do="`zoo-cli verify` says whether their file was changed; get it again, or predict again",
-            member=x.member,
+            member=location.member,
             tensor=LOGITS,
-            path=x.path,
+            path=location.path,
         )
 
     def blocks(self, inputs: int | None = None, dtype: torch.dtype = torch.float32) -> Blocks:
-        """Return the logits as blocks of inputs, each (member, input, class), read as they are walked over.
+        """Return the logits as blocks of inputs, each (member, input, class), read during the iteration.
 
         Args:
-            inputs: a block; None for as many as 64 MiB hold.
+            inputs: number of inputs in a block; None for as many as 64 MiB hold.
             dtype: of the blocks.
 
         Raises:
-            UsageError: a number of inputs that is none.
+            UsageError: a number of inputs that is no whole number from 1.
         """
         members, _, classes = self.shape
         count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else whole(inputs)
@@ -326,33 +329,33 @@ class Predictions:
             dtype: of the logits.
 
         Raises:
-            UsageError: a size that is none.
+            UsageError: a size that is no whole number from 1.
         """
-        step = whole(size)
-        if step is None or step < 1:
+        count = whole(size)
+        if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
-        for at in range(0, len(self), step):
-            part = self[at : at + step]
-            yield part.ids, part.logits(dtype=dtype)
+        for first in range(0, len(self), count):
+            selected = self[first : first + count]
+            yield selected.ids, selected.logits(dtype=dtype)
 
     def check_data(self, data: ImageData) -> None:
-        """Check that these are predictions on given images.
+        """Check that these predictions were made on some images.
 
         Args:
             data: the images.
 
         Raises:
-            UsageError: other ones: in number, in pixels or labels, or in the order of the classes.
+            UsageError: the number, the pixels, the labels or the order of the classes differ.
         """
         check_data(self.facts, data)
 
 
 class Blocks:
-    """Stored logits as blocks of inputs, each (member, input, class); they can be walked again and again.
+    """Stored logits as blocks of inputs, each (member, input, class); every iteration reads them again.
 
     Args:
-        predictions: whose.
-        inputs: a block.
+        predictions: have the logits.
+        inputs: number of inputs in a block.
         dtype: of the blocks.
     """
 
@@ -364,22 +367,22 @@ class Blocks:
 
     def __iter__(self) -> Iterator[Tensor]:
         end = self.predictions.shape[1]
-        for at in range(0, end, self.inputs):
-            yield self.predictions.block(at, min(end, at + self.inputs), self.dtype)
+        for begin in range(0, end, self.inputs):
+            yield self.predictions.block(begin, min(end, begin + self.inputs), self.dtype)
 
 
-def check_members(facts: Facts, members: Members) -> None:
-    """Check that a set is of the members' classes, in the order of their logits, and of their inputs.
+def check_members(facts: SetDescription, members: Members) -> None:
+    """Check that a set has the members' classes, in the order of their logits, and their preprocessing.
 
     Raises:
-        UsageError: it is of others.
+        UsageError: other classes or preprocessing.
     """
     if facts.classes != members.classes:
         raise UsageError(
             f"predictions {facts.name}",
             expected=f"classes {', '.join(members.classes[:12])}, in this order",
             found=f"classes {', '.join(facts.classes[:12])}",
-            do="Predict again: they are of another state of the collection",
+            do="Predict again: the set was made from another state of the collection",
             collection=facts.collection,
         )
     if dict(facts.preprocessing) != dict(members.description.preprocessing):
@@ -387,67 +390,69 @@ def check_members(facts: Facts, members: Members) -> None:
             f"predictions {facts.name}",
             expected=f"inputs preprocessed as {dict(members.description.preprocessing)}",
             found=f"{dict(facts.preprocessing)}",
-            do="Predict again: they are of another state of the collection",
+            do="Predict again: the set was made from another state of the collection",
             collection=facts.collection,
         )
 
 
-def check_data(facts: Facts, data: ImageData) -> None:
-    """Check that a set was made on given images, down to pixels, labels and classes.
+def check_data(facts: SetDescription, data: ImageData) -> None:
+    """Check that a set was made on some images: same pixels, labels and classes.
 
-    Classes in another order than the set's are put into its order where their names tell how, as `predict` did.
+    Classes in another order are first put into the set's order by their names, as in `predict`.
 
     Raises:
-        UsageError: on others.
+        UsageError: a set on other images.
     """
     data = in_order(data, facts.classes)
-    wanted = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
+    expected = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
     found = (f"{facts.inputs:,} inputs", f"fingerprint {facts.fingerprint}")
-    if wanted != found:
+    if expected != found:
         raise UsageError(
             f"predictions {facts.name}",
-            expected=f"{', '.join(wanted)}, as images {data.name}/{data.split} have",
+            expected=f"{', '.join(expected)}, as images {data.name}/{data.split} have",
             found=f"{', '.join(found)}, of {facts.data}/{facts.split}",
-            do="They are on other images, or on these in another order; predict on these",
+            do="The set is on other images, or on these in another order; predict on these",
             collection=facts.collection,
         )
 
 
-def rows_of(stored: PredictionSet, members: Members) -> pa.Table:
-    """Find the rows of members, made with the weights they have; return them in the members' order.
+def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
+    """Find the members' rows in a set and compare the weights; return the rows in the members' order.
 
     Raises:
-        MemberNotFound: there are none of some members.
-        UsageError: some were made with other weights.
+        MemberNotFound: some members have no row.
+        UsageError: some rows were made with other weights.
     """
     columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
-    at = {key: i for i, key in enumerate(zip(*columns, strict=True))}
-    lacking = [id for id, epoch in members._keys if (id, epoch) not in at]
+    positions = {key: i for i, key in enumerate(zip(*columns, strict=True))}
+    missing = [id for id, epoch in members._keys if (id, epoch) not in positions]
     name = stored.facts.name
-    if lacking:
+    if missing:
         raise MemberNotFound(
             f"predictions {name}",
             expected=f"a row for each of the {len(members)} selected members",
-            found=f"none for members {selection.format_ids([(id, None) for id in lacking[:100]])}",
-            do="`zoo-cli predict` adds what is missing; or select members that it has",
+            found=f"none for members {selection.format_ids([(id, None) for id in missing[:100]])}",
+            do="`zoo-cli predict` adds the missing ones; or select members that the set has",
             collection=stored.facts.collection,
-            member=lacking[0],
+            member=missing[0],
         )
-    rows = manifest.take(stored.rows, [at[key] for key in members._keys])
+    rows = manifest.take(stored.rows, [positions[key] for key in members._keys])
     made_from = rows.column("weights_sha256").to_pylist()
-    for (id, _), known, made in zip(members._keys, members.rows.column("sha256").to_pylist(), made_from, strict=True):
-        if known != made:
-            raise other_weights(name, id, known, made)
+    for (id, _), known, made_from_weights in zip(
+        members._keys, members.rows.column("sha256").to_pylist(), made_from, strict=True
+    ):
+        if known != made_from_weights:
+            raise weights_mismatch(name, id, known, made_from_weights)
     return rows
 
 
-def other_weights(name: str, member: int, known: str | None, made: str) -> UsageError:
+def weights_mismatch(name: str, member: int, known: str | None, made: str) -> UsageError:
     """Return the error for predictions that were made with other weights than a member's."""
     fill = "`zoo-cli import --hash` fills the hashes of a collection that has none"
     return UsageError(
         f"predictions {name} of member {member}",
         expected=f"made with weights of sha256 {known[:16]}…" if known else "the hash of its weights in its manifest",
-        found=f"made with {made[:16]}…" if known else "null, so that nothing says whether they are its own",
+        found=f"made with {made[:16]}…" if known else "null, so that the two can't be compared",
         do="Predict again, under another name or after deleting the set" if known else fill,
         collection=name.partition("/")[0],
         member=member,

@@ -147,7 +147,7 @@ def _read_sets(source: Source, files: Files, found: Audit) -> Iterator[Predictio
     names = {match.groups(): path for path in sorted(files) if (match := _SET.fullmatch(path))}
     for name, path in sorted(names.items()):
         try:
-            yield prediction_sets.read(source, *name)
+            yield prediction_sets.read_set(source, *name)
         except (NetworkError, AccessError, StorageError):
             raise
         except ZooError as error:
@@ -164,7 +164,7 @@ def _check_weights(held: list[Held], predicted: list[PredictionSet], found: Audi
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
             found.notes.append(Finding("member", path, text))
             continue
-        for member, text in prediction_sets.other_weights(stored, known):
+        for member, text in prediction_sets.find_other_weights(stored, known):
             found.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 

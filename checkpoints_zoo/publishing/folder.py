@@ -103,7 +103,7 @@ class Folder:
         """The stored predictions: of these collections, and of others."""
         found = (p.split("/") for p in self._below("predictions"))
         names = [parts[1:3] for parts in found if len(parts) == 4 and parts[3] == prediction_sets.TABLE]
-        return tuple(prediction_sets.read(self.source, *name) for name in names)
+        return tuple(prediction_sets.read_set(self.source, *name) for name in names)
 
     @cached_property
     def predictions(self) -> dict[str, Path]:
@@ -168,7 +168,7 @@ def read_folder(folder: str | Path) -> Folder:
             f"source {folder}",
             expected="manifests/NAME.parquet",
             found="none",
-            do="`zoo-cli import` and `python -m training` write some",
+            do="`zoo-cli import` and `zoo-cli train` write some",
             path=source.root,
         )
     found = Folder(source, tuple(Held(name, *source.read(name)) for name in names))
@@ -300,7 +300,7 @@ def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: boo
     """Check a set of predictions; where the folder has their collection, that they are of the weights that it has."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((held.rows for held in folder.held if held.name == stored.facts.collection), None)
-    return prediction_sets.problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
+    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
 
 
 def refuse(shown: str, problems: Sequence[Problem]) -> None:

@@ -79,7 +79,7 @@ def _claimed(members: Collection, given: ImageData) -> ImageData:
             found="another",
             do="Give them that name, if they are these images: `zoo.images.of(…, name=…, split=…)`",
         )
-    return arguments.labelled(given, members.description)[0]
+    return arguments.require_labels(given, members.description)[0]
 
 
 def _brought(members: Collection) -> Iterator[Location | ZooError]:
@@ -115,7 +115,13 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int, own: Imag
     problems = []
     for name in sorted({claimed_on[at] for at in chosen}):
         some = [at for at in chosen if claimed_on[at] == name]
-        inside = known.get(name) or images.in_order(images.load(*name.split("/")), members.classes)
+        data, _, split = name.partition("/")
+        if name not in known and split not in images.DATASETS[data]:
+            splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
+            text = f"expected an accuracy on {splits}; found {name!r}."
+            problems += [Problem(members.name, members.ids[at], "accuracy", text) for at in some]
+            continue
+        inside = known.get(name) or images.in_order(images.load(data, split), members.classes)
         for at in some:
             try:
                 logits = predictions.logits(members[at : at + 1], inside, execution="module")[0]
@@ -146,12 +152,12 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         SourceNotFound, FormatError: no such set, or one that can't be read.
         NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
     """
-    stored = prediction_sets.read(members.source, members.name, name)
-    found = prediction_sets.problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
+    stored = prediction_sets.read_set(members.source, members.name, name)
+    found = prediction_sets.find_problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
     able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]
-    if None in wrong or facts.data not in images.DATASETS or not able or sample < 1:
+    if None in wrong or facts.split not in images.DATASETS.get(facts.data, ()) or not able or sample < 1:
         return found
     inside = images.load(facts.data, facts.split)
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]

@@ -1,4 +1,4 @@
-"""Members become a source: trained, laid aside as they finish, and put into shards, the manifest last."""
+"""A training run: members are trained, staged when they finish, and written into shards; the manifest comes last."""
 
 from __future__ import annotations
 
@@ -7,57 +7,64 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import torch
-
 from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import disk, shard_files
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.loop import check_network
-from checkpoints_zoo.training.packing import Finished, Row, description_of, layout_of, prepare
-from checkpoints_zoo.training.population import Progress, Trained, check_ids, train
+from checkpoints_zoo.training.packing import PackedSnapshot, Row, description_of, layout_of, pack_members
+from checkpoints_zoo.training.population import Progress, check_ids, train_members
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.shards import Fresh, Log, Staging, lost, rows_of, seal, source_of, tidy
-from checkpoints_zoo.training.state import claim, folder_of, locked, write_description
+from checkpoints_zoo.training.shards import (
+    Log,
+    NewSnapshot,
+    Staging,
+    folder_source,
+    lost_members,
+    remove_unnamed_shards,
+    rows_of,
+    write_shards,
+)
+from checkpoints_zoo.training.state import claim_folder, folder_of, training_lock, write_description
 from checkpoints_zoo.workers import Engine, InProcess
 
 Say = Callable[[str], object]
 
 
 class Export:
-    """A recipe's members on their way into a source.
+    """The folder of a source while a recipe's members are trained into it.
 
     Args:
         recipe: of the members.
-        out: folder of the source, which this process has locked.
+        out: folder of the source; this process holds its lock.
 
     Raises:
-        UsageError: it holds members of another recipe under this name.
+        UsageError: the folder holds members of another recipe under this name.
     """
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self.recipe, self.source = recipe, source_of(out)
+        self.recipe, self.source = recipe, folder_source(out)
         self.layout = layout_of(recipe)
-        rows = _held(recipe, out)
-        self.lost = lost(self.source, rows)
-        self.sealed = {row["member"] for row in rows} - self.lost
+        existing = _existing_rows(recipe, out)
+        self.lost = lost_members(self.source, existing)
+        self.sealed = {row["member"] for row in existing} - self.lost
         self.description = description_of(recipe, self.layout)
         self.staging = Staging(folder_of(out, recipe.name) / "finished", self.layout, recipe.hash)
         self.size = shard_files.members_per_shard(self.layout, len(recipe.snapshots) + 1)
 
     @property
     def members(self) -> set[int]:
-        """Ids of the members that are finished, in a shard or not."""
+        """Return the ids of the finished members, in shards or staged."""
         return self.sealed | self.staging.members
 
     def begin(self, ids: Collection[int]) -> Path:
-        """Note in the folder of runs which recipe and collection they are of; return that folder.
+        """Record the recipe and the description in the folder of runs; return that folder.
 
         Args:
-            ids: of the members that are going to be trained.
+            ids: of the members to be trained.
 
         Raises:
-            DamagedError: the source has lost the bytes of others.
+            DamagedError: the source has lost the bytes of other members.
         """
         if others := sorted(self.lost.difference(ids)):
             listed = format_ids([(member, None) for member in others])
@@ -65,97 +72,66 @@ class Export:
                 f"members {listed} of {self.recipe.name} in folder {self.source.root}",
                 expected="their bytes in shards",
                 found="rows in the manifest alone",
-                do=f"Put the shards back, or train these members again too: --members {listed}",
+                do=f"Put the shards back, or train these members as well: --members {listed}",
                 collection=self.recipe.name,
                 path=self.source.root,
             )
         with disk.writing_into(self.source.root):
-            folder = claim(self.source.root, self.recipe)
+            folder = claim_folder(self.source.root, self.recipe)
             write_description(folder, self.description)
         return folder
 
-    def keep(self, finished: Sequence[Finished]) -> None:
-        """Lay finished snapshots aside: whoever ends now loses nothing."""
+    def keep(self, finished: Sequence[PackedSnapshot]) -> None:
+        """Stage finished snapshots on disk, so that a kill from now on loses none of them."""
         with disk.writing_into(self.source.root):
             self.staging.keep(finished)
 
-    def seal_whole(self, finished: Sequence[Finished]) -> None:
-        """Write the shards whose ids are all there now, of those that some finished snapshots belong to."""
-        there = self.members
+    def write_whole_shards(self, finished: Sequence[PackedSnapshot]) -> None:
+        """Write the shards that the finished snapshots have completed."""
+        finished_ids = self.members
         for number in {f.row["member"] // self.size for f in finished}:
-            if all(member in there for member in range(number * self.size, (number + 1) * self.size)):
-                self.seal(whole=True)
+            if all(member in finished_ids for member in range(number * self.size, (number + 1) * self.size)):
+                self.write_shards(whole=True)
                 return
 
-    def seal(self, *, whole: bool = False) -> None:
-        """Write shards of what was laid aside, only those whose ids are all there if `whole`."""
-        fresh = {
-            key: Fresh(row, self.staging.location(key) if row["status"] == "ok" else None)
+    def write_shards(self, *, whole: bool = False) -> None:
+        """Write the staged snapshots into shards; with `whole`, only into shards whose members are all finished."""
+        new_snapshots = {
+            key: NewSnapshot(row, self.staging.location(key) if row["status"] == "ok" else None)
             for key, row in self.staging.rows.items()
         }
         snapshots = len(self.recipe.snapshots) + 1
         try:
             with disk.writing_into(self.source.root):
-                for keys in seal(self.source, self.description, fresh, snapshots, whole=whole):
+                for keys in write_shards(self.source, self.description, new_snapshots, snapshots, whole=whole):
                     self.sealed |= {member for member, _ in keys}
                     self.staging.drop(keys)
         except DamagedError as error:
-            error.do = "What was trained now is kept. Delete that file, and train its members again"
+            error.do = "The members trained now are kept. Delete that file, and train its members again"
             raise
 
     def finish(self) -> None:
-        """Write the shards of all that was laid aside, and remove what no row names any more."""
-        self.seal()
-        self.staging.drop(())  # a kill may have left its folder behind, empty
-        tidy(self.source, self.recipe.name)
+        """Write all staged snapshots into shards, and remove files that no row names any more."""
+        self.write_shards()
+        self.staging.drop(())  # a killed run may have left the empty folder
+        remove_unnamed_shards(self.source, self.recipe.name)
 
 
-def export(
-    recipe: Recipe,
-    trained: Sequence[Trained],
-    out: Path,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
-) -> None:
-    """Add trained members to a source: whole shards first, then the description, the manifest last.
-
-    Killed at any moment, what was there before is still there and readable; called again with the same members it
-    gives the same bytes. Members that are there already are replaced.
-
-    Args:
-        recipe: that trained them.
-        trained: the members.
-        out: folder of the source.
-        device: that the members are measured on.
-
-    Raises:
-        UsageError: a folder with members of another recipe under this name.
-        DamagedError: the folder has lost the bytes of others.
-        LockedError: another process is training into it.
-    """
-    with locked(out):
-        exporting = Export(recipe, out)
-        exporting.begin([t.member for t in trained])
-        finished = prepare(recipe, trained, str(device))
-        exporting.keep(finished)
-        exporting.seal_whole(finished)
-        exporting.finish()
-
-
-def _held(recipe: Recipe, out: Path) -> list[Row]:
-    """Read the rows that are there; members of another recipe under this name are refused."""
-    rows = list(rows_of(source_of(out), recipe.name).values())
-    others = {r["recipe_hash"] for r in rows} - {recipe.hash}
-    if others:
+def _existing_rows(recipe: Recipe, out: Path) -> list[Row]:
+    """Read the rows of the manifest; refuse members of another recipe under this name."""
+    rows = list(rows_of(folder_source(out), recipe.name).values())
+    other_hashes = {r["recipe_hash"] for r in rows} - {recipe.hash}
+    if other_hashes:
         raise UsageError(
             f"folder {out.absolute()}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"members of {', '.join(map(str, others))}",
+            found=f"members of {', '.join(map(str, other_hashes))}",
             do="Give another folder, or name the changed recipe differently",
         )
     return rows
 
 
-def run(
+def train_into(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
@@ -164,74 +140,76 @@ def run(
     progress: Callable[[Progress], None] | None = None,
     log: Say = lambda text: None,
 ) -> int:
-    """Train the members that a folder doesn't hold yet into it as a source; return how many were trained.
+    """Train the members that a folder does not hold yet, and export them into it; return how many were trained.
 
-    A member is a function of its seed: whatever the pieces, engines and kills on the way, the shards are the same in
-    the end, and the rows but for `created`, `wall_time_s` and `device`. A run that was killed goes on; what the folder
-    held before can be read all the while.
+    A member depends on its seed alone. However the run is divided, killed and resumed, and on whatever engine, the
+    shards are the same in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the
+    folder held before can be read during the run.
 
     Args:
         recipe: of the members.
-        ids: of the members, each once; those that are there already are left alone.
+        ids: of the members, each once; members in the folder already are skipped.
         out: folder of the source.
-        engine: what trains them.
-        say: told how far the run is, a line at a time.
+        engine: where the members are trained.
+        say: called with lines of text on the progress.
         progress: called after every epoch of a stack, where this process trains.
-        log: told of each member that finished, a line of JSON.
+        log: called with a line of JSON for each finished member.
 
     Raises:
-        UsageError: ids that can't be, a network that can't be trained, or a folder with members of another recipe under
-            this name.
+        UsageError: invalid ids, a network that can't be trained, or a folder with members of another recipe under this
+            name.
         DamagedError: the folder has lost the bytes of members that are not among the ids.
         LockedError: another process is training into the folder.
         StorageError: the disk is full, or can't be written to.
-        WorkerError: workers that die again and again.
+        WorkerError: workers died repeatedly.
     """
     check_ids(ids)
     check_network(recipe)
-    with locked(out):
-        exporting = Export(recipe, out)
-        logged = Log(exporting.begin(ids) / "log.jsonl")
-        logged.add(exporting.staging.rows.values())
-        there = exporting.members
-        wanted = [member for member in ids if member not in there]
-        if len(wanted) < len(ids):
-            say(f"{recipe.name}: {len(ids) - len(wanted)} of these members are in {out} already")
-        if exporting.lost:
-            say(f"{recipe.name}: the bytes of {len(exporting.lost)} members are gone; these are trained again")
-        if wanted:
-            say(f"{recipe.name}: {len(wanted):,} members to train, {recipe.stack_width:,} at a time")
-        exporting.seal(whole=True)
+    with training_lock(out):
+        export = Export(recipe, out)
+        logged = Log(export.begin(ids) / "log.jsonl")
+        logged.add(export.staging.rows.values())
+        stored_ids = export.members
+        missing = [member for member in ids if member not in stored_ids]
+        if len(missing) < len(ids):
+            say(f"{recipe.name}: {len(ids) - len(missing)} of these members are in {out} already")
+        if export.lost:
+            say(f"{recipe.name}: the bytes of {len(export.lost)} members are gone; these are trained again")
+        if missing:
+            say(f"{recipe.name}: {len(missing):,} members to train, {recipe.stack_width:,} at a time")
+        export.write_shards(whole=True)
         began, accuracies, done = time.monotonic(), list[float](), 0
 
-        def finish(finished: list[Finished]) -> None:
+        def finish(finished: list[PackedSnapshot]) -> None:
             nonlocal done
-            new = [f for f in finished if f.row["member"] not in there]  # a stack goes on whole
-            exporting.keep(new)
-            there.update(f.row["member"] for f in new)
+            new = [
+                f for f in finished if f.row["member"] not in stored_ids
+            ]  # a resumed stack may hold members that are stored already
+            export.keep(new)
+            stored_ids.update(f.row["member"] for f in new)
             for line in logged.add(f.row for f in new):
                 log(line)
-            exporting.seal_whole(new)  # what is in a shard is in no later run's log
+            export.write_whole_shards(new)  # later runs log only staged members
             finals = [f.row for f in new if f.row["final"]]
             done += len(finals)
             accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)
-            say(f"{recipe.name}: {_so_far(done, len(wanted), time.monotonic() - began, accuracies)}")
+            say(f"{recipe.name}: {_progress_text(done, len(missing), time.monotonic() - began, accuracies)}")
 
-        train(recipe, wanted, out, finish, progress, engine, prepare)
-        exporting.finish()
-    return len(wanted)
+        train_members(recipe, missing, out, finish, progress, engine, pack_members)
+        export.finish()
+    return len(missing)
 
 
-def _so_far(done: int, wanted: int, seconds: float, accuracies: Sequence[float]) -> str:
-    """Say how far a run is: members done, rate, time left, mean accuracy."""
+def _progress_text(done: int, total: int, seconds: float, accuracies: Sequence[float]) -> str:
+    """Return a line on the progress: members done, rate, time left, mean accuracy."""
     rate = done / max(seconds, 1e-3)
     mean = f", mean test accuracy {fmean(accuracies):.4f}" if accuracies else ""
-    left = (wanted - done) / rate if rate else 0.0
-    return f"{done:,} of {wanted:,} members, {rate * 60:.3g} a minute, {_span(left)} left{mean}"
+    left = (total - done) / rate if rate else 0.0
+    return f"{done:,} of {total:,} members, {rate * 60:.3g} a minute, {_duration_text(left)} left{mean}"
 
 
-def _span(seconds: float) -> str:
-    """Write a time in words, in its two largest units."""
+def _duration_text(seconds: float) -> str:
+    """Format seconds in the two largest units, such as 3 h 20 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,6 +1,6 @@
-"""The gradient of a stack of members: what one member computes is written for one and mapped over the stack.
+"""Gradients of a stack of members: the loss is written for one member and mapped over the stack by torch.vmap.
 
-A stack of one runs as a plain module does, without a member axis.
+A stack of one member runs like a plain module, without a member axis.
 
 Axes: stacked tensors are (member, ...); a step's images are (member, batch, channel, height, width).
 """
@@ -19,30 +19,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.populations.statistics import has_statistics
-from checkpoints_zoo.training.recipe import Recipe, said
-from checkpoints_zoo.training.seeds import derive, seeded
+from checkpoints_zoo.training.recipe import Recipe, error_line
+from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Tensors = dict[str, Tensor]
 Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensor, Tensors]]
 
 
 def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device) -> Gradient:
-    """Make the function that computes a step's gradients; return it.
+    """Return the function that computes the gradients of a step.
 
-    It takes the number of the step, parameters, buffers and scaling by name, images and labels, and returns gradients
-    by name, losses in nats (member,), and buffers by name.
+    Its arguments: the step's number; parameters, buffers and loss scaling by name; images and labels. It returns
+    gradients by name, losses in nats (member,), and the new buffers by name.
 
     Args:
         recipe: of the members.
         members: ids, in the order of the stack.
-        device: that the stack is on.
+        device: of the stack.
     """
     module = recipe.skeleton()
 
     def member_loss(
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        with _precision(recipe, device):
+        with _autocast(recipe, device):
             logits = functional_call(module, (params, buffers), (images,))
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
         return loss * scaling["scale"] if scaling else loss, (loss, buffers)
@@ -51,45 +51,47 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         return torch.compile(function) if recipe.compile else function
 
     if recipe.stack_width == 1:
-        return _alone(compiled(member_loss), recipe, members[0], device)
+        return _single_gradient(compiled(member_loss), recipe, members[0], device)
     if recipe.precision != "float32":
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
-            norm.register_forward_pre_hook(_in_float32)  # mapped over a stack it takes no other inputs than its weights
+            norm.register_forward_pre_hook(_in_float32)  # under vmap the inputs need the weights' dtype
 
     def pure_loss(
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        # Batch norm writes into them, and what is mapped must not.
-        kept = {name: buffer.clone() for name, buffer in buffers.items()}
-        return member_loss(params, kept, scaling, images, labels)
+        # Batch norm writes into the buffers; a function under vmap must not change its arguments.
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        return member_loss(params, copies, scaling, images, labels)
 
     mapped = compiled(vmap(grad(pure_loss, has_aux=True)))
-    # One backward pass of all is quicker than a mapped one; to the last bit the same, but for batch norm.
+    # One backward pass of the summed losses is faster than a mapped one, and bit-equal for nets without batch norm.
     if not recipe.compile and not has_statistics(module):
-        mapped = _backward_of_all(vmap(pure_loss))
+        mapped = _summed_backward(vmap(pure_loss))
 
     def stacked(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        with mapping(recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"):
+        with explain_vmap_errors(
+            recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"
+        ):
             gradients, (loss, new) = mapped(params, buffers, scaling, images, labels)
-        gradients = {name: _laid_out_as(params[name], gradient) for name, gradient in gradients.items()}
+        gradients = {name: _with_strides_of(params[name], gradient) for name, gradient in gradients.items()}
         return gradients, loss, {name: buffer.contiguous() for name, buffer in new.items()}
 
     return stacked
 
 
 @contextmanager
-def mapping(architecture: str, over: str, do: str) -> Iterator[None]:
-    """Say of a network that torch.vmap can't map while the block runs, that it can't be.
+def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]:
+    """Turn an error of torch.vmap in the block into a UsageError that names the architecture.
 
     Args:
-        architecture: name of the network's.
-        over: what it is mapped over.
-        do: what helps.
+        architecture: name of the network.
+        over: what the network is mapped over, such as "a stack".
+        do: the advice in the error.
 
     Raises:
-        UsageError: torch.vmap can't map it.
+        UsageError: torch.vmap can't map the network.
     """
     try:
         yield
@@ -99,51 +101,55 @@ def mapping(architecture: str, over: str, do: str) -> Iterator[None]:
         raise UsageError(
             f"architecture {architecture!r}",
             expected=f"a module that torch.vmap maps over {over}: no random numbers, no branches on values",
-            found=said(error),
+            found=error_line(error),
             do=do,
         ) from error
 
 
-def _backward_of_all(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
-    """Make what `vmap(grad(…, has_aux=True))` is, of the mapped loss itself; return it."""
+def _summed_backward(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
+    """Return the function `vmap(grad(…, has_aux=True))`, computed by one backward pass of the summed losses."""
 
     def gradients_of(params: Tensors, *rest: Any) -> tuple[Tensors, Any]:
         leaves = {name: parameter.detach().requires_grad_() for name, parameter in params.items()}
         losses, (loss, buffers) = mapped(leaves, *rest)
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True)), (loss.detach(), buffers)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, gradients, strict=True)), (loss.detach(), buffers)
 
     return gradients_of
 
 
-def _alone(
+def _single_gradient(
     member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
 ) -> Gradient:
-    """Make the function for a stack of one; it writes into the buffers that it is given, and gives them back."""
-    own, kept = _One(trained=True), _One(trained=False)
+    """Return the gradient function of a stack of one; it updates its buffers in place and returns them."""
+    weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
 
-    def alone(
+    def single_gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        weights, scale = own.of(params), {name: tensor[0] for name, tensor in scaling.items()}
+        weights, scale = weights_of.views_of(params), {name: tensor[0] for name, tensor in scaling.items()}
         pixels = images[0].contiguous(memory_format=torch.channels_last) if recipe.channels_last else images[0]
         # Dropout draws from torch's own generator.
-        with seeded(derive(member, f"noise {step}"), device):
-            scaled, (loss, _) = member_loss(weights, kept.of(buffers), scale, pixels, labels[0])
-            found = torch.autograd.grad(scaled, list(weights.values()), allow_unused=True, materialize_grads=True)
-        gradients = {n: _laid_out_as(params[n], gradient[None]) for n, gradient in zip(weights, found, strict=True)}
+        with seed_torch(derive_seed(member, f"noise {step}"), device):
+            scaled, (loss, _) = member_loss(weights, buffers_of.views_of(buffers), scale, pixels, labels[0])
+            gradients_found = torch.autograd.grad(
+                scaled, list(weights.values()), allow_unused=True, materialize_grads=True
+            )
+        gradients = {
+            n: _with_strides_of(params[n], gradient[None]) for n, gradient in zip(weights, gradients_found, strict=True)
+        }
         return gradients, loss.detach()[None], buffers
 
-    return alone
+    return single_gradient
 
 
-class _One:
-    """The tensors of a stack's only member, made once for as long as the stack holds the same ones.
+class _SingleMember:
+    """Views of the tensors of a stack's only member, cached while the stack holds the same tensors.
 
-    Made in each step, they take as long as all that a GPU computes of a small network.
+    Making the views in each step would take as long as a GPU needs for the step of a small network.
 
     Args:
-        trained: whether gradients are taken with respect to them.
+        trained: whether gradients are taken with respect to the tensors.
     """
 
     def __init__(self, trained: bool) -> None:
@@ -151,16 +157,16 @@ class _One:
         self.stacked: Tensors = {}
         self.views: Tensors = {}
 
-    def of(self, stacked: Tensors) -> Tensors:
-        """Return views of the only member's tensors, by name."""
+    def views_of(self, stacked: Tensors) -> Tensors:
+        """Return the views by name."""
         if len(stacked) != len(self.stacked) or any(self.stacked.get(n) is not t for n, t in stacked.items()):
             self.stacked = dict(stacked)
             self.views = {n: t.detach()[0].requires_grad_(self.trained) for n, t in stacked.items()}
         return self.views
 
 
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient with its parameter's strides; elsewise a step takes each tensor by itself on a GPU, not all."""
+def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient with the parameter's strides; with others, torch's foreach step would loop over the tensors."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -170,8 +176,8 @@ def _in_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
     return tuple(tensor.float() for tensor in inputs)
 
 
-def _precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
+def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
     if recipe.precision == "float32":
         return nullcontext()
-    # Nothing is cached: a cast weight would outlive the step's own tensors.
+    # The cache would keep the cast weights of this step for the next one.
     return torch.autocast(device.type, dtype=getattr(torch, recipe.precision), cache_enabled=False)

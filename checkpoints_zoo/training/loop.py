@@ -1,8 +1,8 @@
-"""Train a stack of members at once, or one member after another where the stack is one wide.
+"""The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
-A member is a function of its seed alone, bit for bit, at one stack width, torch build and CPU: whatever its
-position and company, on one thread or two; one that is trained alone, on one number of threads. On a GPU, at one stack
-width, torch build and kind of GPU: cuDNN is told to be deterministic, and nothing else here is not.
+A member's bits depend on its seed, the stack width, the build of torch, and the kind of processor or GPU. They do not
+depend on the other members of the stack or on the position in it. Members that are trained alone (stack width 1) also
+depend on the number of threads. cuDNN is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -24,22 +24,29 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
-from checkpoints_zoo.training.optimizers import average, first_scaling, learning_rate, scaled_step, sgd_step, stored
-from checkpoints_zoo.training.recipe import Recipe, initial_seed, running
-from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order, exact, generator
+from checkpoints_zoo.training.optimizers import (
+    first_scaling,
+    learning_rate,
+    scaled_step,
+    sgd_step,
+    stored_tensors,
+    update_averages,
+)
+from checkpoints_zoo.training.recipe import Recipe, initial_seed, user_code
+from checkpoints_zoo.training.seeds import derive_seed, deterministic, epoch_order, epoch_views, seeded_generator
 
 
 @dataclass
 class StackState:
-    """All that a stack's further training depends on, and what it has left behind.
+    """The state of a stack in training: weights, optimizer, losses and stored snapshots.
 
     Args:
         params, momentum, buffers: stacked tensors by name.
-        loss: mean training loss of the last epoch, nats, (member,).
-        failed_step: first step with a loss that isn't finite, or -1, (member,).
+        loss: mean training loss of the last epoch in nats, (member,).
+        failed_step: first step whose loss was not finite, or -1, (member,).
         epoch: epochs done.
-        averages: of the weights so far, by name; empty without.
-        scaling: of the gradients, by name; empty without.
+        averages: of the weights so far, by name; empty if the recipe has no averaging.
+        scaling: of the loss, by name; empty if the precision is not float16.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -54,18 +61,19 @@ class StackState:
     snapshots: dict[int, Tensors] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StackState:
-        """Bring the state to a device, snapshots aside; return it."""
+        """Move the state to a device, except the snapshots; return it."""
         for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
         return self
 
 
-def start(recipe: Recipe, members: Sequence[int]) -> StackState:
-    """Give the state of untrained members, each initialised from its seed, and permuted if the recipe says so.
+def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
+    """Return the state of untrained members: each is initialised from its seed, and permuted if the recipe says so.
 
     Raises:
-        UsageError, SymmetryError: more transpositions than the architecture's units allow, or one without a table.
+        UsageError, SymmetryError: more transpositions than the architecture's units allow, or an architecture without a
+            symmetry table.
     """
     modules = []
     with torch.random.fork_rng(devices=[]):
@@ -77,14 +85,18 @@ def start(recipe: Recipe, members: Sequence[int]) -> StackState:
     if recipe.init_permutation:
         size = recipe.preprocess.size
         table = symmetries(modules[0], torch.zeros(2, recipe.preprocess.channels, *size))
-        drawn = [
-            random_transpositions(table, recipe.init_permutation, generator(derive(member, "permutation")))
+        permutations = [
+            random_transpositions(table, recipe.init_permutation, seeded_generator(derive_seed(member, "permutation")))
             for member in members
         ]
-        params = permute(table, params, {name: torch.stack([p[name] for p in drawn]) for name in drawn[0]})
+        params = permute(
+            table, params, {name: torch.stack([p[name] for p in permutations]) for name in permutations[0]}
+        )
     if recipe.channels_last:
-        last = torch.channels_last
-        params = {n: p[0].contiguous(memory_format=last)[None] if p.ndim == 5 else p for n, p in params.items()}
+        memory_format = torch.channels_last
+        params = {
+            n: p[0].contiguous(memory_format=memory_format)[None] if p.ndim == 5 else p for n, p in params.items()
+        }
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},
@@ -102,19 +114,19 @@ def train_epochs(
     data: ImageData,
     gradient: Gradient | None = None,
 ) -> Iterator[int]:
-    """Train a stack to the end of its recipe, its state in place, and yield the epochs done after each.
+    """Train a stack to the end of its recipe, changing its state in place; yield the number of epochs done after each.
 
-    It ends early once the loss of every member has not been finite.
+    Training ends early once every member has had a loss that is not finite.
 
     Args:
-        recipe: the recipe.
+        recipe: of the members.
         members: ids, in the order of the stack.
-        state: of `start`, or one that was saved after an epoch; it stays on its device.
+        state: from `initial_state`, or saved after an epoch; it stays on its device.
         data: the training split.
-        gradient: what computes a step's gradients; None for that of the recipe.
+        gradient: function that computes a step's gradients; None for `stack_gradient`.
 
     Raises:
-        UsageError: no labels, or fewer inputs than make a batch.
+        UsageError: no labels, or fewer inputs than one batch.
     """
     count, batch, device = len(data), recipe.batch_size, state.loss.device
     if data.labels is None or count < batch:
@@ -129,61 +141,62 @@ def train_epochs(
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
-        state.snapshots[0] = _kept(recipe, state, data)
+        state.snapshots[0] = _snapshot(recipe, state, data)
 
-    with ThreadPoolExecutor(1) as aside:
-        coming = aside.submit(_draws, members, state.epoch, count, augmentation.views)
+    with ThreadPoolExecutor(1) as background:
+        upcoming = background.submit(_draw_epoch, members, state.epoch, count, augmentation.views)
         while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
-            order, view = (drawn.to(device) for drawn in coming.result())
+            order, view = (draws.to(device) for draws in upcoming.result())
             if state.epoch + 1 < recipe.epochs:
-                coming = aside.submit(_draws, members, state.epoch + 1, count, augmentation.views)
+                upcoming = background.submit(_draw_epoch, members, state.epoch + 1, count, augmentation.views)
             state.loss = torch.zeros_like(state.loss)
 
-            # Nothing in a step waits for a GPU: steps are queued while it computes.
-            with exact(device):
+            # No operation in a step waits for the GPU: steps are queued while it computes.
+            with deterministic(device):
                 for epoch_step in range(steps_per_epoch):
                     step = state.epoch * steps_per_epoch + epoch_step
-                    chosen = slice(epoch_step * batch, (epoch_step + 1) * batch)
-                    seen = order[:, chosen]
-                    images = augmentation(pixels[seen].flatten(0, 1), view[:, chosen].flatten())
-                    inputs = normalise(images).view(*seen.shape, *images.shape[1:])
+                    batch_slice = slice(epoch_step * batch, (epoch_step + 1) * batch)
+                    indices = order[:, batch_slice]
+                    images = augmentation(pixels[indices].flatten(0, 1), view[:, batch_slice].flatten())
+                    inputs = normalise(images).view(*indices.shape, *images.shape[1:])
                     gradients, loss, state.buffers = gradient(
-                        step, state.params, state.buffers, state.scaling, inputs, labels[seen]
+                        step, state.params, state.buffers, state.scaling, inputs, labels[indices]
                     )
                     rate = learning_rate(recipe, step, steps)
                     if state.scaling:
                         scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
                     else:
                         sgd_step(recipe, rate, state.params, state.momentum, gradients)
-                    average(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
+                    update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
                     failed = (state.failed_step < 0) & ~loss.isfinite()
                     state.failed_step = torch.where(failed, step, state.failed_step)
 
             state.epoch += 1
             if state.epoch in recipe.snapshots:
-                state.snapshots[state.epoch] = _kept(recipe, state, data)
+                state.snapshots[state.epoch] = _snapshot(recipe, state, data)
             yield state.epoch
 
 
-def _draws(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
-    """Draw members' orders and views of an epoch on the CPU, where a generator gives the same numbers everywhere.
+def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
+    """Draw the order of the images and their views for an epoch, on the CPU: its generator is the same everywhere.
 
     Returns:
-        Both (member, input). For many members on a GPU they take as long as the epoch itself: hence the thread aside.
+        Order and views, both (member, input). For many members on a GPU the draws take as long as the epoch, so a
+        second thread makes them.
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
-    return order, torch.stack([epoch_choices(member, epoch, count, views) for member in members])
+    return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
 
 
-def _kept(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
-    """Copy the weights that members would be stored with now; return them on the CPU."""
-    tensors = stored(recipe, state.params, state.buffers, state.averages, data)
+def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
+    """Return a copy on the CPU of the weights that would be stored if training ended now."""
+    tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
-def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
-    """Measure the weights that members would be stored with now, in float32; return accuracies (member,) in 0..1.
+def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
+    """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
         recipe: of the members.
@@ -196,33 +209,33 @@ def accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageDa
     """
     if test.labels is None:
         raise UsageError(f"data set {test.name!r}", expected="labels", found="none")
-    tensors = stored(recipe, state.params, state.buffers, state.averages, data)
+    tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     members, device = len(state.loss), state.loss.device
     ensemble = Ensemble(recipe.skeleton().eval(), tensors, range(members))
-    right = torch.zeros(members, device=device)
-    with exact(device), torch.inference_mode():
+    correct = torch.zeros(members, device=device)
+    with deterministic(device), torch.inference_mode():
         for first in range(0, len(test), 500):
             logits = ensemble(recipe.preprocess(test.images[first : first + 500].to(device)))
-            right += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
-    return right / len(test)
+            correct += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
+    return correct / len(test)
 
 
 def check_network(recipe: Recipe) -> None:
-    """Check that a recipe's network gives float32 logits for its images, one a class, by two black images.
+    """Check on two black images that a recipe's network returns float32 logits, one a class.
 
-    torch's generator is left as it is.
+    The state of torch's generator does not change.
 
     Raises:
-        UsageError: it gives something else, or an error.
+        UsageError: the network returns something else, or raises an error.
     """
-    split, most = recipe.split("train"), min(2, recipe.batch_size)
-    shape = (most, recipe.preprocess.channels, *recipe.preprocess.size)
+    split, batch = recipe.split("train"), min(2, recipe.batch_size)
+    shape = (batch, recipe.preprocess.channels, *recipe.preprocess.size)
     what = f"architecture {recipe.architecture!r} of recipe {recipe.name!r}"
-    expected = f"float32 logits ({most}, {len(split.classes)}) for images {shape}"
+    expected = f"float32 logits ({batch}, {len(split.classes)}) for images {shape}"
     module = recipe.skeleton()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), running(what, expected):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code(what, expected):
         logits: Any = module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
     fits = isinstance(logits, Tensor) and logits.dtype == torch.float32
-    if not fits or tuple(logits.shape) != (most, len(split.classes)):
+    if not fits or tuple(logits.shape) != (batch, len(split.classes)):
         found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise UsageError(what, expected=expected, found=found)

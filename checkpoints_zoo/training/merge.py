@@ -1,7 +1,7 @@
-"""Pieces of collections, trained anywhere, put together into one source: the same as if one run had trained them all.
+"""Merge folders with parts of a collection into one source, as if one run had trained all members.
 
-The bytes of shards and descriptions are those of one run. So are the rows of manifests, but for the columns that tell
-of the run and not of the member: `TOLD`. Of a member that several pieces have, the row that was made first stays.
+Shards and descriptions have the same bytes as after one run. So do the rows of manifests, except the columns on the
+run: `RUN_COLUMNS`. If several pieces have a member, the row that was made first stays.
 """
 
 from __future__ import annotations
@@ -20,20 +20,28 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.packing import Key, Row
-from checkpoints_zoo.training.shards import Fresh, Staging, lost, rows_of, seal, source_of, tidy
-from checkpoints_zoo.training.state import folder_of, locked, read_description, recorded_hash, untouched
+from checkpoints_zoo.training.shards import (
+    NewSnapshot,
+    Staging,
+    folder_source,
+    lost_members,
+    remove_unnamed_shards,
+    rows_of,
+    write_shards,
+)
+from checkpoints_zoo.training.state import folder_of, read_description, reading_lock, recorded_hash, training_lock
 
-# What a row tells of the run that made it, and two runs of one member may tell otherwise.
-TOLD = ("code_version", "torch_version", "device", "wall_time_s", "created")
+# Columns on the run that trained a member. Two runs of one member may differ in them.
+RUN_COLUMNS = ("code_version", "torch_version", "device", "wall_time_s", "created")
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a folder has of a collection: its description, its snapshots, and those that are in no shard yet."""
+class CollectionPiece:
+    """The part of a collection in one folder: description, snapshots, and the staging of unwritten snapshots."""
 
     folder: Path
     description: Description
-    fresh: dict[Key, Fresh]
+    snapshots: dict[Key, NewSnapshot]
     staging: Staging | None
 
 
@@ -43,136 +51,150 @@ def merge(
     names: Sequence[str] | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, int]:
-    """Put the members of several folders together into one source; return how many each collection has then.
+    """Merge the members of several folders into one source; return the number of members of each collection in it.
 
-    Whatever the order of the folders, the source is the same, byte for byte. Members that were finished but are in no
-    shard yet count too. Killed at any moment it goes on when it is called again; what was in `out` before stays
-    readable, and its members count as well.
+    The order of the folders does not change a byte. Finished members that are in no shard yet are merged too, and so
+    are the members in `out`. If the process is killed, the same call continues; the earlier content of `out` stays
+    readable.
 
     Args:
-        folders: sources that were trained, none of them still being trained.
-        out: folder of the source that it makes or adds to.
-        names: of the collections; None for all that the folders have.
-        say: told of each shard.
+        folders: with trained members; no run may be training into them.
+        out: folder of the merged source; it may hold members already.
+        names: of the collections; None for all in the folders.
+        say: called with a line of text for each shard.
 
     Raises:
-        CollectionNotFound: no folder has such a collection.
-        UsageError: members of different recipes, one member with different bytes, or `out` among the folders.
+        CollectionNotFound: no folder has a collection of that name.
+        UsageError: members of different recipes, a member with different bytes in two folders, or `out` among the
+            folders.
         LockedError: a run is training into one of the folders.
-        DamagedError: bytes that are not what their row says.
+        DamagedError: bytes that differ from their row.
         StorageError: the disk is full, or can't be written to.
     """
     if out.resolve() in {folder.resolve() for folder in folders}:
         raise UsageError(f"folder {out}", expected="another one than the pieces", found="one of them", path=out)
     with ExitStack() as stack:
         for folder in folders:
-            stack.enter_context(untouched(folder))
-        known = {folder: _collections(folder) for folder in folders}
-        wanted = sorted({name for found in known.values() for name in found}) if names is None else list(names)
-        for name in wanted:
-            if not any(name in found for found in known.values()):
+            stack.enter_context(reading_lock(folder))
+        names_by_folder = {folder: _collection_names(folder) for folder in folders}
+        selected = (
+            sorted({name for collection_names in names_by_folder.values() for name in collection_names})
+            if names is None
+            else list(names)
+        )
+        for name in selected:
+            if not any(name in collection_names for collection_names in names_by_folder.values()):
                 raise CollectionNotFound(
                     f"collection {name!r}", expected=f"one in {', '.join(map(str, folders))}", found="none"
                 )
-        if not wanted:
+        if not selected:
             raise CollectionNotFound(
                 f"folders {', '.join(map(str, folders))}", expected="members that were trained", found="none"
             )
         with disk.writing_into(out):
-            stack.enter_context(locked(out))
-        return {name: _merged(name, [f for f in folders if name in known[f]], out, say) for name in wanted}
+            stack.enter_context(training_lock(out))
+        return {
+            name: _merge_collection(name, [f for f in folders if name in names_by_folder[f]], out, say)
+            for name in selected
+        }
 
 
-def _merged(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], object]) -> int:
-    """Put one collection together; return how many members it has then."""
-    target, parts = source_of(out), [_part(name, folder) for folder in folders]
-    if name in _collections(out):
-        parts.append(_part(name, out))
-    description = _described(parts)
-    _check_recipes(name, parts)
-    chosen = _chosen(name, parts)
-    there = rows_of(target, name)
-    new = {key: one for key, one in chosen.items() if there.get(key) != {**one.row, **_place(there.get(key))}}
-    snapshots = max(Counter(member for member, _ in chosen).values())
+def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], object]) -> int:
+    """Merge one collection; return its number of members."""
+    target, pieces = folder_source(out), [_read_piece(name, folder) for folder in folders]
+    if name in _collection_names(out):
+        pieces.append(_read_piece(name, out))
+    description = _common_description(pieces)
+    _check_recipes(name, pieces)
+    snapshots = _choose_snapshots(name, pieces)
+    existing = rows_of(target, name)
+    new = {
+        key: snapshot
+        for key, snapshot in snapshots.items()
+        if existing.get(key) != {**snapshot.row, **_location_columns(existing.get(key))}
+    }
+    per_member = max(Counter(member for member, _ in snapshots).values())
     with disk.writing_into(out):
-        for keys in seal(target, description, new, snapshots):
+        for keys in write_shards(target, description, new, per_member):
             say(f"{name}: {len(keys):,} snapshots in {out}")
-        for part in parts:
-            if part.folder == out and part.staging is not None:
-                part.staging.drop(part.staging.rows)
-        tidy(target, name)
-    return len({member for member, _ in chosen})
+        for piece in pieces:
+            if piece.folder == out and piece.staging is not None:
+                piece.staging.drop(piece.staging.rows)
+        remove_unnamed_shards(target, name)
+    return len({member for member, _ in snapshots})
 
 
-def _collections(folder: Path) -> set[str]:
-    """Return the names of the collections that were trained into a folder."""
+def _collection_names(folder: Path) -> set[str]:
+    """Return the names of the collections in a folder, staged ones included."""
     staged = {path.parent.parent.name for path in (folder / ".training").glob("*/finished/*.json")}
     return {path.stem for path in (folder / "manifests").glob("*.parquet")} | staged
 
 
-def _part(name: str, folder: Path) -> Part:
-    """Read what a folder has of a collection, snapshots that are in no shard yet included."""
-    source, runs = source_of(folder), folder_of(folder, name)
+def _read_piece(name: str, folder: Path) -> CollectionPiece:
+    """Read the part of a collection in a folder, staged snapshots included."""
+    source, runs = folder_source(folder), folder_of(folder, name)
     rows = rows_of(source, name)
     description = source.read(name)[0] if rows else read_description(runs)
     if len(description.layouts) != 1 or description.base:
         raise UsageError(
             f"collection {name} in folder {folder}",
-            expected="one that was trained: one layout, and its bytes in the folder",
+            expected="a trained collection: one layout, and its bytes in the folder",
             found=f"{len(description.layouts)} layouts" if not description.base else f"bytes in {description.base}",
             collection=name,
             path=folder,
         )
-    if gone := sorted(lost(source, rows.values())):
+    if missing := sorted(lost_members(source, rows.values())):
         raise DamagedError(
-            f"members {format_ids([(member, None) for member in gone])} of {name} in folder {folder}",
+            f"members {format_ids([(member, None) for member in missing])} of {name} in folder {folder}",
             expected="their bytes in shards",
             found="rows in the manifest alone",
             do="Put the shards back, or train these members into that folder again",
             collection=name,
             path=folder,
         )
-    stored = [key for key, row in rows.items() if row["path"] is not None]
-    table = manifest.table([rows[key] for key in stored])
-    locations = source.locate(description, table) if stored else []
+    stored_keys = [key for key, row in rows.items() if row["path"] is not None]
+    table = manifest.table([rows[key] for key in stored_keys])
+    locations = source.locate(description, table) if stored_keys else []
     shard_files.check_against_files(locations)
-    at = dict(zip(stored, locations, strict=True))
-    fresh = {key: Fresh(row, at.get(key)) for key, row in rows.items()}
+    location_of = dict(zip(stored_keys, locations, strict=True))
+    fresh = {key: NewSnapshot(row, location_of.get(key)) for key, row in rows.items()}
     staging, recipe_hash = None, recorded_hash(runs)
     if recipe_hash is not None and (runs / "finished").is_dir():
         staging = Staging(runs / "finished", next(iter(description.layouts.values())), recipe_hash, readonly=True)
         for key, row in staging.rows.items():
-            fresh.setdefault(key, Fresh(row, staging.location(key) if row["status"] == "ok" else None))
-    return Part(folder, description, fresh, staging)
+            fresh.setdefault(key, NewSnapshot(row, staging.location(key) if row["status"] == "ok" else None))
+    return CollectionPiece(folder, description, fresh, staging)
 
 
-def _described(parts: Sequence[Part]) -> Description:
-    """Return the description that all parts have.
+def _common_description(pieces: Sequence[CollectionPiece]) -> Description:
+    """Return the description that all pieces share.
 
     Raises:
-        UsageError: two have others.
+        UsageError: two pieces differ.
     """
-    first = parts[0]
-    for part in parts[1:]:
-        one, other = first.description.to_json(), part.description.to_json()
-        if differing := sorted(field for field in one.keys() | other.keys() if one.get(field) != other.get(field)):
+    first = pieces[0]
+    for piece in pieces[1:]:
+        ours, theirs = first.description.to_json(), piece.description.to_json()
+        if differing := sorted(field for field in ours.keys() | theirs.keys() if ours.get(field) != theirs.get(field)):
             raise UsageError(
-                f"collection {first.description.name} in folder {part.folder}",
+                f"collection {first.description.name} in folder {piece.folder}",
                 expected=f"the description that it has in {first.folder}",
                 found=f"another {', '.join(differing)}",
                 collection=first.description.name,
-                path=part.folder,
+                path=piece.folder,
             )
     return first.description
 
 
-def _check_recipes(name: str, parts: Sequence[Part]) -> None:
+def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
     """Check that all members come from one recipe.
 
     Raises:
-        UsageError: they don't, or some don't say.
+        UsageError: there are several recipes, or rows without a recipe hash.
     """
-    hashes = {one.row["recipe_hash"]: part.folder for part in reversed(parts) for one in part.fresh.values()}
+    hashes = {
+        snapshot.row["recipe_hash"]: piece.folder for piece in reversed(pieces) for snapshot in piece.snapshots.values()
+    }
     if len(hashes) > 1 or None in hashes:
         shown = ", ".join(f"{recipe or 'none'} in {folder}" for recipe, folder in sorted(hashes.items(), key=str))
         raise UsageError(
@@ -184,40 +206,41 @@ def _check_recipes(name: str, parts: Sequence[Part]) -> None:
         )
 
 
-def _chosen(name: str, parts: Sequence[Part]) -> dict[Key, Fresh]:
-    """Choose one row for each snapshot, the first that was made; return these.
+def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Key, NewSnapshot]:
+    """Choose the oldest row of each snapshot; return the snapshots by member and epoch.
 
     Raises:
-        UsageError: a member with different bytes in two parts, or that failed in one alone.
+        UsageError: a member has different bytes in two pieces, or failed in only one of them.
     """
-    found: dict[Key, tuple[Fresh, Path]] = {}
-    for part in parts:
-        for key, one in part.fresh.items():
-            if key not in found:
-                found[key] = (one, part.folder)
+    earliest: dict[Key, tuple[NewSnapshot, Path]] = {}
+    for piece in pieces:
+        for key, snapshot in piece.snapshots.items():
+            if key not in earliest:
+                earliest[key] = (snapshot, piece.folder)
                 continue
-            was, where = found[key]
-            shown = [
-                f"sha256 {x.row['sha256'][:16]}…" if x.row["status"] == "ok" else x.row["status"] for x in (was, one)
+            earlier, earlier_folder = earliest[key]
+            descriptions = [
+                f"sha256 {x.row['sha256'][:16]}…" if x.row["status"] == "ok" else x.row["status"]
+                for x in (earlier, snapshot)
             ]
-            if (was.row["status"], was.row["sha256"]) != (one.row["status"], one.row["sha256"]):
+            if (earlier.row["status"], earlier.row["sha256"]) != (snapshot.row["status"], snapshot.row["sha256"]):
                 raise UsageError(
-                    f"member {format_ids([(key[0], None if one.row['final'] else key[1])])} of {name}",
-                    expected=f"the weights that it has in {where}, {shown[0]}",
-                    found=f"{shown[1]} in {part.folder}",
+                    f"member {format_ids([(key[0], None if snapshot.row['final'] else key[1])])} of {name}",
+                    expected=f"the weights that it has in {earlier_folder}, {descriptions[0]}",
+                    found=f"{descriptions[1]} in {piece.folder}",
                     do="Keep one of the two: the same recipe on another processor or torch may round differently",
                     collection=name,
                     member=key[0],
                 )
-            if _first(one.row) < _first(was.row):
-                found[key] = (one, part.folder)
-    return {key: one for key, (one, _) in found.items()}
+            if _age_key(snapshot.row) < _age_key(earlier.row):
+                earliest[key] = (snapshot, piece.folder)
+    return {key: snapshot for key, (snapshot, _) in earliest.items()}
 
 
-def _first(row: Row) -> tuple[Any, str]:
-    """Order rows of one snapshot: by time, then by all that doesn't say where its bytes lie."""
+def _age_key(row: Row) -> tuple[Any, str]:
+    """Return the key that sorts rows of one snapshot: time first, then all columns except the location."""
     return row["created"], json.dumps({k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION}, default=str)
 
 
-def _place(row: Row | None) -> Row:
+def _location_columns(row: Row | None) -> Row:
     return {} if row is None else {column: row[column] for column in manifest.LOCATION}

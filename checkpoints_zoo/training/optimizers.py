@@ -1,4 +1,4 @@
-"""A step of SGD on a stack, the learning rate of each step, averages along the training, and the weights stored."""
+"""Optimizer steps on a stack, learning rates of the steps, averages of weights, and the weights that are stored."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
-# As torch.amp.GradScaler's.
+# The defaults of torch.amp.GradScaler.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
-# Of a one-cycle schedule: share of the rise, first and last rate as parts of the highest and of the first.
-RISE, FIRST, LAST = 0.3, 25.0, 1e4
+# The one-cycle schedule: share of the steps that rise; highest rate / first rate; first rate / last rate.
+ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
 
 
 def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
-    """Take one step of SGD in place, as torch.optim.SGD does: coupled decay, momentum, Nesterov.
+    """Take one step of SGD in place, like torch.optim.SGD: coupled decay, momentum, Nesterov.
 
-    Sums and products are separate operations on purpose: where a kernel may fuse them or not, by an element's
-    position, a member's last bits would depend on it.
+    Sums and products are separate operations. A kernel that fuses them only at some positions would make a member's
+    last bits depend on its place in the stack.
     """
     weights, velocity = list(params.values()), [momentum[name] for name in params]
     decayed = torch._foreach_add([gradients[name] for name in params], torch._foreach_mul(weights, recipe.weight_decay))
@@ -36,7 +36,7 @@ def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, grad
 
 
 def first_scaling(recipe: Recipe, members: int) -> Tensors:
-    """Return the scaling of untrained members: for float16 each one's factor and steps since it last changed."""
+    """Return the initial loss scaling: with float16, each member's factor and the steps since it changed."""
     if recipe.precision != "float16":
         return {}
     return {"scale": torch.full((members,), FIRST_SCALE), "steps": torch.zeros(members, dtype=torch.int64)}
@@ -45,25 +45,26 @@ def first_scaling(recipe: Recipe, members: int) -> Tensors:
 def scaled_step(
     recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors, scaling: Tensors
 ) -> None:
-    """Take one step in place with gradients of a scaled loss; a member whose gradients overflow skips it.
+    """Take one step in place with gradients of a scaled loss; members whose gradients overflow skip the step.
 
-    Its factor is halved, and doubled after 2,000 steps without: torch.amp.GradScaler, for each member on its own.
+    An overflow halves the member's factor; 2,000 steps without overflow double it. This is torch.amp.GradScaler,
+    applied to each member separately.
     """
     factor = scaling["scale"].double().reciprocal().float()
-    gradients = {name: gradient * _along(factor, gradient) for name, gradient in gradients.items()}
+    gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
     finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
     before = [tensor.clone() for tensors in (params, momentum) for tensor in tensors.values()]
     sgd_step(recipe, lr, params, momentum, gradients)
     for tensor, old in zip([*params.values(), *momentum.values()], before, strict=True):
-        tensor.copy_(torch.where(_along(finite, tensor), tensor, old))
+        tensor.copy_(torch.where(_per_member(finite, tensor), tensor, old))
     steps = (scaling["steps"] + 1) * finite
-    grown = steps == GROWTH_STEPS
-    scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(grown, GROWTH, 1.0), BACKOFF)
-    scaling["steps"] = steps * ~grown
+    is_grown = steps == GROWTH_STEPS
+    scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(is_grown, GROWTH, 1.0), BACKOFF)
+    scaling["steps"] = steps * ~is_grown
 
 
-def _along(values: Tensor, tensor: Tensor) -> Tensor:
-    """Give a value a member, (member,), the axes of a stacked tensor."""
+def _per_member(values: Tensor, tensor: Tensor) -> Tensor:
+    """Reshape values (member,) to broadcast against a stacked tensor."""
     return values.view(-1, *[1] * (tensor.ndim - 1))
 
 
@@ -71,93 +72,96 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     """Return the learning rate of a step.
 
     Sources: cosine annealing, without and with restarts, Loshchilov & Hutter 2017, equation 5; one cycle, Smith & Topin
-    2018, in torch's form; warm-up, Goyal et al. 2017, section 2.2: linear, from 1/n of the rate in the first of its n
-    units to the whole rate in the last. After a warm-up the cosine covers what is left, milestones are where they were.
+    2018, in torch's form; warm-up, Goyal et al. 2017, section 2.2: linear over n units, from 1/n of the rate to the
+    whole rate. After a warm-up the cosine covers the remaining units; milestones do not move.
 
     Args:
         recipe: with the schedule.
         step: in [0, steps).
-        steps: of the whole recipe, as many in each epoch.
+        steps: of the whole training; each epoch has the same number.
 
     >>> from checkpoints_zoo.training.recipes import RECIPES
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
     [0.05, 0.05, 0.005]
     """
-    each = max(1, steps // recipe.epochs)
-    epoch = step // each
-    at, total = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, steps)
-    warm = recipe.warmup_epochs * (1 if recipe.schedule_unit == "epoch" else each)
-    if at < warm:
-        return recipe.lr * (at + 1) / warm
+    steps_per_epoch = max(1, steps // recipe.epochs)
+    epoch = step // steps_per_epoch
+    unit, units = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, steps)
+    warmup_units = recipe.warmup_epochs * (1 if recipe.schedule_unit == "epoch" else steps_per_epoch)
+    if unit < warmup_units:
+        return recipe.lr * (unit + 1) / warmup_units
     if recipe.schedule == "cosine":
-        return recipe.lr * (1 + math.cos(math.pi * (at - warm) / (total - warm))) / 2
+        return recipe.lr * (1 + math.cos(math.pi * (unit - warmup_units) / (units - warmup_units))) / 2
     if recipe.schedule == "cosine-restarts":
-        first, last = (bound * total // recipe.epochs for bound in _cycle(recipe, epoch))
-        first = max(first, warm)
-        return recipe.lr * (1 + math.cos(math.pi * (at - first) / (last - first))) / 2
+        first, last = (bound * units // recipe.epochs for bound in _cycle_bounds(recipe, epoch))
+        first = max(first, warmup_units)
+        return recipe.lr * (1 + math.cos(math.pi * (unit - first) / (last - first))) / 2
     if recipe.schedule == "multistep":
         return recipe.lr * recipe.gamma ** bisect_right(recipe.milestones, epoch)
     if recipe.schedule == "one-cycle":
-        return _one_cycle(recipe.lr, at, total)
+        return _one_cycle_rate(recipe.lr, unit, units)
     return recipe.lr
 
 
-def _cycle(recipe: Recipe, epoch: int) -> tuple[int, int]:
-    """Return the epochs between which the rate falls once: the last milestone or the start, the next or the end."""
-    at = bisect_right(recipe.milestones, epoch)
+def _cycle_bounds(recipe: Recipe, epoch: int) -> tuple[int, int]:
+    """Return the first and last epoch of the cosine cycle that an epoch is in."""
+    index = bisect_right(recipe.milestones, epoch)
     bounds = (0, *recipe.milestones)
-    return bounds[at], bounds[at + 1] if at < len(recipe.milestones) else recipe.epochs
+    return bounds[index], bounds[index + 1] if index < len(recipe.milestones) else recipe.epochs
 
 
-def _one_cycle(highest: float, at: int, total: int) -> float:
-    """Return the rate of a unit: from `highest / FIRST` up in the first units, then down to next to nothing."""
-    top = RISE * total - 1
-    if at <= top:
-        return _between(highest / FIRST, highest, at / top)
-    return _between(highest, highest / FIRST / LAST, (at - top) / (total - 1 - top))
+def _one_cycle_rate(highest: float, unit: int, units: int) -> float:
+    """Return the rate of a step or epoch: it rises from `highest / ONE_CYCLE_START`, then falls to almost zero."""
+    top = ONE_CYCLE_RISE * units - 1
+    if unit <= top:
+        return _cosine_between(highest / ONE_CYCLE_START, highest, unit / top)
+    return _cosine_between(highest, highest / ONE_CYCLE_START / ONE_CYCLE_END, (unit - top) / (units - 1 - top))
 
 
-def _between(start: float, end: float, share: float) -> float:
+def _cosine_between(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-def average(recipe: Recipe, step: int, each: int, params: Tensors, buffers: Tensors, averages: Tensors) -> None:
-    """Bring the averages up to date after a step, in place.
+def update_averages(
+    recipe: Recipe, step: int, steps_per_epoch: int, params: Tensors, buffers: Tensors, averages: Tensors
+) -> None:
+    """Update the averages of the weights in place, after a step.
 
     Sources: "ema", the exponential moving average of all weights and buffers after each step; "swa", the mean of the
     weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
 
     Args:
-        recipe: that says which average.
-        step: just taken, from 0.
-        each: steps an epoch.
-        params, buffers: after it, stacked.
-        averages: by name, empty before the first.
+        recipe: of the members; it names the kind of average.
+        step: number of the step just taken, from 0.
+        steps_per_epoch: steps an epoch.
+        params, buffers: stacked, after the step.
+        averages: by name; empty before the first one.
     """
-    epoch, left = divmod(step, each)
+    epoch, epoch_step = divmod(step, steps_per_epoch)
     if recipe.averaging == "none" or epoch < recipe.averaging_start:
         return
     if recipe.averaging == "swa":
-        if left == each - 1:
+        if epoch_step == steps_per_epoch - 1:
             share = 1 / (epoch - recipe.averaging_start + 1)
-            _towards(params, share, averages)
+            _move_averages(params, share, averages)
     else:
-        first = step == recipe.averaging_start * each
-        _towards(params | buffers, 1.0 if first else 1 - recipe.averaging_decay, averages)
+        first = step == recipe.averaging_start * steps_per_epoch
+        _move_averages(params | buffers, 1.0 if first else 1 - recipe.averaging_decay, averages)
 
 
-def _towards(tensors: Tensors, share: float, averages: Tensors) -> None:
-    """Move averages a share of the way to tensors; what isn't a fraction, such as a counter, is taken over."""
-    moved = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
-    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in moved})
-    if moved:
-        torch._foreach_lerp_([averages[name] for name in moved], [tensors[name] for name in moved], share)
+def _move_averages(tensors: Tensors, share: float, averages: Tensors) -> None:
+    """Move averages a share of the way to tensors; copy integer tensors, such as counters."""
+    fractional = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
+    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in fractional})
+    if fractional:
+        torch._foreach_lerp_([averages[name] for name in fractional], [tensors[name] for name in fractional], share)
 
 
-def stored(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
-    """Return the weights and buffers that members are stored with, stacked: the averages, where there are some.
+def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
+    """Return the stacked weights and buffers to be stored: the averages, if the recipe has any.
 
-    Running statistics are nobody's after "swa"; they are estimated anew on the training images, in their order.
+    After "swa" no member's running statistics fit the averaged weights; they are estimated again on the training
+    images.
 
     Args:
         recipe: of the members.

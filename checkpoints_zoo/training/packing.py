@@ -1,4 +1,4 @@
-"""Trained members made ready to be stored: packed, measured by the bytes that are stored, their rows written down."""
+"""Trained members become stored snapshots: packed into bytes, measured from these bytes, with rows of the manifest."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import FolderSource
-from checkpoints_zoo.training.population import Trained
+from checkpoints_zoo.training.population import TrainedMember
 from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
-from checkpoints_zoo.training.seeds import derive, exact
+from checkpoints_zoo.training.seeds import derive_seed, deterministic
 
 Key = tuple[int, int]  # member, epoch
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Finished:
-    """A snapshot that is ready to be stored.
+class PackedSnapshot:
+    """A snapshot, ready to be stored.
 
     Args:
-        row: of the manifest, but for where its bytes lie.
-        raw: its bytes in the recipe's layout; None for a member that failed.
+        row: of the manifest, without the location of the bytes.
+        raw: the bytes in the recipe's layout; None for a member that failed.
     """
 
     row: Row
@@ -48,72 +48,73 @@ class Finished:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Return member and epoch of a row."""
+    """Return the member and the epoch of a row."""
     return row["member"], row["epoch"]
 
 
-def prefix_of(row: Mapping[str, Any]) -> str:
-    """Return what stands before the tensor names of a row's snapshot in its shard."""
+def tensor_prefix(row: Mapping[str, Any]) -> str:
+    """Return the prefix of the tensor names of a row's snapshot in its shard."""
     return shard_files.prefix(row["member"], None if row["final"] else row["epoch"])
 
 
-def prepare(recipe: Recipe, trained: Sequence[Trained], device: str) -> list[Finished]:
+def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) -> list[PackedSnapshot]:
     """Pack and measure trained members; return their snapshots in order.
 
     Args:
         recipe: that trained them.
         trained: the members.
-        device: that they are measured on, by their stored bytes, in float32.
+        device: where the stored bytes are measured, in float32.
     """
     layout = layout_of(recipe)
     fingerprint = recipe.split("train").fingerprint
-    found = {
-        (t.member, epoch): Finished(
-            _row(recipe, t, epoch, fingerprint), modules.pack_member(state, layout) if t.status == "ok" else None
+    snapshots = {
+        (t.member, epoch): PackedSnapshot(
+            _manifest_row(recipe, t, epoch, fingerprint),
+            modules.pack_member(state, layout) if t.status == "ok" else None,
         )
         for t in trained
         for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()
     }
-    ordered = [found[key] for key in sorted(found)]
+    ordered = [snapshots[key] for key in sorted(snapshots)]
     measured = _measure(recipe, layout, [f for f in ordered if f.raw is not None], torch.device(device))
-    for finished in ordered:
-        finished.row.update(measured.get(finished.key, {}))
+    for snapshot in ordered:
+        snapshot.row.update(measured.get(snapshot.key, {}))
     return ordered
 
 
 def layout_of(recipe: Recipe) -> Layout:
-    """Lay out a member's tensors as the recipe stores them; return the layout."""
+    """Return the layout in which the recipe stores a member's tensors."""
     return modules.layout_of(recipe.skeleton().state_dict(), STORAGE[recipe.storage])
 
 
 def _measure(
-    recipe: Recipe, layout: Layout, finished: Sequence[Finished], device: torch.device
+    recipe: Recipe, layout: Layout, snapshots: Sequence[PackedSnapshot], device: torch.device
 ) -> dict[Key, dict[str, Any]]:
-    """Measure snapshots by their bytes in a shard, in float32; return (member, epoch) -> figures and hash."""
-    if not finished:
+    """Measure snapshots in float32 from their bytes in a temporary shard; return key -> figures and hash."""
+    if not snapshots:
         return {}
-    with tempfile.TemporaryDirectory(prefix="zoo-training-") as name:
-        root = Path(name)
-        members = [(prefix_of(f.row), f.raw) for f in finished if f.raw is not None]
+    with tempfile.TemporaryDirectory(prefix="zoo-training-") as folder:
+        root = Path(folder)
+        members = [(tensor_prefix(f.row), f.raw) for f in snapshots if f.raw is not None]
         with disk.writing_into(root):
             path = shard_files.write_shard(root, 0, layout, members)
         first = shard_files.first_offset(layout, [prefix for prefix, _ in members])
         rows = [
             f.row | {"path": path.name, "offset": first + at * layout.nbytes, "nbytes": layout.nbytes,
                      "layout": recipe.storage, "dtype": layout.dtype}
-            for at, f in enumerate(finished)
+            for at, f in enumerate(snapshots)
         ]  # fmt: skip
-        with exact(device):
-            return _figures(recipe, FolderSource(root, "training"), description_of(recipe, layout), rows, device)
+        with deterministic(device):
+            return _measure_stored(recipe, FolderSource(root, "training"), description_of(recipe, layout), rows, device)
 
 
-def _figures(
+def _measure_stored(
     recipe: Recipe, source: FolderSource, description: Description, rows: Sequence[Row], device: torch.device
 ) -> dict[Key, dict[str, Any]]:
     architecture = recipe.skeleton if recipe.build is not None else None
     members = Collection(source, "", description, manifest.table(rows), architecture)
     train, test = recipe.split("train"), recipe.split("test")
-    found: dict[Key, dict[str, Any]] = {}
+    figures: dict[Key, dict[str, Any]] = {}
     for row, digest, (_, on_train), (_, on_test) in zip(
         members.rows.to_pylist(),
         shard_files.hash_members(members._locations()),
@@ -121,38 +122,38 @@ def _figures(
         single_members.member_figures(members, test, device),
         strict=True,
     ):
-        found[key_of(row)] = {
+        figures[key_of(row)] = {
             "sha256": digest,
             "train_accuracy": on_train["accuracy"],
             "train_loss": on_train["nll"],
-            **{f"test_{figure}": value for figure, value in on_test.items()},
+            **{f"test_{name}": value for name, value in on_test.items()},
             "eval_data": arguments.eval_data(test),
         }
-    return found
+    return figures
 
 
-def _row(recipe: Recipe, t: Trained, epoch: int, fingerprint: str) -> dict[str, Any]:
-    """Write down what is known of a snapshot before its bytes are stored.
+def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprint: str) -> dict[str, Any]:
+    """Return the manifest row of a snapshot, without figures, hash and location.
 
     Args:
-        recipe, t: it and its member.
-        epoch: epochs trained.
+        recipe, trained: the recipe and its trained member.
+        epoch: number of epochs trained.
         fingerprint: of the training split.
     """
-    run_id = hashlib.sha256(f"{recipe.hash}|{t.seed}".encode()).hexdigest()[:16]
+    run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
     return {
         **dict.fromkeys(SCHEMA.names),
-        "member": t.member,
+        "member": trained.member,
         "epoch": epoch,
         "final": epoch == recipe.epochs,
-        "status": t.status,
-        "reason": t.reason or None,
+        "status": trained.status,
+        "reason": trained.reason or None,
         "method": "independent",
-        "seed": t.seed,
-        "seed_init": initial_seed(recipe, t.seed),
-        **{f"seed_{purpose}": derive(t.seed, purpose) for purpose in ("order", "augment")},
+        "seed": trained.seed,
+        "seed_init": initial_seed(recipe, trained.seed),
+        **{f"seed_{purpose}": derive_seed(trained.seed, purpose) for purpose in ("order", "augment")},
         "run_id": run_id,
-        "split": split_of(run_id),
+        "split": split_of_run(run_id),
         **{n: getattr(recipe, n) for n in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size",
                                            "schedule", "augmentation", "precision", "stack_width")},
         "recipe": recipe.made_from or recipe.name,
@@ -160,20 +161,20 @@ def _row(recipe: Recipe, t: Trained, epoch: int, fingerprint: str) -> dict[str, 
         "data_fingerprint": fingerprint,
         "code_version": version("checkpoints-zoo"),
         "torch_version": str(torch.__version__),
-        "device": device_name(t.device),
-        "wall_time_s": round(t.wall_time_s, 3),
+        "device": device_name(trained.device),
+        "wall_time_s": round(trained.wall_time_s, 3),
         "created": datetime.now(UTC).replace(microsecond=0),
     }  # fmt: skip
 
 
-def split_of(run_id: str) -> str:
+def split_of_run(run_id: str) -> str:
     """Return the split of a run: 70/15/15 by the first 32 bits of sha256("split|RUN_ID")."""
-    at = int(hashlib.sha256(f"split|{run_id}".encode()).hexdigest()[:8], 16) / 2**32
-    return "train" if at < 0.7 else "validation" if at < 0.85 else "test"
+    share = int(hashlib.sha256(f"split|{run_id}".encode()).hexdigest()[:8], 16) / 2**32
+    return "train" if share < 0.7 else "validation" if share < 0.85 else "test"
 
 
 def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)
-    """Return a device's name: of a processor, with the instruction set that torch uses on it."""
+    """Return the name of a device; for a processor, with the instruction set that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -185,7 +186,7 @@ def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B00
 
 
 def description_of(recipe: Recipe, layout: Layout) -> Description:
-    """Return what a source says of a recipe's collection, beside the manifest."""
+    """Return the description of a recipe's collection."""
     return Description(
         name=recipe.name,
         title=recipe.title,

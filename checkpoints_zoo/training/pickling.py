@@ -1,4 +1,4 @@
-"""Recipes on their way to other processes: a recipe of a user's own file is made anew from that file."""
+"""Recipes sent to other processes: functions travel as file and name, and are imported again from that file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from torch import nn
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.recipe import Recipe, module_of
+from checkpoints_zoo.training.recipe import Recipe, run_module
 
 FUNCTIONS = ("build", "images")
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A recipe in plain values.
+class SentRecipe:
+    """A recipe in plain values that can be pickled.
 
     Args:
-        values: its fields, without its functions.
+        values: fields of the recipe, except its functions.
         hash: of the recipe.
-        functions: file, module and name of those that it has, by field.
+        functions: field -> file, module and name of the function.
     """
 
     values: dict[str, Any]
@@ -31,22 +31,26 @@ class Sent:
     functions: dict[str, tuple[str, str, str]]
 
 
-def sent(recipe: Recipe) -> Sent:
-    """Write a recipe down in plain values; return them.
+def serialize_recipe(recipe: Recipe) -> SentRecipe:
+    """Return a recipe in plain values.
 
     Raises:
-        UsageError: it has a function that is defined inside another, which no process could find.
+        UsageError: a function of the recipe is defined inside another one, where other processes can't find it.
     """
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTIONS}
     values["arguments"] = dict(recipe.arguments)
     functions = {name: getattr(recipe, name) for name in FUNCTIONS}
-    found = {name: _place(recipe.name, name, function) for name, function in functions.items() if function is not None}
-    return Sent(values, recipe.hash, found)
+    places = {
+        name: _function_place(recipe.name, name, function)
+        for name, function in functions.items()
+        if function is not None
+    }
+    return SentRecipe(values, recipe.hash, places)
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Builds a recipe's network for its structure alone, in other processes too.
+    """Builds a recipe's network for its structure, in other processes too.
 
     Args:
         recipe: of the network.
@@ -58,15 +62,15 @@ class Skeleton:
         return self.recipe.skeleton()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _skeleton, (sent(self.recipe),)
+        return _rebuild_skeleton, (serialize_recipe(self.recipe),)
 
 
-def _skeleton(recipe: Sent) -> Skeleton:
-    return Skeleton(received(recipe))
+def _rebuild_skeleton(recipe: SentRecipe) -> Skeleton:
+    return Skeleton(rebuild_recipe(recipe))
 
 
-def _place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
-    """Say where a function stands: file, module and name."""
+def _function_place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
+    """Return the file, the module and the name of a function."""
     module, name = function.__module__, function.__qualname__
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or "<" in name:
@@ -78,44 +82,43 @@ def _place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, 
     return path, module, name
 
 
-def received(sent: Sent) -> Recipe:
-    """Make a recipe from what was sent; return it.
+def rebuild_recipe(serialized: SentRecipe) -> Recipe:
+    """Rebuild a recipe from its plain values; return it.
 
     Raises:
-        UsageError: a file with a function of it isn't there, or is another one than where it comes from; or its images
-            are others.
+        UsageError: the file of a function is missing or differs from the sender's, or the images differ.
     """
-    paths = [path for path, _, _ in sent.functions.values()]
+    paths = [path for path, _, _ in serialized.functions.values()]
     recipe = None
     if all(Path(path).is_file() for path in paths):
-        functions = {field: _found(*place) for field, place in sent.functions.items()}
-        recipe = Recipe(**sent.values, **functions)
-    if recipe is None or recipe.hash != sent.hash:
+        functions = {field: _find_function(*place) for field, place in serialized.functions.items()}
+        recipe = Recipe(**serialized.values, **functions)
+    if recipe is None or recipe.hash != serialized.hash:
         where = f"the same file {paths[0]}" if paths else "the same package"
-        where += ", and the images that it gives," if "images" in sent.functions else ""
+        where += ", and the images that it gives," if "images" in serialized.functions else ""
         raise UsageError(
-            f"recipe {sent.values['name']!r}",
-            expected=f"hash {sent.hash}, as where it was sent from",
+            f"recipe {serialized.values['name']!r}",
+            expected=f"hash {serialized.hash}, as on the sending machine",
             found="no such file" if recipe is None else f"hash {recipe.hash}",
             do=f"Put {where} onto every node",
         )
     return recipe
 
 
-def _found(path: str, module: str, name: str) -> Any:
-    """Find a function of a file; return it."""
-    found: Any = _module(Path(path), module)
+def _find_function(path: str, module: str, name: str) -> Any:
+    """Return a function of a file."""
+    value: Any = _import_file(Path(path), module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
-def _module(path: Path, name: str) -> object:
-    """Import a file under a module's name, unless that is imported; return the module."""
-    # A script is known by either name; imported anew, what only the script itself should run stays unrun.
+def _import_file(path: Path, name: str) -> object:
+    """Import a file under a module's name, unless it is imported already; return the module."""
+    # A script has one of these names. Imported again it gets the second, so its main guard does not run.
     names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
-    for each in names:
-        known = getattr(sys.modules.get(each), "__file__", None)
+    for candidate in names:
+        known = getattr(sys.modules.get(candidate), "__file__", None)
         if known is not None and Path(known).resolve() == path.resolve():
-            return sys.modules[each]
-    return module_of(path, names[-1])
+            return sys.modules[candidate]
+    return run_module(path, names[-1])

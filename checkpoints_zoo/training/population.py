@@ -1,4 +1,4 @@
-"""Many members: stacks of the recipe's width one after the other, resumed where a killed run left off."""
+"""Training of many members: stacks of the recipe's width, one after another, resumed after a kill."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from checkpoints_zoo.formats.disk import sync_folder, writing_into
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Tensors
-from checkpoints_zoo.training.loop import StackState, accuracies, start, train_epochs
-from checkpoints_zoo.training.optimizers import stored
-from checkpoints_zoo.training.pickling import Sent, received, sent
+from checkpoints_zoo.training.loop import StackState, initial_state, measure_accuracies, train_epochs
+from checkpoints_zoo.training.optimizers import stored_tensors
+from checkpoints_zoo.training.pickling import SentRecipe, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import STORAGE, Recipe
 from checkpoints_zoo.training.state import (
     RunKey,
     adopt_state,
-    claim,
+    claim_folder,
     clean_folder,
-    locked,
     read_state,
     recorded_hash,
     stacks_of,
     state_name,
+    training_lock,
     write_state,
 )
 from checkpoints_zoo.workers import Engine, InProcess, Job
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A member at the end of its training.
+class TrainedMember:
+    """A member after its training.
 
     Args:
-        member, seed: its id, and what its random numbers come from (the same number).
+        member, seed: its id, which is its seed as well.
         status, reason: "ok" and "", or "failed" and why.
-        state: parameters and buffers by name, in float32 as trained, without `num_batches_tracked`.
+        state: parameters and buffers by name, in float32, without `num_batches_tracked`.
         train_loss: mean over the steps of the last epoch, nats.
-        wall_time_s: its share of the seconds that its stack took, all runs together.
-        snapshots: epoch -> parameters and buffers, as in `state`, after some of the epochs.
-        device: it was trained on.
+        wall_time_s: its share of the seconds that its stack took, interrupted runs included.
+        snapshots: epoch -> parameters and buffers, as in `state`.
+        device: where it was trained.
     """
 
     member: int
@@ -66,9 +66,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stack is: its members, epochs done and in all, mean loss of the last epoch in nats.
+    """Progress of a stack: members, epochs done, epochs in all, and the mean loss of the last epoch in nats.
 
-    `accuracy` is the members' mean on the test split, 0..1, where the recipe asks for it after this epoch.
+    `accuracy` is the members' mean on the test split in 0..1, if the recipe measures it after this epoch.
     """
 
     members: tuple[int, ...]
@@ -78,42 +78,42 @@ class Progress:
     accuracy: float | None = None
 
 
-def train(
+def train_members(
     recipe: Recipe,
     ids: Sequence[int],
     out: Path,
     finish: Callable[[list[Any]], None],
     progress: Callable[[Progress], None] | None = None,
     engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
-    prepare: Callable[[Recipe, list[Trained], str], list[Any]] | None = None,
+    prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None,
 ) -> None:
-    """Train members, and give each complete stack of them to `finish`.
+    """Train members, and pass each finished stack to `finish`.
 
-    A run that was killed goes on from its last saved state and ends with the same bytes. `finish` is called
-    again for a stack only if the kill came before its state was removed: it must give the same result twice.
+    A killed run resumes from its last saved state and ends with the same bytes. If the kill came between `finish` and
+    the removal of the state, `finish` gets the stack twice: the second call must change nothing.
 
     Args:
-        recipe: the recipe.
-        ids: ids of the members that `out` doesn't hold yet, each once.
-        out: folder of the source; states lie in its `.training`.
-        finish: stores a stack's members, to disk, before it returns.
-        progress: called after every epoch of a stack, where this process trains.
-        engine: what trains the stacks, each a job of it.
-        prepare: what the engine still does with a stack's members, on its device, before `finish` gets what it gives;
-            None gives the members as they are.
+        recipe: of the members.
+        ids: of the members that `out` does not hold yet, each once.
+        out: folder of the source; states are saved in its folder `.training`.
+        finish: writes a stack's members to disk before it returns.
+        progress: called after every epoch of a stack, if this process trains it.
+        engine: runs the stacks, each as a job.
+        prepare: called by the worker with the trained members of a stack; `finish` gets its result. None passes the
+            members unchanged.
 
     Raises:
-        UsageError: ids that can't be, or a folder that holds members of another recipe of this name.
+        UsageError: invalid ids, or a folder that holds members of another recipe of this name.
         LockedError: another process is training into the same folder.
-        WorkerError: workers that die again and again.
+        WorkerError: workers died repeatedly.
     """
     check_ids(ids)
-    with locked(out):
-        folder = claim(out, recipe)
+    with training_lock(out):
+        folder = claim_folder(out, recipe)
         clean_folder(folder, set(ids), recipe.epochs)
         stacks = stacks_of(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        work = Stacks(recipe, folder, prepare, progress)
+        work = StackTrainer(recipe, folder, prepare, progress)
         with closing(engine.run(work, jobs)) as results:
             for job, finished in results:
                 finish(finished)
@@ -123,23 +123,23 @@ def train(
 
 
 @dataclass(frozen=True, eq=False)
-class Stacks:
-    """Work for an engine: trains a stack of a recipe's members from its saved state, or from the start, to the end.
+class StackTrainer:
+    """A job function for engines: trains a stack of a recipe's members, from its saved state if there is one.
 
     Args:
         recipe: of the members.
-        folder: of the recipe's runs. Where a worker sees it, states are saved in it; elsewhere, and with None, none.
-        prepare: what is done with the members then, with the device; None for nothing.
-        progress: called after every epoch; it stays in this process.
+        folder: of the recipe's runs. Workers that see this folder save states in it; None saves no states.
+        prepare: called with the trained members and the device; None returns the members unchanged.
+        progress: called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
     folder: Path | None
-    prepare: Callable[[Recipe, list[Trained], str], list[Any]] | None = None
+    prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None
     progress: Callable[[Progress], None] | None = None
 
     def __call__(self, stack: tuple[int, ...], device: str) -> list[Any]:
-        """Train the stack on a device; return its members, or what is made of them."""
+        """Train the stack on a device; return its members, or the result of `prepare`."""
         path = None
         if self.folder is not None and recorded_hash(self.folder) == self.recipe.hash:
             path = self.folder / state_name(stack)
@@ -156,11 +156,11 @@ class Stacks:
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (sent(self.recipe), self.folder, self.prepare)
+        return _rebuild_trainer, (serialize_recipe(self.recipe), self.folder, self.prepare)
 
 
-def _received(recipe: Sent, folder: Path | None, prepare: Any) -> Stacks:
-    return Stacks(received(recipe), folder, prepare)
+def _rebuild_trainer(recipe: SentRecipe, folder: Path | None, prepare: Any) -> StackTrainer:
+    return StackTrainer(rebuild_recipe(recipe), folder, prepare)
 
 
 def train_stack(
@@ -170,22 +170,22 @@ def train_stack(
     path: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
-) -> list[Trained]:
-    """Train a stack from its saved state, or from the start, to the end of the recipe; return its members.
+) -> list[TrainedMember]:
+    """Train a stack to the end of the recipe, from its saved state if there is one; return its members.
 
     Args:
         recipe: of the members.
-        stack: their ids, the recipe's stack width at most.
+        stack: ids of the members, at most the recipe's stack width.
         data: the training split.
-        path: of the saved state; None to save none.
+        path: of the saved state; None saves no states.
         progress: called after every epoch.
         device: to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
-    state, earlier_s = start(recipe, members).to(device), 0.0
+    state, earlier_s = initial_state(recipe, members).to(device), 0.0
     if path is not None and path.exists():
-        earlier_s = _resume(path, key, state)
+        earlier_s = _resume_state(path, key, state)
     began = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
@@ -194,47 +194,54 @@ def train_stack(
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
             if recipe.eval_every and epoch % recipe.eval_every == 0:
-                measured = accuracies(recipe, state, data, recipe.split("test"))
+                measured = measure_accuracies(recipe, state, data, recipe.split("test"))
                 accuracy = measured[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
     share_s = (earlier_s + time.monotonic() - began) / len(stack)
-    return _unstack(recipe, stack, state, share_s, data)
+    return _split_stack(recipe, stack, state, share_s, data)
 
 
-def _resume(path: Path, key: RunKey, fresh: StackState) -> float:
-    """Take over the saved state and return its seconds; where it can't be used, say so and leave the fresh one."""
+def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
+    """Load the saved state into the fresh one and return its seconds; print why if it can't be used."""
     try:
-        state, found, earlier_s = read_state(path)
-        if found != key or not adopt_state(fresh, state):
-            raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found}")
+        state, found_key, earlier_s = read_state(path)
+        if found_key != key or not adopt_state(fresh, state):
+            raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found_key}")
     except DamagedError as error:
-        print(f"{error} It is dropped, and its members are trained from the start.", file=sys.stderr)
+        print(f"{error} The state is deleted, and its members are trained from the start.", file=sys.stderr)
         path.unlink()
         return 0.0
     return earlier_s
 
 
-def _unstack(
+def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
-) -> list[Trained]:
-    """Take a stack apart, and mark the members whose loss or weights weren't finite."""
-    names = first_names(recipe.skeleton())  # of what is stored -> of what is trained
-    final = stored(recipe, state.params, state.buffers, state.averages, data)
+) -> list[TrainedMember]:
+    """Split a stack into members; mark those whose loss or weights were not finite as failed."""
+    names = first_names(recipe.skeleton())  # stored name -> name of the trained tensor
+    final = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors, reason = _member(names, final, position), ""
-        snapshots = {epoch: _member(names, kept, position) for epoch, kept in state.snapshots.items()}
+        tensors, reason = _member_tensors(names, final, position), ""
+        snapshots = {
+            epoch: _member_tensors(names, tensors_of_epoch, position)
+            for epoch, tensors_of_epoch in state.snapshots.items()
+        }
         step = int(state.failed_step[position])
-        broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-        large = [] if broken else [name for name, tensor in tensors.items() if not _storable(recipe, name, tensor)]
+        not_finite = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        too_large = (
+            []
+            if not_finite
+            else [name for name, tensor in tensors.items() if not _is_finite_when_stored(recipe, name, tensor)]
+        )
         if step >= 0:
             reason = f"the loss was not finite at step {step} (epoch {step // (len(data) // recipe.batch_size)})"
-        elif broken:
-            reason = f"{broken[0]} was not finite at the end"
-        elif large:
-            reason = f"{large[0]} was beyond {recipe.storage} at the end"
+        elif not_finite:
+            reason = f"{not_finite[0]} was not finite at the end"
+        elif too_large:
+            reason = f"{too_large[0]} was beyond {recipe.storage} at the end"
         trained.append(
-            Trained(
+            TrainedMember(
                 member=member,
                 seed=member,
                 status="failed" if reason else "ok",
@@ -249,30 +256,30 @@ def _unstack(
     return trained
 
 
-def _storable(recipe: Recipe, name: str, tensor: Tensor) -> bool:
-    """Say whether a tensor is still finite in the dtype that it is stored in."""
-    kept = tensor.is_floating_point() and not is_statistic(name)
-    return bool((tensor.to(STORAGE[recipe.storage]) if kept else tensor).isfinite().all())
+def _is_finite_when_stored(recipe: Recipe, name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor stays finite in the dtype of its storage."""
+    is_cast = tensor.is_floating_point() and not is_statistic(name)
+    return bool((tensor.to(STORAGE[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
-def _member(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
-    """Copy a member's tensors out of a stack, counters left out; return them on the CPU."""
+def _member_tensors(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
+    """Return copies on the CPU of a member's tensors in a stack, except counters."""
     return {
-        name: stacked[of][position].detach().cpu().contiguous().clone()
-        for name, of in names.items()
+        name: stacked[trained_name][position].detach().cpu().contiguous().clone()
+        for name, trained_name in names.items()
         if name.rpartition(".")[2] != "num_batches_tracked"
     }
 
 
 def check_ids(ids: Sequence[int]) -> None:
-    """Check that ids can be members', each once.
+    """Check that all ids are in [0, 2^31) and none is repeated.
 
     Raises:
-        UsageError: one that can't, or one twice.
+        UsageError: an invalid id, or one that is repeated.
     """
-    wrong = [member for member in ids if not 0 <= member < 2**31]
-    if wrong:
-        raise UsageError(f"member {wrong[0]}", expected="an id in [0, 2^31)", found=str(wrong[0]))
+    invalid = [member for member in ids if not 0 <= member < 2**31]
+    if invalid:
+        raise UsageError(f"member {invalid[0]}", expected="an id in [0, 2^31)", found=str(invalid[0]))
     if len(set(ids)) < len(ids):
-        [(twice, _)] = Counter(ids).most_common(1)
-        raise UsageError("ids", expected="each once", found=f"member {twice} more than once")
+        [(repeated, _)] = Counter(ids).most_common(1)
+        raise UsageError("ids", expected="each once", found=f"member {repeated} more than once")

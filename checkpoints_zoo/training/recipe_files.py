@@ -1,4 +1,4 @@
-"""Recipes from a user's own Python file, and variants of any recipe from text: `lr=0.05`, `arguments.classes=10`."""
+"""Recipes from a user's Python file, and variants of recipes from text such as `lr=0.05` or `arguments.classes=10`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest
-from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, module_of, running
+from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, run_module, user_code
 
-_IN_A_FILE = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
+_IN_A_FILE = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -25,26 +25,26 @@ _KINDS = {
 _NOT_SET = ("made_from", "split_rule")
 
 
-def is_file(text: str) -> bool:
-    """Say whether a recipe's name on the command line means a file: FILE.py, or FILE.py:NAME."""
+def is_recipe_file(text: str) -> bool:
+    """Return whether a recipe on the command line is a file: FILE.py, or FILE.py:NAME."""
     return text.endswith(".py") or ".py:" in text
 
 
-def read(text: str) -> Recipe:
+def read_recipe(text: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
-    The file is code, and trusted as such. It defines `RECIPE`, or `RECIPES`, of which the name behind the colon takes
-    one (or none is needed, since there is one alone). A recipe is a `Recipe`, or a function without arguments that
-    returns one; its `build` may be a function of the file.
+    The file is code, and its user trusts it. It defines `RECIPE` or `RECIPES`; with several recipes the name after the
+    colon selects one. A recipe is a `Recipe`, or a function without arguments that returns one. Its `build` may be a
+    function of the file.
 
     Args:
-        text: path of the file, and ":NAME" where it has several recipes.
+        text: path of the file, and ":NAME" if the file has several recipes.
 
     Raises:
-        UsageError: no such file, or one without such a recipe.
+        UsageError: there is no such file, or no such recipe in it.
     """
     path, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
-    recipes = read_all(Path(path))
+    recipes = read_recipes(Path(path))
     if not name and len(recipes) == 1:
         return next(iter(recipes.values()))
     if name not in recipes:
@@ -56,39 +56,43 @@ def read(text: str) -> Recipe:
     return recipes[name]
 
 
-def read_all(path: Path) -> dict[str, Recipe]:
-    """Run a user's file, and return all recipes that it defines, by name.
+def read_recipes(path: Path) -> dict[str, Recipe]:
+    """Run a user's file, and return all its recipes by name.
 
     Raises:
-        UsageError: no such file, or one without recipes.
+        UsageError: there is no such file, or no recipe in it.
     """
     if not path.is_file():
         raise UsageError(f"recipe file {path}", expected="a Python file", found="no such file")
     module_name = f"recipe_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    with running(f"recipe file {path}", "Python that runs"):
-        module = module_of(path.resolve(), module_name)
-    found: Any = getattr(module, "RECIPES", None)
-    if found is None and hasattr(module, "RECIPE"):
-        found = {"": module.RECIPE}
-    if not isinstance(found, Mapping) or not found:
-        raise UsageError(f"recipe file {path}", expected=_IN_A_FILE, found=repr(found)[:80] if found else "neither")
-    with running(f"recipe file {path}", "recipes"):
-        recipes = [value() if callable(value) else value for value in found.values()]
+    with user_code(f"recipe file {path}", "Python that runs"):
+        module = run_module(path.resolve(), module_name)
+    recipes_by_name: Any = getattr(module, "RECIPES", None)
+    if recipes_by_name is None and hasattr(module, "RECIPE"):
+        recipes_by_name = {"": module.RECIPE}
+    if not isinstance(recipes_by_name, Mapping) or not recipes_by_name:
+        raise UsageError(
+            f"recipe file {path}",
+            expected=_IN_A_FILE,
+            found=repr(recipes_by_name)[:80] if recipes_by_name else "neither",
+        )
+    with user_code(f"recipe file {path}", "recipes"):
+        recipes = [value() if callable(value) else value for value in recipes_by_name.values()]
     for recipe in recipes:
         if not isinstance(recipe, Recipe):
             raise UsageError(f"recipe file {path}", expected=_IN_A_FILE, found=repr(recipe)[:80])
-    return {name or recipe.name: recipe for name, recipe in zip(found, recipes, strict=True)}
+    return {name or recipe.name: recipe for name, recipe in zip(recipes_by_name, recipes, strict=True)}
 
 
-def varied(recipe: Recipe, changes: Sequence[str]) -> Recipe:
-    """Set fields of a recipe; return the variant, which notes in `made_from` what was set.
+def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """Set fields of a recipe; return the variant, whose `made_from` lists the fields that were set.
 
     Args:
-        recipe: to begin with.
-        changes: "FIELD=VALUE" each, or "arguments.NAME=VALUE" with a JSON value.
+        recipe: the original.
+        changes: each "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
 
     Raises:
-        UsageError: a field that isn't there (the nearest is named), a value of another type or out of its range.
+        UsageError: an unknown field (the error names the nearest), or a value of another type or out of range.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> variant = varied(convnet_digits(), ["lr=0.1", "epochs=5"])
@@ -102,26 +106,26 @@ def varied(recipe: Recipe, changes: Sequence[str]) -> Recipe:
             raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
         if field.startswith("arguments."):
             argument = field.removeprefix("arguments.")
-            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: _json(field, text)}
+            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: _parse_json(field, text)}
         else:
-            values[field] = _parsed(field, text)
-    made = dataclasses.replace(recipe, **values)
-    return dataclasses.replace(made, made_from=_made_from(recipe, made))
+            values[field] = _parse_field(field, text)
+    variant = dataclasses.replace(recipe, **values)
+    return dataclasses.replace(variant, made_from=_made_from(recipe, variant))
 
 
-def _parsed(field: str, text: str) -> Any:
-    """Read the text of a field by the field's type; return the value."""
+def _parse_field(field: str, text: str) -> Any:
+    """Parse the text of a field by the field's type; return the value."""
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
     if field not in kinds:
         known = [*kinds, "arguments.NAME"]
         # "learning_rate" is lr, and "wd" is weight_decay.
-        near = [name for name in known if _initials(field) == name or _initials(name) == field]
-        near.append(nearest(field, known))
+        suggestions = [name for name in known if _initials(field) == name or _initials(name) == field]
+        suggestions.append(nearest(field, known))
         raise UsageError(
             f"field {field!r} of a recipe",
             expected=f"one of {', '.join(known)}",
             found="no such field",
-            do=f"Did you mean {near[0]}?",
+            do=f"Did you mean {suggestions[0]}?",
         )
     kind = kinds[field]
     try:
@@ -142,7 +146,7 @@ def _initials(field: str) -> str:
     return "".join(part[:1] for part in field.split("_"))
 
 
-def _json(field: str, text: str) -> Any:
+def _parse_json(field: str, text: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -150,22 +154,22 @@ def _json(field: str, text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _made_from(base: Recipe, made: Recipe) -> str:
-    """Write what a variant was made from and all that was set, in the fields' order of names; return the text."""
+def _made_from(base: Recipe, variant: Recipe) -> str:
+    """Return the name of the original recipe and the fields that were set, sorted by name."""
     first, *earlier = (base.made_from or base.name).split(" ")
     settings = dict(part.split("=", 1) for part in earlier)
     for field in dataclasses.fields(Recipe):
-        old, new = getattr(base, field.name), getattr(made, field.name)
+        old, new = getattr(base, field.name), getattr(variant, field.name)
         if field.name in NOT_HASHED or old == new:
             continue
         if field.name == "arguments":
-            settings |= {f"arguments.{n}": _argument(v) for n, v in new.items() if n not in old or old[n] != v}
+            settings |= {f"arguments.{n}": _argument_text(v) for n, v in new.items() if n not in old or old[n] != v}
         else:
-            settings[field.name] = _text(new)
+            settings[field.name] = _field_text(new)
     return " ".join([first, *(f"{name}={value}" for name, value in sorted(settings.items()))])
 
 
-def _text(value: object) -> str:
+def _field_text(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     if value is None:
@@ -173,6 +177,6 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _argument(value: object) -> str:
-    """Write an argument as JSON without a space, so that a variant can be made again from the text; return it."""
+def _argument_text(value: object) -> str:
+    """Return an argument as JSON without spaces: `made_from` is split at spaces."""
     return json.dumps(value, separators=(",", ":")).replace(" ", "\\u0020")

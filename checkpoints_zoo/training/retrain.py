@@ -1,4 +1,4 @@
-"""Members trained again from their rows, and compared with what is stored."""
+"""Retraining: members are trained again from their rows and compared with the stored members."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.training.packing import Finished, Row, prepare
-from checkpoints_zoo.training.population import Stacks
+from checkpoints_zoo.training.packing import PackedSnapshot, Row, pack_members
+from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import varied
-from checkpoints_zoo.training.recipes import ALSO_CALLED, RECIPES, named
+from checkpoints_zoo.training.recipe_files import vary_recipe
+from checkpoints_zoo.training.recipes import ALIASES, RECIPES, recipe_by_name
 from checkpoints_zoo.workers import Engine, InProcess, Job
 
 LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
 
 
 @dataclass(frozen=True)
-class Retrained:
-    """What came of training a member again.
+class RetrainResult:
+    """Result of the comparison of a retrained member with the stored one.
 
     Args:
         member: its id.
-        compared: "bytes" where it was trained by this build of torch on this processor, or "accuracy".
-        same: whether it is as its row says: the same bytes, or an accuracy within the interval.
-        text: what was compared with what.
+        compared: "bytes", "accuracy" or "status": the kind of comparison.
+        same: whether the bytes are equal, or the accuracy is within the interval.
+        text: the values compared.
     """
 
     member: int
@@ -42,90 +42,94 @@ def retrain(
     recipe: Recipe | None = None,
     engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Callable[[str], object] = lambda text: None,
-) -> list[Retrained]:
-    """Train some members again from their rows and compare them; return what came of each.
+) -> list[RetrainResult]:
+    """Train some members again from their rows and compare them; return the results.
 
-    Bit for bit where torch's version and the device are those of the row. Elsewhere the test accuracy must lie within
-    the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
+    If torch's version and the device are those of the row, bytes are compared. Otherwise the test accuracy must be
+    within the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
-        members: a collection that was trained here.
-        count: how many of its members, spread evenly.
-        recipe: that trained them; None for the one that the rows name.
-        engine: what trains them.
-        say: told what is being done.
+        members: a collection that this package has trained.
+        count: number of members to retrain, spread evenly.
+        recipe: of the members; None for the recipe that the rows name.
+        engine: where the members are trained.
+        say: called with a line of text.
 
     Raises:
         SelectionError: no members with weights.
-        UsageError: the recipe isn't known, or another one than the rows say.
+        UsageError: the recipe is not known, or its hash differs from the rows'.
     """
     rows = [row for row in members.rows.to_pylist() if row["status"] == "ok" and row["final"]]
     if not rows or count < 1:
         raise SelectionError(f"members of {members.name} to train again", expected="one or more", found="none")
     rows = [rows[i * len(rows) // min(count, len(rows))] for i in range(min(count, len(rows)))]
-    known = recipe or _recipe(members.name, rows[0])
+    expected_recipe = recipe or _recipe_of_row(members.name, rows[0])
     for row in rows:
-        if row["recipe_hash"] != known.hash:
+        if row["recipe_hash"] != expected_recipe.hash:
             raise UsageError(
                 f"recipe of member {row['member']} of {members.name}",
                 expected=f"hash {row['recipe_hash']}, as its row says",
-                found=f"{known.hash} of recipe {known.name!r}",
-                do="Give the recipe that trained it by --recipe, and what was set by --set",
+                found=f"{expected_recipe.hash} of recipe {expected_recipe.name!r}",
+                do="Give the recipe that trained it with --recipe, and the fields that were set with --set",
                 collection=members.name,
                 member=row["member"],
             )
     ids = [row["member"] for row in rows]
-    stacks = [tuple(ids[at : at + known.stack_width]) for at in range(0, len(ids), known.stack_width)]
+    stacks = [
+        tuple(ids[at : at + expected_recipe.stack_width]) for at in range(0, len(ids), expected_recipe.stack_width)
+    ]
     say(f"{members.name}: training {', '.join(map(str, ids))} again …")
-    found: dict[int, Finished] = {}
+    retrained: dict[int, PackedSnapshot] = {}
     jobs = [Job(f"members {', '.join(map(str, stack))}", stack) for stack in stacks]
-    with closing(engine.run(Stacks(known, None, prepare), jobs)) as results:
-        for _, finished in results:
-            found |= {f.row["member"]: f for f in finished if f.row["final"]}
-    inputs = len(known.split("test"))
-    return [_compared(row, found[row["member"]].row, inputs) for row in rows]
+    with closing(engine.run(StackTrainer(expected_recipe, None, pack_members), jobs)) as results:
+        for _, snapshots in results:
+            retrained |= {f.row["member"]: f for f in snapshots if f.row["final"]}
+    inputs = len(expected_recipe.split("test"))
+    return [_compare(row, retrained[row["member"]].row, inputs) for row in rows]
 
 
-def _recipe(name: str, row: Row) -> Recipe:
-    """Return the recipe of the package that a row names, with the fields that the row sets.
+def _recipe_of_row(name: str, row: Row) -> Recipe:
+    """Return the package's recipe that a row names, with the fields that the row sets.
 
-    A row may come from anybody, so it never makes a file run: a recipe that stands in a file is given by the caller.
+    Rows are data from anybody, so no file that a row names is run. The caller gives a recipe that is in a file.
     """
     base, *changes = (row["recipe"] or "").split(" ")
-    if ALSO_CALLED.get(base, base) not in RECIPES:
+    if ALIASES.get(base, base) not in RECIPES:
         raise UsageError(
             f"recipe of {name}",
             expected=f"one of the package's in its rows ({', '.join(RECIPES)})",
             found=repr(base)[:80] if base else "none",
             do="If you trust its code, give its file: --recipe FILE.py",
         )
-    return varied(named(base), changes)
+    return vary_recipe(recipe_by_name(base), changes)
 
 
-def _compared(row: Row, again: Row, inputs: int) -> Retrained:
-    """Compare a row with that of the member trained again."""
+def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
+    """Compare a row with the row of the retrained member; return the result."""
     member = row["member"]
-    if again["status"] != "ok":
-        return Retrained(member, "status", False, f"expected status ok; found {again['status']}: {again['reason']}")
-    ours = again["torch_version"], again["device"]
-    if (row["torch_version"], row["device"]) == ours and row["sha256"] is not None:
-        same = row["sha256"] == again["sha256"]
-        text = f"sha256 {again['sha256'][:16]}…" if same else ""
-        text = text or f"expected sha256 {row['sha256'][:16]}…; found {again['sha256'][:16]}…"
-        return Retrained(member, "bytes", same, text)
+    if new_row["status"] != "ok":
+        return RetrainResult(
+            member, "status", False, f"expected status ok; found {new_row['status']}: {new_row['reason']}"
+        )
+    environment = new_row["torch_version"], new_row["device"]
+    if (row["torch_version"], row["device"]) == environment and row["sha256"] is not None:
+        same = row["sha256"] == new_row["sha256"]
+        text = f"sha256 {new_row['sha256'][:16]}…" if same else ""
+        text = text or f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
+        return RetrainResult(member, "bytes", same, text)
     if row["test_accuracy"] is None:
         raise UsageError(f"test accuracy of member {member}", expected="one in its row", found="none", member=member)
-    before, now = row["test_accuracy"], again["test_accuracy"]
-    within = interval(before, now, inputs)
+    before, now = row["test_accuracy"], new_row["test_accuracy"]
+    within = difference_interval(before, now, inputs)
     same = abs(now - before) <= within
-    where = f"trained by torch {row['torch_version']} on {row['device']}, here {ours[0]} on {ours[1]}"
-    return Retrained(member, "accuracy", same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
+    where = f"trained by torch {row['torch_version']} on {row['device']}, here {environment[0]} on {environment[1]}"
+    return RetrainResult(member, "accuracy", same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
 
 
-def interval(one: float, other: float, inputs: int) -> float:
-    """Return how far two shares of so many inputs may lie apart by chance, at 99 %.
+def difference_interval(one: float, other: float, inputs: int) -> float:
+    """Return the largest difference of two shares of so many inputs that chance explains at 99 %.
 
-    FolderSource: Agresti and Caffo 2000, a success and a failure added to each.
+    Source: Agresti and Caffo 2000; one success and one failure are added to each share.
 
     >>> round(interval(0.9, 0.9, 100), 3)
     0.112

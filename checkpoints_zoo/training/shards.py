@@ -1,6 +1,6 @@
-"""Finished snapshots are laid aside, then go into shards, and their rows into the manifest, which comes last.
+"""Finished snapshots are staged, then written into shards; the manifest comes last.
 
-Killed at any moment, what was there before is still there and readable; a shard that is whole is found again.
+A kill at any moment leaves the earlier content readable, and complete shards are found again.
 """
 
 from __future__ import annotations
@@ -22,95 +22,105 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read
 from checkpoints_zoo.sources.copying import Piece, Shard, place, written
 from checkpoints_zoo.sources.source import FolderSource
-from checkpoints_zoo.training.packing import Finished, Key, Row, key_of
+from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, key_of
 
 
 @dataclass(frozen=True)
-class Fresh:
-    """A snapshot that is to go into a shard: its row, and where its bytes lie now; None for a member that failed."""
+class NewSnapshot:
+    """A snapshot to be written into a shard: its row, and the location of its bytes now; None for a failed member."""
 
     row: Row
-    at: Location | None
+    location: Location | None
 
 
-def seal(
+def write_shards(
     source: FolderSource,
     description: Description,
-    fresh: Mapping[Key, Fresh],
+    new_snapshots: Mapping[Key, NewSnapshot],
     snapshots: int,
     *,
     whole: bool = False,
 ) -> Iterator[list[Key]]:
-    """Write every shard that gets fresh snapshots, and after each the manifest; yield what is in it then.
+    """Write every shard that gets new snapshots, and the manifest after each; yield the keys of its new snapshots.
 
-    What a shard holds is a function of the ids alone. Snapshots that are there already are replaced, and rows of
-    members whose bytes are gone left out. Shards that no row names any more stay for whoever reads them: see `tidy`.
+    The ids alone decide which members share a shard. Snapshots that exist already are replaced; rows of members whose
+    bytes are lost are left out. Shards that no row names any more stay, since another process may be reading them; see
+    `remove_unnamed_shards`.
 
     Args:
         source: a folder.
         description: of the collection, with one layout.
-        fresh: what is to be added, whole members.
-        snapshots: that a member has, of which it follows how many members share a shard.
-        whole: whether to write only shards of which every id is there.
+        new_snapshots: snapshots to add, all of each member.
+        snapshots: number of snapshots of a member; it determines how many members share a shard.
+        whole: whether to write only shards whose members are all finished.
 
     Raises:
-        DamagedError: bytes that are not what their row says.
+        DamagedError: bytes that differ from their row.
     """
     name, ((key, layout),) = description.name, description.layouts.items()
-    held = rows_of(source, name)
-    gone = lost(source, held.values())
-    held = {k: row for k, row in held.items() if k[0] not in gone}
+    existing = rows_of(source, name)
+    lost = lost_members(source, existing.values())
+    existing = {snapshot_key: row for snapshot_key, row in existing.items() if snapshot_key[0] not in lost}
     size = shard_files.members_per_shard(layout, snapshots)
-    for number in sorted({member // size for member, _ in fresh}):
-        group = {k: row for k, row in held.items() if k[0] // size == number}
-        group |= {k: dict(one.row) for k, one in fresh.items() if k[0] // size == number}
-        finals = {k[0] for k, row in group.items() if row["final"]}
+    for number in sorted({member // size for member, _ in new_snapshots}):
+        group = {snapshot_key: row for snapshot_key, row in existing.items() if snapshot_key[0] // size == number}
+        group |= {
+            snapshot_key: dict(snapshot.row)
+            for snapshot_key, snapshot in new_snapshots.items()
+            if snapshot_key[0] // size == number
+        }
+        finals = {snapshot_key[0] for snapshot_key, row in group.items() if row["final"]}
         if whole and len(finals) < size:
             continue
-        _write_shard(source, name, Shard(number, key, layout), layout, group, fresh)
-        held |= group
-        table = manifest.table([held[k] for k in sorted(held)])
+        _write_shard(source, name, Shard(number, key, layout), layout, group, new_snapshots)
+        existing |= group
+        table = manifest.table([existing[snapshot_key] for snapshot_key in sorted(existing)])
         manifest.validate(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write(table, source.manifest_path(name))
-        for folder in (source.manifest_path(name).parent, source.root):  # who is told removes the other copy
+        for folder in (source.manifest_path(name).parent, source.root):  # the caller then removes the staged copy
             disk.sync_folder(folder)
-        yield [k for k in group if k in fresh]
+        yield [snapshot_key for snapshot_key in group if snapshot_key in new_snapshots]
 
 
 def _write_shard(
-    source: FolderSource, name: str, shard: Shard, layout: Layout, group: Mapping[Key, Row], fresh: Mapping[Key, Fresh]
+    source: FolderSource,
+    name: str,
+    shard: Shard,
+    layout: Layout,
+    group: Mapping[Key, Row],
+    new_snapshots: Mapping[Key, NewSnapshot],
 ) -> None:
-    """Write a shard, and into the rows of its snapshots where they lie in it."""
+    """Write a shard, and the locations into the rows of its snapshots."""
     stored = [k for k in sorted(group) if group[k]["status"] == "ok"]
-    if not any(k in fresh for k in stored):
+    if not any(k in new_snapshots for k in stored):
         return
     shard.pieces += [Piece(group[k], None, group[k]["sha256"]) for k in stored]
     locations = []
     for piece, k in zip(shard.pieces, stored, strict=True):
-        one = fresh.get(k)
-        if one is not None and one.at is not None:
-            locations.append(one.at)
+        snapshot = new_snapshots.get(k)
+        if snapshot is not None and snapshot.location is not None:
+            locations.append(snapshot.location)
         else:
             row = group[k]
             locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
     path = written(source.root / "shards" / name, shard, locations, name)
-    for folder in (path.parent, path.parent.parent):  # before the manifest names it
+    for folder in (path.parent, path.parent.parent):  # before the manifest names the shard
         disk.sync_folder(folder)
     place(shard, path.relative_to(source.root).as_posix())
 
 
 def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:
-    """Return the rows of a collection that a source has, by member and epoch; none where it has no manifest."""
+    """Return the rows of a collection in a source by member and epoch; {} if there is no manifest."""
     if not source.manifest_path(name).exists():
         return {}
     return {key_of(row): row for row in source.read(name)[1].to_pylist()}
 
 
-def lost(source: FolderSource, rows: Iterable[Row]) -> set[int]:
-    """Return the members whose bytes are gone: their file is, or ends before them."""
+def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
+    """Return the members whose bytes are lost: their file is missing, or too short."""
     sizes: dict[str, int] = {}
-    gone = set()
+    lost = set()
     for row in rows:
         if (path := row["path"]) is None:
             continue
@@ -120,12 +130,12 @@ def lost(source: FolderSource, rows: Iterable[Row]) -> set[int]:
             except SourceNotFound:
                 sizes[path] = 0
         if sizes[path] < row["offset"] + row["nbytes"]:
-            gone.add(row["member"])
-    return gone
+            lost.add(row["member"])
+    return lost
 
 
-def tidy(source: FolderSource, name: str) -> None:
-    """Remove shards that no row names any more, and what kills left of files being written."""
+def remove_unnamed_shards(source: FolderSource, name: str) -> None:
+    """Remove shards that no row names any more, and temporary files of killed runs."""
     named = {row["path"] for row in rows_of(source, name).values()}
     for path in (source.root / "shards" / name).glob("*"):
         if path.suffix == ".tmp" or path.relative_to(source.root).as_posix() not in named:
@@ -134,19 +144,19 @@ def tidy(source: FolderSource, name: str) -> None:
         path.unlink()
 
 
-def source_of(out: Path) -> FolderSource:
+def folder_source(out: Path) -> FolderSource:
     """Return a folder as a source."""
     return FolderSource(out.absolute(), out.absolute().as_uri())
 
 
 class Staging:
-    """The finished snapshots of a collection that are in no shard yet.
+    """The staged snapshots of a collection: finished, but in no shard yet.
 
     Args:
-        folder: that they lie in; nobody else writes to it.
-        layout: of their bytes.
+        folder: of the staged files; only this object writes into it.
+        layout: of the snapshots' bytes.
         recipe_hash: of the recipe that trained them.
-        readonly: whether to leave what a kill left, and what belongs to another recipe; else it is deleted.
+        readonly: whether to keep incomplete files and those of another recipe; otherwise they are deleted.
     """
 
     def __init__(self, folder: Path, layout: Layout, recipe_hash: str, *, readonly: bool = False) -> None:
@@ -156,38 +166,38 @@ class Staging:
         self._read()
 
     def _read(self) -> None:
-        """Read what is here, and remove what a kill left of snapshots that weren't finished."""
+        """Read the staged snapshots; remove files of members that were not finished when a run was killed."""
         for path in self.folder.glob("[0-9]*.json"):
-            # What a disk that lied has left is none: the member is trained again.
+            # An unreadable row, as after a power loss, is ignored: the member is trained again.
             with suppress(FormatError, DamagedError, KeyError, TypeError, ValueError):
-                self._take(catalog.read_json(path))
-        whole = self.members
-        for key in [key for key in self.rows if key[0] not in whole]:
+                self._load_row(catalog.read_json(path))
+        complete = self.members
+        for key in [key for key in self.rows if key[0] not in complete]:
             del self.rows[key], self._digests[key]
-        kept = {path for key in self.rows for path in (self._json(key), self._bytes(key))}
+        expected = {path for key in self.rows for path in (self._json(key), self._bytes(key))}
         for path in () if self.readonly else self.folder.glob("*"):
-            if path not in kept:
+            if path not in expected:
                 path.unlink()
 
-    def _take(self, values: dict[str, object]) -> None:
+    def _load_row(self, values: dict[str, object]) -> None:
         row, digest = dict.fromkeys(SCHEMA.names) | values["row"], values["bytes"]  # type: ignore[operator]
         row["created"] = datetime.fromisoformat(row["created"])
         if row["recipe_hash"] != self.recipe_hash:
-            raise ValueError("another recipe's")
+            raise ValueError("the row is of another recipe")
         key = key_of(row)
         self.rows[key], self._digests[key] = row, None if digest is None else str(digest)
         if digest is not None:
             try:
                 check_against_files([self.location(key)])
-                whole = hashlib.sha256(next(read([self.location(key)]))[1]).hexdigest() == digest
+                is_whole = hashlib.sha256(next(read([self.location(key)]))[1]).hexdigest() == digest
             except (DamagedError, OSError):
-                whole = False
-            if not whole:
+                is_whole = False
+            if not is_whole:
                 del self.rows[key], self._digests[key]
 
     @property
     def members(self) -> set[int]:
-        """Ids of the members that are finished."""
+        """Return the ids of the finished members."""
         return {key[0] for key, row in self.rows.items() if row["final"]}
 
     def _name(self, key: Key) -> str:
@@ -200,25 +210,25 @@ class Staging:
         return self.folder / f"{self._name(key)}-{self._digests[key]}.safetensors"
 
     def location(self, key: Key) -> Location:
-        """Return where a snapshot's bytes lie."""
+        """Return the location of a snapshot's bytes."""
         return Location(key[0], "", self._bytes(key), shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def keep(self, finished: Iterable[Finished]) -> None:
-        """Lay a stack's snapshots aside, each by rename, a member's last one last."""
+    def keep(self, finished: Iterable[PackedSnapshot]) -> None:
+        """Stage the snapshots of a stack: each is renamed when complete, the final one of a member last."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for each in sorted(finished, key=lambda f: f.key):
-            key, digest = each.key, None
-            if each.raw is not None:
-                digest = hashlib.sha256(each.raw).hexdigest()
-                written = shard_files.write_shard(self.folder, 0, self.layout, [("", each.raw)])
+        for snapshot in sorted(finished, key=lambda f: f.key):
+            key, digest = snapshot.key, None
+            if snapshot.raw is not None:
+                digest = hashlib.sha256(snapshot.raw).hexdigest()
+                written = shard_files.write_shard(self.folder, 0, self.layout, [("", snapshot.raw)])
                 written.replace(self.folder / f"{self._name(key)}-{digest}.safetensors")
-            row = each.row | {"created": each.row["created"].isoformat()}
+            row = snapshot.row | {"created": snapshot.row["created"].isoformat()}
             catalog.write_json({"row": row, "bytes": digest}, self._json(key))
-            self.rows[key], self._digests[key] = dict(each.row), digest
+            self.rows[key], self._digests[key] = dict(snapshot.row), digest
         disk.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Delete snapshots that are in a shard now, rows first."""
+        """Delete staged snapshots that are in a shard now; rows first."""
         for key in list(keys):
             self._json(key).unlink()
             if self._digests[key] is not None:
@@ -232,7 +242,7 @@ class Log:
     """A JSON line for every member that finished: member, status, reason, accuracy, seconds, time.
 
     Args:
-        path: of the file; a run adds to it.
+        path: of the file; runs append to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -241,7 +251,7 @@ class Log:
         self._cut = False
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            self._cut = bool(lines[-1])  # by a kill
+            self._cut = bool(lines[-1])  # a killed run left half a line
             for line in lines:
                 try:
                     self.members.add(json.loads(line)["member"])
@@ -249,7 +259,7 @@ class Log:
                     continue
 
     def add(self, rows: Iterable[Row]) -> list[str]:
-        """Add the members whose last snapshots these rows are, each once; return the lines."""
+        """Append a line for each member whose final snapshot is among the rows; return the new lines."""
         lines = []
         for row in rows:
             if not row["final"] or row["member"] in self.members:

@@ -1,6 +1,6 @@
-"""The folder that a run keeps beside the source: its lock, its recipe, and the saved states of its stacks.
+"""The folder `.training` of a source: the lock of the run, its recipe, and the saved states of its stacks.
 
-A state is a safetensors file, written under another name and renamed when complete.
+A state is a safetensors file, written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from checkpoints_zoo.training.recipe import Recipe
 _GROUPS = ("params", "momentum", "buffers", "averages", "scaling")
 _SNAPSHOT = "snapshot@"
 _FORMAT = 2
-_held = threading.local()
+_held_locks = threading.local()
 
 
 @dataclass(frozen=True)
 class RunKey:
-    """What must agree for a saved state to be gone on with.
+    """Identifies a saved state; a run resumes from a state only if all three fields agree.
 
     Args:
         recipe_hash: of the recipe.
-        members: ids, without the ones that fill up the stack.
-        torch_version: another build may round differently.
+        members: ids of the stack, without those that fill it up.
+        torch_version: of the run; another build may round differently.
     """
 
     recipe_hash: str
@@ -49,15 +49,15 @@ class RunKey:
 
 
 def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> None:
-    """Write a state: after a kill at any moment, `path` holds the old state or the new one, whole.
+    """Write a state; after a kill at any moment `path` holds the complete old state or the complete new one.
 
     Args:
-        path: of the file; its folder exists.
-        state: what to save.
-        key: whose state it is.
-        wall_time_s: seconds of training so far, all runs together.
+        path: of the file, in an existing folder.
+        state: of the stack.
+        key: of the state.
+        wall_time_s: seconds of training so far, interrupted runs included.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in _flatten(state).items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
     facts = {
         "format": _FORMAT,
         "recipe_hash": key.recipe_hash,
@@ -67,25 +67,25 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
     }
-    with replacing(path, "wb", sync=True) as file:  # a worker that was given up as dead may still be writing too
+    with replacing(path, "wb", sync=True) as file:  # a worker that was declared dead may still be writing
         file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
     sync_folder(path.parent)
 
 
 def read_state(path: Path) -> tuple[StackState, RunKey, float]:
-    """Read what `write_state` wrote: the state, its key, and the seconds of training so far.
+    """Read a state file; return the state, its key, and the seconds of training so far.
 
     Raises:
-        DamagedError: a file that is cut or changed, or no such file at all.
+        DamagedError: the file is cut, changed or missing.
     """
     try:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-            # Copies: a kernel may round by its operand's alignment, and a file's map has another one.
+            # Copies, since a mapped file is aligned differently, and kernels may round by alignment.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if facts["format"] != _FORMAT or facts["sha256"] != _digest(tensors):
-            raise ValueError("its content has another hash than it names, or it is of another format")
-        key = _key(facts)
+            raise ValueError("the hash of its content differs, or its format is another one")
+        key = _key_from_json(facts)
         groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
         snapshots: dict[int, Tensors] = {}
         for name, tensor in tensors.items():
@@ -104,43 +104,44 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
 
 
 def read_key(path: Path) -> tuple[RunKey, int] | None:
-    """Return whose state a file is and after how many epochs, reading no tensors; None where that can't be told."""
+    """Return the key and the number of epochs of a state file, without reading tensors; None if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        return _key(facts), int(facts["epoch"])
+        return _key_from_json(facts), int(facts["epoch"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def adopt_state(fresh: StackState, saved: StackState) -> bool:
-    """Take a saved state over into a fresh one, in the memory format and on the device that this one has.
+    """Copy a saved state into a fresh one, which keeps its memory format and device.
 
     Returns:
-        Whether they are of one kind: tensors of the same names, shapes and dtypes. If not, nothing changes.
+        Whether both have tensors of the same names, shapes and dtypes. If not, nothing is copied.
     """
-    ours, theirs = _flatten(fresh, now=True), _flatten(saved, now=True)
-    if ours.keys() != theirs.keys() or any(
-        (t.shape, t.dtype) != (theirs[name].shape, theirs[name].dtype) for name, t in ours.items()
+    fresh_tensors, saved_tensors = _named_tensors(fresh, initial_only=True), _named_tensors(saved, initial_only=True)
+    if fresh_tensors.keys() != saved_tensors.keys() or any(
+        (t.shape, t.dtype) != (saved_tensors[name].shape, saved_tensors[name].dtype)
+        for name, t in fresh_tensors.items()
     ):
         return False
-    for name, tensor in ours.items():
-        tensor.copy_(theirs[name])
+    for name, tensor in fresh_tensors.items():
+        tensor.copy_(saved_tensors[name])
     fresh.epoch, fresh.snapshots = saved.epoch, saved.snapshots
-    like = fresh.params | fresh.buffers
-    fresh.averages = {name: torch.empty_like(like[name]).copy_(tensor) for name, tensor in saved.averages.items()}
+    stacked = fresh.params | fresh.buffers
+    fresh.averages = {name: torch.empty_like(stacked[name]).copy_(tensor) for name, tensor in saved.averages.items()}
     return True
 
 
-def _key(facts: dict[str, Any]) -> RunKey:
+def _key_from_json(facts: dict[str, Any]) -> RunKey:
     return RunKey(facts["recipe_hash"], tuple(facts["members"]), facts["torch_version"])
 
 
-def _flatten(state: StackState, now: bool = False) -> Tensors:
-    """Return all tensors of a state by one name each; with `now`, those alone that a state has from the start."""
-    groups = [group for group in _GROUPS if not now or group != "averages"]
+def _named_tensors(state: StackState, initial_only: bool = False) -> Tensors:
+    """Return all tensors of a state under unique names; with `initial_only`, without averages and snapshots."""
+    groups = [group for group in _GROUPS if not initial_only or group != "averages"]
     tensors = {f"{group}/{name}": tensor for group in groups for name, tensor in getattr(state, group).items()}
-    if not now:
+    if not initial_only:
         for epoch, kept in state.snapshots.items():
             tensors |= {f"{_SNAPSHOT}{epoch}/{name}": tensor for name, tensor in kept.items()}
     return {**tensors, "loss": state.loss, "failed_step": state.failed_step}
@@ -154,8 +155,8 @@ def _digest(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-def _lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
-    """Take the lock that an open file stands for, at once or not at all; it goes with the file.
+def _try_lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
+    """Lock an open file without waiting; the lock ends when the file is closed.
 
     Raises:
         LockedError: another process holds it.
@@ -173,8 +174,8 @@ def _lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
 
 
 @contextmanager
-def untouched(folder: Path) -> Iterator[None]:
-    """Keep runs from training into a folder while the block runs; it may be one that can't be written to.
+def reading_lock(folder: Path) -> Iterator[None]:
+    """Keep runs from training into a folder while the block runs; the folder may be read-only.
 
     Raises:
         LockedError: a run is training into it.
@@ -184,32 +185,32 @@ def untouched(folder: Path) -> Iterator[None]:
         yield
         return
     with lock.open("rb") as file:
-        _lock(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
+        _try_lock(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
         yield
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep other processes from training into a folder while the block runs; inside it this thread may do so again.
+def training_lock(out: Path) -> Iterator[None]:
+    """Keep other processes from training into a folder while the block runs; this thread may nest the lock.
 
     Raises:
-        LockedError: another process holds the lock; it goes with its process, however that ends.
+        LockedError: another process holds the lock; the lock ends with its process.
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
     with disk.writing_into(lock.parent):
         lock.touch()
-    held: set[Path] = _held.__dict__.setdefault("paths", set())
-    if (path := lock.resolve()) in held:
+    held_paths: set[Path] = _held_locks.__dict__.setdefault("paths", set())
+    if (path := lock.resolve()) in held_paths:
         yield
         return
     with lock.open("w") as file:
-        _lock(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
-        held.add(path)
+        _try_lock(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
+        held_paths.add(path)
         try:
             yield
         finally:
-            held.remove(path)
+            held_paths.remove(path)
 
 
 def folder_of(out: Path, name: str) -> Path:
@@ -217,97 +218,97 @@ def folder_of(out: Path, name: str) -> Path:
     return out / ".training" / name
 
 
-def claim(out: Path, recipe: Recipe) -> Path:
-    """Give the folder of a recipe's runs; it records the recipe, and another of this name is refused.
+def claim_folder(out: Path, recipe: Recipe) -> Path:
+    """Return the folder of a recipe's runs, with the recipe recorded in it; refuse another recipe of this name.
 
-    One that nothing has come of yet, such as a network with a mistake, gives way.
+    A recorded recipe without any state or member, such as one with a mistake, is replaced.
 
     Raises:
-        UsageError: it is another recipe's.
+        UsageError: the folder holds states or members of another recipe.
     """
     folder = folder_of(out, recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
-    found = recorded_hash(folder)
-    begun = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
-    if found not in (None, recipe.hash) and begun:
+    recorded = recorded_hash(folder)
+    has_members = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
+    if recorded not in (None, recipe.hash) and has_members:
         raise UsageError(
             f"folder {out}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"hash {found}: the recipe has changed since it was trained here",
+            found=f"hash {recorded}: the recipe has changed since it was trained here",
             do="Give another folder, or name the changed recipe differently",
         )
-    if found != recipe.hash:
+    if recorded != recipe.hash:
         catalog.write_json({"hash": recipe.hash, **recipe.to_json()}, folder / "recipe.json")
     return folder
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Write down what the source will say of a collection: until its first shard it says nothing itself."""
+    """Write a collection's description into the folder of its runs; the source gets it with its first shard."""
     catalog.write_json(description.to_json(), folder / "description.json")
 
 
 def read_description(folder: Path) -> Description:
-    """Read what `write_description` wrote; return it.
+    """Read the description that `write_description` wrote; return it.
 
     Raises:
-        FormatError: it breaks the format.
-        FileNotFoundError: there is none.
+        FormatError: the file breaks the format.
+        FileNotFoundError: there is no file.
     """
     path = folder / "description.json"
     return Description.from_json(catalog.read_json(path), path)
 
 
 def recorded_hash(folder: Path) -> str | None:
-    """Return the hash of the recipe that a folder is for, None where it isn't recorded."""
+    """Return the recipe hash recorded in a folder of runs, None if there is none."""
     try:
         return str(json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["hash"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def clean_folder(folder: Path, wanted: set[int], epochs: int) -> None:
-    """Remove what kills leave: half-written files, and complete states whose members were finished.
+def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
+    """Remove files of killed runs: half-written files, and states of members that are finished.
 
     Args:
         folder: of the recipe's runs.
-        wanted: ids that are still to be finished.
+        unfinished: ids of the members still to be trained.
         epochs: of the recipe.
     """
-    for partial in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
-        partial.unlink()
+    for temporary in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
+        temporary.unlink()
     for path in folder.glob("*.safetensors"):
-        found = read_key(path)  # one that can't be read is dropped by its own stack, which says so
-        if found is not None and found[1] == epochs and wanted.isdisjoint(found[0].members):
+        key = read_key(path)  # `train_stack` deletes unreadable states, and says so
+        if key is not None and key[1] == epochs and unfinished.isdisjoint(key[0].members):
             path.unlink()
 
 
 def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
-    """Divide ids into stacks: those that were begun before as they were, so that they go on; the rest in order.
+    """Divide ids into stacks: stacks with a saved state keep their members; the other ids follow in order.
 
-    A stack that was begun may hold members that are finished meanwhile: they come out again as they were.
+    A stack with a saved state may hold members that are finished already; they are trained to the same bytes again.
 
     Args:
         folder: of the recipe's runs.
         recipe: of the members.
-        ids: of the members that are wanted.
+        ids: of the members to be trained.
     """
-    stacks, left = [], dict.fromkeys(ids)
+    stacks, remaining = [], dict.fromkeys(ids)
     for path in sorted(folder.glob("*.safetensors")):
-        found = read_key(path)
-        if found is None or (found[0].recipe_hash, found[0].torch_version) != (recipe.hash, str(torch.__version__)):
+        key = read_key(path)
+        if key is None or (key[0].recipe_hash, key[0].torch_version) != (recipe.hash, str(torch.__version__)):
             continue
-        members = found[0].members
-        if path.name == state_name(members) and any(member in left for member in members):
+        members = key[0].members
+        if path.name == state_name(members) and any(member in remaining for member in members):
             stacks.append(members)
             for member in members:
-                left.pop(member, None)
-    rest = list(left)
-    stacks += [tuple(rest[at : at + recipe.stack_width]) for at in range(0, len(rest), recipe.stack_width)]
-    place = {member: at for at, member in enumerate(ids)}
-    return sorted(stacks, key=lambda stack: min(place[member] for member in stack if member in place))
+                remaining.pop(member, None)
+    unstarted = list(remaining)
+    stacks += [tuple(unstarted[at : at + recipe.stack_width]) for at in range(0, len(unstarted), recipe.stack_width)]
+    position = {member: at for at, member in enumerate(ids)}
+    return sorted(stacks, key=lambda stack: min(position[member] for member in stack if member in position))
 
 
 def state_name(stack: tuple[int, ...]) -> str:
-    """Return the file's name of a stack's state."""
+    """Return the file name of a stack's state."""
     check = hashlib.sha256(",".join(map(str, stack)).encode()).hexdigest()[:8]
     return f"{stack[0]:06d}-{stack[-1]:06d}-{check}.safetensors"

@@ -16,10 +16,10 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.evaluation.tables import stated
-from checkpoints_zoo.populations.compact_posterior import compact
+from checkpoints_zoo.evaluation.tables import as_text
+from checkpoints_zoo.methods.comparing.compact_comparison import compact
 from checkpoints_zoo.populations.gaussian import fit
-from checkpoints_zoo.populations.loss_barrier import Barriers, barriers
+from checkpoints_zoo.populations.loss_barrier import Barriers, barrier
 from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from docs.make.marks import fill
 
@@ -82,13 +82,13 @@ def measure() -> dict[str, Any]:
             "compact": values,
             "gains": gains,
             "gain_to_mean": after - before,
-            "barrier": _barriers(barriers(members), barriers(members.align(to=members.ids[0]))),
+            "barrier": _barriers(barrier(members), barrier(members.align(to=members.ids[0]))),
         }
     return found
 
 
 def _interval(values: Mapping[str, Any], scale: float = 1) -> str:
-    return stated(Interval(values["value"], values["low"], values["high"]), scale)
+    return as_text(Interval(values["value"], values["low"], values["high"]), scale)
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

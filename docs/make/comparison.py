@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.methods.comparing import compact_comparison, comparison
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
@@ -201,7 +201,7 @@ def compact_table(compact: CompactComparison) -> str:
 def halves_table(compact: CompactComparison) -> str:
     """Lay out HMC, one half of the chains against the other."""
     rows = [
-        (compact_comparison.ROWS[row][0], *(stated(x[row]) for x in compact.halves.values()))
+        (compact_comparison.ROWS[row][0], *(as_text(x[row]) for x in compact.halves.values()))
         for row in ("agreement", "total_variation")
     ]
     return markdown(("one half against the other", *(f"HMC {c}" for c in compact.halves)), rows, left=1)

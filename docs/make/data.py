@@ -25,8 +25,8 @@ START = """\
 
 Made by `python -m docs.make`; a test compares the two and runs the code.
 
-`zoo.evaluate`, `zoo.pairwise`, `members.predict`, `members.predictions(data=)`, `zoo.barrier`, `zoo.barriers`,
-`zoo.compact` and `zoo.verify` take images by name, from a place, or as you have them in memory. All of it goes through
+`zoo.evaluate`, `zoo.pairwise`, `members.predict`, `members.predictions(data=)`, `zoo.barrier`, `zoo.compact` and
+`zoo.verify` take images by name, from a place, or as you have them in memory. All of it goes through
 one function, `zoo.images.of`, which has the options. Images are uint8 pixels (input, channel, height, width); members
 preprocess them as their description says.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.populations.compact_posterior import compact
+from checkpoints_zoo.methods.comparing.compact_comparison import compact
 from tests.support.commands import run, values
 from tests.support.scenarios import Built, build
 

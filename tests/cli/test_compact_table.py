@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
-from checkpoints_zoo.methods.comparing.compact_study import compare_compact, fit_and_compare
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, compact, fit_and_compare
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.training import recipes
@@ -63,7 +62,7 @@ def test_fits_and_prints(folder: Path, tmp_path: Path) -> None:
     assert fit_and_compare(QUICK, folder, runs=3, draws=4, hmc=hmc_quick, samples=2, splits=2) == found
     # The same of the collections that lie there.
     hmc, ensemble, vi = (zoo.load(n, source=s) for n, s in _places(folder))
-    assert compare_compact(hmc, ensemble, vi, samples=2, splits=2).table == found.table
+    assert compact(ensemble, against=hmc, vi=vi, samples=2, splits=2).table == found.table
 
 
 def _places(folder: Path) -> list[tuple[str, Path]]:
@@ -83,7 +82,7 @@ def test_against_draws_at_hand(tmp_path: Path) -> None:
     options = ("--source", tmp_path, "--samples", "2", "--splits", "2", "--format", "json")
     result = run("compact", "c", "-n", "4", "--against", "c-hmc-multi", "--vi", "c-vi-multi", "--to", "mean", *options)
     hmc, ensemble, vi = (zoo.load(n, source=tmp_path) for n in ("c-hmc-multi", "c", "c-vi-multi"))
-    found = compare_compact(hmc, ensemble[:4], vi, samples=2, splits=2, to="mean")
+    found = compact(ensemble[:4], against=hmc, vi=vi, samples=2, splits=2, to="mean")
     assert values(result) == json.loads(found.to_json())
     assert result.stderr == "c: 4 members against 6 draws of c-hmc-multi …\n"
     assert "VI q" not in run("compact", "c", "--against", "c-hmc-multi", *options[:-2]).stdout
@@ -131,7 +130,7 @@ def test_what_the_commands_cannot_take(arguments: tuple[str, ...], code: int, te
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_tables_as_files(tmp_path: Path, ending: str) -> None:
     members = zoo.load("convnet-digits", n=4)
-    found = compare_compact(members[:2], members[2:], samples=1)
+    found = compact(members[2:], against=members[:2], samples=1)
     path = found.write(tmp_path / f"t.{ending}")
     import pandas as pd
 

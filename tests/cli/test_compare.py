@@ -162,7 +162,7 @@ def test_a_collection_of_ones_own_and_its_recipe(tmp_path: Path, monkeypatch: py
     """The recipe's own network draws; --dry-run says where they lie."""
     monkeypatch.chdir(tmp_path)
     Path("own_of_compare.py").write_text(OWN)
-    recipe = recipe_files.read("own_of_compare.py")
+    recipe = recipe_files.read_recipe("own_of_compare.py")
     fit("deep-ensemble", recipe, out="own", draws=4)
     asked = (
         "compare", "own-digits-deep-ensemble", "--source", "own", "--architecture", "own_of_compare:build", "--recipe",

@@ -56,7 +56,7 @@ def test_positions_out_of_range(members: Collection, position: int, found: str) 
 
 
 @pytest.mark.parametrize("position", ["3", 1.0, None, True, [0, 1], np.array([0, 1])])
-def test_positions_that_are_none(members: Collection, position: int) -> None:
+def test_positions_that_are_no_whole_numbers(members: Collection, position: int) -> None:
     with pytest.raises(UsageError, match=r"^position of a member: expected a whole number or a slice; found "):
         members[position]
 
@@ -109,7 +109,7 @@ def test_batches_are_slices_of_the_stack(members: Collection, size: int, dtype: 
 
 
 @pytest.mark.parametrize("size", [0, -1, True, "2", 1.5, None])
-def test_batches_of_a_size_that_cannot_be(members: Collection, size: int) -> None:
+def test_bad_batch_sizes_are_refused(members: Collection, size: int) -> None:
     with pytest.raises(UsageError) as caught:
         members.batches(size)  # at once, not when the first is asked for
     assert str(caught.value) == f"size of a batch of members: expected a whole number from 1; found {size!r}."
@@ -151,8 +151,9 @@ def test_batches_end_their_reader(members: Collection, monkeypatch: pytest.Monke
 
 def test_names_that_are_private_now_warn_for_one_version(members: Collection) -> None:
     old = {
-        "at": members.__getitem__, "before": members._before, "commit": members._commit, "held_by": members._held_by,
-        "keys": members._keys, "locations": members._locations, "match_mean": members._match_mean,
+        "at": members.__getitem__, "before": members._before, "commit": members._commit,
+        "held_by": members._members_within, "keys": members._keys, "locations": members._locations,
+        "match_mean": members._match_mean,
         "member_nbytes": members._member_nbytes, "read": members._read, "skeleton": members._skeleton,
         "view": members._view,
     }  # fmt: skip

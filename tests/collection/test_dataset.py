@@ -58,7 +58,7 @@ def test_loader(members: Collection, built: Built, workers: int) -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_unflatten_is_the_way_back(members: Collection, built: Built) -> None:
+def test_unflatten_restores_the_tensors(members: Collection, built: Built) -> None:
     dataset = members.dataset(dtype=torch.float64)
     one = dataset.unflatten(dataset[3][0])
     wanted = {n: t.double() for n, t in built.states[3, 40].items()}
@@ -74,7 +74,7 @@ def test_unflatten_is_the_way_back(members: Collection, built: Built) -> None:
     assert str(caught.value) == f"weight vectors: expected {dataset.width:,} weights; found 7."
 
 
-def test_a_dataset_travels_to_other_processes(members: Collection) -> None:
+def test_a_dataset_can_be_sent_to_other_processes(members: Collection) -> None:
     dataset = members.dataset()
     again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
     assert raw(again[2][0]) == raw(dataset[2][0])
@@ -91,7 +91,7 @@ def test_splits_do_not_leak(tmp_path: Path) -> None:
     assert str(caught.value) == "split of tiny: expected members in 'test'; found only train."
 
 
-def test_labels_that_cannot_be(tmp_path: Path) -> None:
+def test_bad_labels_are_refused(tmp_path: Path) -> None:
     built = build(tmp_path)
     built.rows[2]["test_accuracy"] = None
     built.write()

@@ -289,7 +289,7 @@ def test_tensors_that_are_not_the_modules(b: Any, kind: type[Exception], text: s
     assert str(error.value).startswith(text)
 
 
-def test_inputs_and_options_that_are_none() -> None:
+def test_bad_inputs_and_options_are_refused() -> None:
     def text(inputs: Any, module: Any = None, **options: Any) -> str:
         with pytest.raises(UsageError) as error:
             check_equivalence(tensors(), tensors(), module or layer(), inputs, **options)

@@ -13,18 +13,18 @@ from checkpoints_zoo.collection import reading, transfer
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location
-from tests.collection.test_store import COPIES, FULL, HALF, assert_same, located, looped
+from tests.collection.test_reading import COPIES, FULL, HALF, assert_same, located, looped
 from tests.support.scenarios import Built, State, build, file_bytes, raw
 
 CPU = torch.device("cpu")
 
 
 def sent(locations: list[Location], dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], bool]:
-    kinds = reading.kinds_of(locations, dtype)
-    with transfer.allocating(CPU):
-        out = reading.room_for(locations, kinds, CPU)
+    kinds = reading.stacked_dtypes(locations, dtype)
+    with transfer.allocation_stream(CPU):
+        out = reading.empty_stack(locations, kinds, CPU)
     specs = [t for t in locations[0].layout.tensors if t.name in kinds]
-    return out, transfer.onto(locations, specs, out)
+    return out, transfer.copy_to_device(locations, specs, out)
 
 
 @pytest.fixture(params=[(1, 4_001), (40_000, 7_777), (2**26, 2**23)], ids=str)
@@ -39,7 +39,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("case", COPIES)
 @pytest.mark.parametrize("dtype", [None, FULL])
 @pytest.mark.usefixtures("sizes")
-def test_members_of_any_place(tmp_path: Path, net: str, case: str, dtype: torch.dtype | None) -> None:
+def test_members_at_any_offset(tmp_path: Path, net: str, case: str, dtype: torch.dtype | None) -> None:
     members, per_shard = COPIES[case]
     built = build(tmp_path, net, range(5), weights=HALF, per_shard=per_shard)
     found, finite = sent(located(built, members), dtype)

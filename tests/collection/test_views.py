@@ -150,7 +150,7 @@ def test_without_a_view_the_symmetry_is_the_identity() -> None:
         members.write_symmetries("nowhere.parquet")
 
 
-def test_what_was_planted_is_found() -> None:
+def test_alignment_finds_a_known_permutation() -> None:
     members = zoo.load("resnet8-digits", n=1)
     table, generator = members.symmetry_table, torch.Generator().manual_seed(0)
     drawn = Element(random_element(table, generator, members=1).permutations)
@@ -177,7 +177,7 @@ def test_alignment_brings_members_nearer_and_keeps_the_reference() -> None:
     assert spread[2] < spread[1] < spread[0]
 
 
-def test_a_member_s_alignment_does_not_depend_on_its_company() -> None:
+def test_a_member_s_alignment_does_not_depend_on_the_other_members() -> None:
     members = zoo.load("convnet-digits", n=8)
     whole = members.align(to=0).stack()
     alone = members.align(to=0)
@@ -188,7 +188,7 @@ def test_a_member_s_alignment_does_not_depend_on_its_company() -> None:
     assert all(torch.equal(whole[n][5], part.stack()[n][1]) for n in whole)
 
 
-def test_views_on_views_and_their_words() -> None:
+def test_views_on_views_and_their_texts() -> None:
     members = zoo.load("convnet-digits", n=2)
     viewed = members.canonicalize(scale="unit-norm", permute="max", streams=True).align(to=0)
     assert repr(viewed) == (
@@ -257,7 +257,7 @@ def test_files_that_are_no_symmetries_of_these_members(tmp_path: Path) -> None:
         members.transform(tmp_path / "none.parquet")
     with pytest.raises(UsageError, match=r"permutation '.*': expected a group among"):
         zoo.load("convnet-digits", members="7").transform(path)
-    with pytest.raises(DamagedError, match=r"expected those of weights .* of member 0; found those of"):
+    with pytest.raises(DamagedError, match=r"expected symmetries of member 0 with weights .*; found symmetries of"):
         members.transform(_for_other_weights(path, tmp_path / "else.parquet"))
     with pytest.raises(MemberNotFound, match=r"member 2 at epoch 20: expected one of the 2 members of s\.parquet"):
         zoo.load("resnet8-digits", n=3).transform(path).stack()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints_zoo.predictions.prediction_sets import SCHEMA, Facts
+from checkpoints_zoo.predictions.prediction_sets import SCHEMA, SetDescription
 from tests.support.commands import run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -47,4 +47,4 @@ def test_the_format_is_that_of_the_code() -> None:
     named = [name for cell in cells for name in re.findall(r"`([^`]*)`", cell)]
     files = [name for name in named if "." in name]
     assert [*files, *SCHEMA.names] == named[: len(files) + len(SCHEMA)]
-    assert sorted(named[len(files) + len(SCHEMA) :]) == sorted(f.name for f in fields(Facts))
+    assert sorted(named[len(files) + len(SCHEMA) :]) == sorted(f.name for f in fields(SetDescription))

@@ -284,7 +284,7 @@ def one(chosen: Tensor) -> Tensor:
         ),
         (
             lambda: bootstrap_mean(torch.tensor([1.0, math.nan, 1.0])),
-            "values: expected no NaN; found 1 in 3 values. Check the weights behind it.",
+            "values: expected no NaN; found 1 in 3 values. Check the weights of the members.",
         ),
         (
             lambda: bootstrap_mean(torch.ones(0)),

@@ -68,7 +68,7 @@ def test_agreement_and_total_variation_equal_loops_and_torchmetrics(case: tuple[
     assert metrics.agreement(probs, others).dtype == metrics.total_variation(probs, others).dtype == probs.dtype
 
 
-def test_predictives_that_never_meet() -> None:
+def test_predictives_without_any_agreement() -> None:
     sure = torch.eye(3)[torch.tensor([0, 1, 2, 0])]
     assert metrics.total_variation(sure, sure.roll(1, -1)) == 1
     assert metrics.agreement(sure, sure.roll(1, -1)) == 0
@@ -78,7 +78,7 @@ def test_predictives_that_never_meet() -> None:
 
 
 @pytest.mark.parametrize("figure", [metrics.agreement, metrics.total_variation])
-def test_what_is_no_pair_of_predictives_is_refused(figure: object) -> None:
+def test_predictives_of_other_shapes_are_refused(figure: object) -> None:
     halves = torch.full((2, 2), 0.5)
     for others, text in (
         (halves[:1], "others: expected shape (2, 2), as probs; found shape (1, 2). Give both on the same inputs and"),

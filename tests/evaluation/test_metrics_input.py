@@ -32,7 +32,7 @@ NAN = torch.tensor([[math.nan, 0.5], [0.5, 0.5]])
         (
             metrics.entropy,
             (torch.tensor(1.0),),
-            "probs: expected an axis of classes; found shape (). Give more than a number.",
+            "probs: expected an axis of classes; found shape (). Give a tensor with a class axis.",
         ),
         (
             metrics.ece,
@@ -47,7 +47,7 @@ NAN = torch.tensor([[math.nan, 0.5], [0.5, 0.5]])
         (
             metrics.aurc,
             (NAN, ZEROS),
-            "probs: expected no NaN; found 1 in 4 values. Check the weights behind it.",
+            "probs: expected no NaN; found 1 in 4 values. Check the weights of the members.",
         ),
         (
             metrics.disagreement,
@@ -110,7 +110,7 @@ NAN = torch.tensor([[math.nan, 0.5], [0.5, 0.5]])
         (
             metrics.fpr95,
             (SCORES * math.nan, BOTH),
-            "scores: expected no NaN; found 2 in 2 values. Check the weights behind it.",
+            "scores: expected no NaN; found 2 in 2 values. Check the weights of the members.",
         ),
         (
             metrics.auroc,

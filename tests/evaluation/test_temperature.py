@@ -317,8 +317,9 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
 
     trained = (
         "images digits/train held out for the temperature: expected images that the members were neither trained on "
-        "nor are measured on; found the images that the members were trained on, of which they are surer than of "
-        "others. Give others, or a share of the measured ones such as held_out=0.2, which is then in no figure."
+        "nor are measured on; found the images that the members were trained on, where their confidence is "
+        "too high. Give other images, or a share of the test images such as held_out=0.2, which all figures then leave "
+        "out."
     )
     yield scaled(members, "digits/train"), trained
     yield scaled(inside, stored["digits-train"]), trained
@@ -336,8 +337,11 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
         "images for predictions convnet-digits/digits-test: expected stored predictions on them, since no members are "
         "run; found images. Give predictions for all, or images for all.",
     )
-    yield scaled(members, "digits"), "nor are measured on; found the images that are measured. Give others"
-    yield scaled(inside, inside), "found the images that are measured"
+    yield (
+        scaled(members, "digits"),
+        "nor are measured on; found the images that the members are measured on. Give other images",
+    )
+    yield scaled(inside, inside), "found the images that the members are measured on"
     yield scaled(inside, "digits/train"), "were trained on"
     yield (
         scaled(inside, renamed()),
@@ -356,7 +360,7 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
     )
 
 
-def test_what_can_not_be_held_out_is_refused(members: zoo.Collection, stored: dict[str, Predictions]) -> None:
+def test_bad_held_out_inputs_are_refused(members: zoo.Collection, stored: dict[str, Predictions]) -> None:
     for call, text in refusals(members[:2], {n: x[:2] if n != "half-test" else x for n, x in stored.items()}):
         with pytest.raises(UsageError) as caught:
             call()
@@ -397,7 +401,7 @@ def test_the_command_line_has_scaled_rows(members: zoo.Collection, folder: Path,
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_label_level_with_another_class_stays_level() -> None:
+def test_a_tie_of_the_label_and_a_class_stays_a_tie() -> None:
     logits = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
     logits[..., 1] = logits[..., 0]
     logits[:, 0] = torch.tensor([-300.0, -300.0, 0.0])  # where both underflow the label's is still exact

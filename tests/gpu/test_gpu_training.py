@@ -12,7 +12,7 @@ import torch
 from checkpoints_zoo import images
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.training.gradients import stack_gradient
-from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 
@@ -37,7 +37,7 @@ def part() -> ImageData:
 
 
 def trained(recipe: Recipe, members: list[int], device: torch.device) -> StackState:
-    state = start(recipe, members).to(device)
+    state = initial_state(recipe, members).to(device)
     assert list(train_epochs(recipe, members, state, part())) == [1, 2]
     return state
 
@@ -77,7 +77,7 @@ def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return called
 
     monkeypatch.setattr("checkpoints_zoo.training.loop.stack_gradient", watched)
-    state = start(recipe, list(range(recipe.stack_width))).to(GPU)
+    state = initial_state(recipe, list(range(recipe.stack_width))).to(GPU)
     try:
         epochs = train_epochs(recipe, list(range(recipe.stack_width)), state, part())
         assert next(epochs) == 1

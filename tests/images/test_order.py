@@ -135,7 +135,7 @@ def test_stored_predictions_are_those_of_the_images_in_order(tmp_path: Path) -> 
         assert zoo.evaluate(two, images, sizes=[3]).to_json() == zoo.evaluate(one, sizes=[3]).to_json()
     assert len(predict(members, others, tmp_path / "one")) == 3  # there already
     wrong = replace(others, labels=others.labels.flip(0))  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match="They are on other images"):
+    with pytest.raises(UsageError, match="The set is on other images"):
         predictions_of(members, "digits-test", source=tmp_path / "one", data=wrong)
 
 
@@ -159,9 +159,9 @@ def test_images_of_other_classes_are_stored_without_labels(tmp_path: Path) -> No
 )  # fmt: skip
 def test_images_of_other_classes_are_refused(images: ImageData, text: str) -> None:
     members = zoo.load("convnet-digits", n=2)
-    for use in (zoo.evaluate, zoo.barriers, zoo.compact):
+    for use in (zoo.evaluate, zoo.barrier, zoo.compact):
         with pytest.raises(UsageError) as error:
-            use(members, images)
+            use(members, data=images)
         start = "images 'images' for convnet-digits: expected labels of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9; "
         assert str(error.value).startswith(start + text)
 
@@ -185,12 +185,12 @@ def test_all_functions_take_all_kinds(tmp_path: Path, monkeypatch: pytest.Monkey
         report = zoo.evaluate(members, data, ood, sizes=[2])
         assert (report["accuracy"].value, report.ood_inputs) == (accuracy, 40)
         assert zoo.pairwise(members, data, ood)["mi_ood"].value == pytest.approx(information, rel=1e-5, abs=1e-9)
-        assert zoo.barriers(members, data, points=2).inputs == 40
+        assert zoo.barrier(members, data=data, points=2).inputs == 40
     assert predict(members, path, tmp_path / "out", name="mine").shape == (2, 40, 10)
     assert len(members.predictions("mine", source=tmp_path / "out", data=path)) == 2
     norms = zoo.load("resnet8-digits", n=2)
-    assert zoo.barriers(norms, path, points=2, statistics=loader).statistics_images == 40
-    assert zoo.barriers(norms, path, points=2, statistics="digits").statistics.startswith("digits/train ")
+    assert zoo.barrier(norms, data=path, points=2, statistics=loader).statistics_images == 40
+    assert zoo.barrier(norms, data=path, points=2, statistics="digits").statistics.startswith("digits/train ")
     monkeypatch.chdir(tmp_path)
     for given_path in ("mine", path):
         result = run("evaluate", "convnet-digits", "-n", "2", "--data", given_path, "--ood", "./mine")

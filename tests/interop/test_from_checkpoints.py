@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.interop.ingest import measuring
-from checkpoints_zoo.interop.ingest.origin import numbers_of
+from checkpoints_zoo.interop.ingest.origin import number_files
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.publishing.auditing import audit
 from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, fit
@@ -331,7 +331,7 @@ def test_values_that_cannot_be_used(tmp_path: Path, hub: Hub, monkeypatch: pytes
     ],
 )
 def test_the_number_that_tells_files_apart(names: list[str], numbers: list[int]) -> None:
-    assert numbers_of(names) == numbers
+    assert number_files(names) == numbers
 
 
 def test_natural_order_where_no_number_tells(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     told: dict[str, Any] = {"columns": {"seed": range(12)}, "title": "Twelve"}
     source_of(folder, whole, **told)
     judged: list[int] = []
-    judge = measuring.judge
+    judge = measuring.check_member
 
     def stopping(row: dict[str, Any], *rest: Any) -> None:
         if len(judged) == 7:
@@ -428,7 +428,7 @@ def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         judged.append(row["member"])
         judge(row, *rest)
 
-    monkeypatch.setattr(measuring, "judge", stopping)
+    monkeypatch.setattr(measuring, "check_member", stopping)
     with pytest.raises(Stop):
         source_of(folder, out, **told)
     same(zoo.load("mine", source=out, architecture=Mlp), made)
@@ -560,7 +560,10 @@ def test_everything_takes_what_is_made(hub: Hub, tmp_path: Path, monkeypatch: py
 
 def test_without_preprocessing_one_is_told(tmp_path: Path) -> None:
     members = source_of(keep(tmp_path / "in", mlps(2)), tmp_path / "out")
-    with pytest.raises(FormatError, match=r"preprocessing of mine: expected what turns pixels .*preprocessing=, like="):
+    with pytest.raises(
+        FormatError,
+        match=r"preprocessing of mine: expected the preprocessing that turns pixels .*preprocessing=, like=",
+    ):
         members.preprocess  # noqa: B018
 
 

@@ -189,7 +189,7 @@ def test_a_net_of_ones_own_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("sys.path", [*sys.path])
     members = source_of(saved(tmp_path / "in"), tmp_path / "out", evaluate="digits", **IMAGES)
     command = ("evaluate", "mine", "--source", "out", "--data", "digits", "--format", "json")
-    text = r"architecture 'Net' of mine: expected one of .*, or what builds it; found neither\. Give .*=build"
+    text = r"architecture 'Net' of mine: expected one of .*, or a function for it; found neither\. Give .*=build"
     assert re.search(text, run(*command).output)
     net = ("--architecture", f"{__name__}:Net")
     accuracy = zoo.evaluate(members, "digits")["accuracy"].value

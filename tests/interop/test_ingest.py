@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.interop.ingest import Net, Plan, ingest, measuring
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, measuring
 from tests.support.commands import run, values
 from tests.support.originals import (
     KINDS,
@@ -168,7 +168,7 @@ def test_any_tensors_come_back(tensors: dict[str, tuple[torch.dtype, tuple[int, 
                 save_file(made[-1], folder / f"{i}.safetensors")
             else:
                 torch.save(made[-1], folder / f"{i}.pt")
-        imported([folder], "mine", net=Net(own="any"), reshard=out)
+        imported([folder], "mine", net=NetSpec(custom_name="any"), reshard=out)
         there = members_in(out / "shards" / "mine")
         for i, state in enumerate(made):
             assert there[i].keys() == state.keys()
@@ -225,7 +225,7 @@ def test_files_that_are_no_members(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"00000-\w+\.safetensors of .*: expected one member a file; found a shard with"
     ):
-        ingest([out / "shards"], "again", net=Net(own="any"))
+        ingest([out / "shards"], "again", net=NetSpec(custom_name="any"))
     odd.mkdir()
     (odd / "empty.safetensors").write_bytes(b"")
     (odd / os.fsdecode(b"\xff.safetensors")).write_bytes(save(states(1)[0]))
@@ -290,4 +290,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
     assert run("import", folder, "--collection", "n", "--argument", "classes").exit_code == 2
     assert run("import", folder).exit_code == 2
-    assert isinstance(ingest([folder], "other", dry_run=True), Plan)
+    assert isinstance(ingest([folder], "other", dry_run=True), ImportPlan)

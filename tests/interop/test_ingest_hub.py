@@ -12,7 +12,7 @@ from safetensors.torch import save
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import AccessError, SourceNotFound, UsageError
-from checkpoints_zoo.interop.ingest import Net, Plan, ingest, measuring
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, measuring
 from checkpoints_zoo.sources import cache, fetching
 from tests.hub import WRITER, Hub
 from tests.sources.test_upstream import COUNT, HEAD, PAYLOAD, REPO, forget, named, path_of
@@ -49,7 +49,7 @@ def test_a_manifest_whose_bytes_stay_on_the_hub(hub: Hub, nets: list[State], tmp
     with pytest.raises(UsageError, match=r"found none\. Give --out DIR for a manifest whose bytes stay on the Hub, or"):
         ingest([ADDRESS], "optunet-mnist")
     plan = ingest([ADDRESS], "optunet-mnist", out=out, hash=True, dry_run=True)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, ImportPlan)
     assert (plan.files, plan.members, plan.bytes, plan.read) == (2, 24, 24 * 784, 24 * 784)
     assert not out.exists()
     done = imported([ADDRESS], "optunet-mnist", out=out)
@@ -142,7 +142,7 @@ def test_every_header_of_a_true_sized_archive_is_read(hub: Hub, tmp_path: Path) 
     archive = virtual_tar(named(0, order))
     hub.commit(REPO, {path_of(0): archive}, lfs=True)
     plan = ingest([ADDRESS], "resnet18-cifar100", out=tmp_path, dry_run=True)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, ImportPlan)
     assert (plan.members, plan.requests) == (COUNT, COUNT)
     assert len(hub.log.select("_cdn")) <= 40
     done = imported([ADDRESS], "resnet18-cifar100", out=tmp_path)
@@ -163,7 +163,7 @@ def test_measured_where_they_lie(hub: Hub, tmp_path: Path, monkeypatch: pytest.M
     known = zoo.load("convnet-digits", n=7)
     states_of = [{n: t.clone() for n, t in m.state_dict().items()} for m in known]
     hub.commit("alice/nets", {f"runs/seed-{i}.safetensors": save(s) for i, s in enumerate(states_of)}, lfs=True)
-    convnet = {"net": Net("convnet"), "like": "convnet-digits", "evaluate": "digits", "given": {"licence": "MIT"}}
+    convnet = {"net": NetSpec("convnet"), "like": "convnet-digits", "evaluate": "digits", "given": {"licence": "MIT"}}
     done = imported(["hf://datasets/alice/nets/runs"], "mine", out=tmp_path / "over", **convnet)
     assert (done.hashed, done.measured) == (7, 7)
     assert cache.files("alice/nets") == set()

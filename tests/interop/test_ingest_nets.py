@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.interop.ingest import Net, ingest
+from checkpoints_zoo.interop.ingest import NetSpec, ingest
 from checkpoints_zoo.networks.modules import build_architecture
 from tests.support.originals import imported, rows_of
 from tests.support.scenarios import hash_of
@@ -53,7 +53,7 @@ def figures(state: dict[str, torch.Tensor]) -> tuple[float, float, float, float]
 def test_measured_as_a_plain_loop_does(copied: bool, tmp_path: Path) -> None:
     made, folder = save_convnets(tmp_path / "in", 3, "module._orig_mod."), tmp_path / "in"
     out = tmp_path / "out" if copied else folder
-    convnet = {"net": Net("convnet"), "like": "convnet-digits", "evaluate": "digits"}
+    convnet = {"net": NetSpec("convnet"), "like": "convnet-digits", "evaluate": "digits"}
     done = imported([folder], "mine", reshard=out if copied else None, **convnet)
     assert (done.ok, done.hashed, done.measured) == (3, 3, 3)
     for row, state in zip(rows_of(out, "mine"), made, strict=True):
@@ -68,7 +68,7 @@ def test_logits_that_are_not_finite(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     made = save_convnets(folder, 3)
     save_file({n: torch.full_like(t, 1e38) for n, t in made[1].items()}, folder / "seed-1.safetensors")
-    done = imported([folder], "mine", net=Net("convnet"), like="convnet-digits", evaluate="digits")
+    done = imported([folder], "mine", net=NetSpec("convnet"), like="convnet-digits", evaluate="digits")
     assert (done.ok, done.failed, done.hashed, done.measured) == (2, 1, 3, 2)
     reason = rows_of(folder, "mine")[1]["reason"]
     assert reason.startswith("logits of members 1: expected finite numbers; found infinite ones or NaN.")
@@ -79,7 +79,7 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
     save_convnets(folder, 2)
     with pytest.raises(LayoutError, match=r"Give --architecture NAME for a net of the package, or --architecture-name"):
         ingest([folder], "mine")
-    convnet = Net("convnet")
+    convnet = NetSpec("convnet")
     with pytest.raises(UsageError, match=r"expected classes that the members .*Give --classes-from digits, if the"):
         ingest([folder], "mine", net=convnet, evaluate="digits")
     with pytest.raises(UsageError, match=r"mine: expected preprocessing .*Give --like NAME or --facts FILE"):
@@ -88,13 +88,13 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
         ingest([folder], "mine", net=convnet, like="convnet-digits", given={"classes": list("abcdefghij")},
                evaluate="digits")  # fmt: skip
     with pytest.raises(UsageError, match=r"classes of mine: expected 10, as many as the members' logits; found 3"):
-        ingest([folder], "mine", net=Net("convnet", {"classes": 10}), given={"classes": list("012")})
+        ingest([folder], "mine", net=NetSpec("convnet", {"classes": 10}), given={"classes": list("012")})
     with pytest.raises(UsageError, match="name 'convnet' of a net of your own: expected another name"):
-        ingest([folder], "mine", net=Net(own="convnet"))
+        ingest([folder], "mine", net=NetSpec(custom_name="convnet"))
     with pytest.raises(UsageError, match="accuracies of mine: expected a net of the package"):
-        ingest([folder], "mine", net=Net(own="my net"), like="convnet-digits", evaluate="digits")
+        ingest([folder], "mine", net=NetSpec(custom_name="my net"), like="convnet-digits", evaluate="digits")
     assert not (folder / "manifests").exists()
-    own = {"net": Net(own="my net"), "like": "convnet-digits", "evaluate": "digits"}
+    own = {"net": NetSpec(custom_name="my net"), "like": "convnet-digits", "evaluate": "digits"}
     done = imported([folder], "mine", build=lambda: build_architecture("convnet"), **own)
     assert done.measured == 2
 
@@ -104,7 +104,7 @@ def test_a_net_of_ones_own(tmp_path: Path) -> None:
     save_convnets(folder, 3, "inner.")
     other = {"inner.conv1.weight": torch.zeros(3)}
     save_file(other, folder / "seed-1.safetensors")
-    imported([folder], "mine", net=Net(own="my net", prefix="inner."))
+    imported([folder], "mine", net=NetSpec(custom_name="my net", prefix="inner."))
     rows = rows_of(folder, "mine")
     assert [row["status"] for row in rows] == ["ok", "excluded", "ok"]
     assert rows[1]["reason"].startswith("names of tensors: expected 8 exactly; found missing conv1.bias")
@@ -116,7 +116,7 @@ def test_a_net_of_ones_own(tmp_path: Path) -> None:
 def test_figures_and_hashes_are_taken_along(tmp_path: Path) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
     save_convnets(folder, 2)
-    net = Net("convnet")
+    net = NetSpec("convnet")
     imported([folder], "mine", net=net, like="convnet-digits", evaluate="digits", given={"title": "Mine"})
     before = rows_of(folder, "mine")
     values = json.loads((folder / "manifests" / "mine.json").read_text())

@@ -31,7 +31,7 @@ class Stop(Exception):
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
     """Let reading a member fail after some of them; return the list of those that are read."""
     seen: list[int] = []
-    judge = measuring.judge
+    judge = measuring.check_member
 
     def counted(row: dict[str, Any], *rest: Any) -> None:
         if len(seen) == after:
@@ -39,7 +39,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
         seen.append(row["member"])
         judge(row, *rest)
 
-    monkeypatch.setattr(measuring, "judge", counted)
+    monkeypatch.setattr(measuring, "check_member", counted)
     return seen
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import StorageError, UsageError
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from tests.support import scenarios
 from tests.support.commands import run
 
@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[str, Callable[[zoo.Collection], Any], str]] = {
     ),
     "lightning_uq_box": (
         "lightning_uq_box.uq_methods",
-        lambda members: zoo.interop.lightning_uq_box._resident.__wrapped__(),
+        lambda members: zoo.interop.lightning_uq_box._resident_class.__wrapped__(),
         "lightning-uq-box>=0.2,<1",
     ),
     "tensordict": ("tensordict", lambda members: zoo.interop.posteriors.stacked(members), "posteriors>=0.1,<0.2"),
@@ -82,7 +82,7 @@ def test_a_neighbour_that_lacks_a_package_itself(tmp_path: Path, monkeypatch: py
     with pytest.raises(
         UsageError, match="expected halfway>=1 to be installed; found no module named 'not_there_at_all'"
     ):
-        needed("halfway", "halfway>=1")
+        import_optional("halfway", "halfway>=1")
 
 
 def test_batches_are_the_members_inputs(members: zoo.Collection) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpoints_zoo.errors import DamagedError, TooLargeError
-from checkpoints_zoo.interop.ingest import Net
+from checkpoints_zoo.interop.ingest import NetSpec
 from tests.interop.test_from_checkpoints import keep, mlps, source_of
 from tests.support.originals import imported
 
@@ -44,4 +44,4 @@ def test_few_bytes_shown_as_many_in_a_net_of_ones_own(tmp_path: Path, monkeypatc
     torch.save({"w": torch.ones(1).expand(2**20)}, folder / "net1.pt")
     monkeypatch.setattr("checkpoints_zoo.networks.device.free_bytes", lambda device: 2**22 - 1)
     with pytest.raises(TooLargeError, match=r"expected at most 4,194,303 bytes of tensors, .*; found 4,194,304\."):
-        imported([folder], "mine", net=Net(own="mine"), reshard=tmp_path / "out")
+        imported([folder], "mine", net=NetSpec(custom_name="mine"), reshard=tmp_path / "out")

@@ -21,7 +21,7 @@ from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.training.seeds import derive, epoch_order
+from checkpoints_zoo.training.seeds import derive_seed, epoch_order
 from tests.support.few_digits import some
 
 RATE = 0.2
@@ -148,7 +148,7 @@ def small(recipe: Recipe, **changes: Any) -> Problem:
 def script(problem: Problem, member: int, rate: float) -> dict[str, Tensor]:
     """Train one member with dropout as a plain torch script does; return its state dict."""
     recipe, data = problem.recipe, problem.images
-    torch.manual_seed(derive(member, "init"))
+    torch.manual_seed(derive_seed(member, "init"))
     network = recipe.module()
     assert data.labels is not None
     layers = [n for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
@@ -161,7 +161,7 @@ def script(problem: Problem, member: int, rate: float) -> dict[str, Tensor]:
     for step in range(recipe.epochs * each):
         epoch, at = divmod(step, each)
         seen = epoch_order(member, epoch, len(data))[at * recipe.batch_size :][: recipe.batch_size]
-        own = torch.Generator().manual_seed(derive(member, f"dropout {step}"))
+        own = torch.Generator().manual_seed(derive_seed(member, f"dropout {step}"))
         noise = torch.rand(len(seen), sum(of[n] for n in layers[1:]), generator=own)
         parts = torch.split((noise >= rate).float() / (1 - rate), [of[n] for n in layers[1:]], dim=1)
         with masked(network, dict(zip(layers[1:], parts, strict=True))):

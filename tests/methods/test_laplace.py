@@ -19,7 +19,7 @@ from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import PIECE, Problem
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive_seed
 from tests.support.neighbours_page import THEIR_OWN
 
 pytestmark = [pytest.mark.filterwarnings(w) for w in THEIR_OWN]
@@ -63,7 +63,7 @@ def by_hand(laplace: Any, problem: Problem, run: int, of_runs: int, weights: str
     chosen = found.prior_precision
     other = laplace.Laplace(net, "classification", prior_precision=chosen / t, temperature=t, **given)
     other.fit(loader)
-    generator = torch.Generator().manual_seed(derive(7, f"laplace draws {run}"))
+    generator = torch.Generator().manual_seed(derive_seed(7, f"laplace draws {run}"))
     return net, other, other.sample(n, generator=generator), float(chosen)
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.interop.optional_packages import needed
+from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.training.seeds import derive
+from checkpoints_zoo.training.seeds import derive_seed
 from tests.support.neighbours_page import THEIR_OWN
 
 pytestmark = [pytest.mark.filterwarnings(w) for w in THEIR_OWN]
@@ -61,15 +61,15 @@ def test_draws_are_distinct_and_those_of_their_seed(problem: Problem, name: str)
 
 def chained(problem: Problem, method: Any, seed: int, steps: int) -> Tensors:
     """The parameters of posteriors' own chain from the first mode, without our product and loop."""
-    sampler: Any = needed(f"posteriors.sgmcmc.{method.name}", "posteriors")
+    sampler: Any = import_optional(f"posteriors.sgmcmc.{method.name}", "posteriors")
     params = {n: p[0] for n, p in problem.modes(3)[0].items()}
     kept = {} if method.name == "sgld" else {"alpha": method.friction / math.sqrt(method.lr / problem.count)}
     step = method.lr / problem.count if method.name == "sgld" else math.sqrt(method.lr / problem.count)
     update = sampler.build(problem.log_posterior, lr=step, temperature=method.temperature, **kept).update
     state = sampler.init(params) if method.name == "sgld" else sampler.init(params, 0.0)
-    batches = problem.batches(method.batch_size, [derive(seed, f"{method.name} run 0")])
+    batches = problem.batches(method.batch_size, [derive_seed(seed, f"{method.name} run 0")])
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive(seed, f"{method.name} noise"))
+        torch.default_generator.manual_seed(derive_seed(seed, f"{method.name} noise"))
         for _ in range(steps):
             inputs, labels = next(batches)
             state, _ = update(state, (inputs[0], labels[0]))

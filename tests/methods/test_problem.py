@@ -80,9 +80,9 @@ def test_held_out_images_are_the_last_and_not_among_the_others() -> None:
 
 @pytest.mark.slow
 def test_modes_are_members_of_the_recipe_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from checkpoints_zoo.training.loop import start, train_epochs
+    from checkpoints_zoo.training.loop import initial_state, train_epochs
 
-    state = start(BRIEF, range(FIRST_SEED, FIRST_SEED + 4))
+    state = initial_state(BRIEF, range(FIRST_SEED, FIRST_SEED + 4))
     assert list(train_epochs(BRIEF, range(FIRST_SEED, FIRST_SEED + 4), state, BRIEF.split("train")))
     torch_state = torch.random.get_rng_state()
     params, buffers = Problem.of(BRIEF, folder=tmp_path).modes(4)

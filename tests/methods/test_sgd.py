@@ -27,7 +27,7 @@ from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.training.population import train_stack
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.training.seeds import derive, epoch_order
+from checkpoints_zoo.training.seeds import derive_seed, epoch_order
 from tests.support.few_digits import some
 from tests.support.tiny import TINY
 
@@ -58,7 +58,7 @@ def script(problem: Problem, run: int, lr: float, after: list[int], cycle: int =
         scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, cycle * each)
     assert data.labels is not None
     for epoch in range(1, after[-1] + 1):
-        order = epoch_order(derive(SEED, f"run {run}"), recipe.epochs + epoch - 1, len(data))
+        order = epoch_order(derive_seed(SEED, f"run {run}"), recipe.epochs + epoch - 1, len(data))
         for seen in torch.split(order[: each * recipe.batch_size], recipe.batch_size):
             optimizer.zero_grad()
             loss = F.cross_entropy(network(recipe.preprocess(data.images[seen])), data.labels[seen])
@@ -193,7 +193,7 @@ def test_draws_are_torch_uncertaintys(recipe: Recipe, uncertainty: ModuleType) -
                 network.load_state_dict({name: t[at] for name, t in weights.items()}, strict=False)
                 theirs.update_wrapper(epoch)
             for draw in range(2):
-                drawn = theirs.sample(0.3, seed=derive(SEED, f"swag {at} {draw}"))
+                drawn = theirs.sample(0.3, seed=derive_seed(SEED, f"swag {at} {draw}"))
                 torch.optim.swa_utils.update_bn([problem.inputs], drawn)
                 wanted = {name: t for name, t in drawn.state_dict().items() if "tracked" not in name}
                 found = {name: t[draw] for name, t in run.states.items()}

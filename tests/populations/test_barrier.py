@@ -20,7 +20,7 @@ from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations import loss_barrier
 from checkpoints_zoo.populations import untrained_networks as evaluating
-from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, barriers, interpolate
+from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, interpolate
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.populations.untrained_networks import Evaluator, Inputs, make_evaluator
 from checkpoints_zoo.symmetry import Element, random_element
@@ -127,7 +127,7 @@ def test_statistics_that_cannot_be_estimated() -> None:
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 def test_the_line_is_a_loop_over_modules(name: str) -> None:
     members = zoo.load(name, members="3,5")
-    found = barriers(members, TEST, points=3, statistics=TRAIN, batch=64)
+    found = barrier(members, data=TEST, points=3, statistics=TRAIN, batch=64)
     first, second = (m.state_dict(dtype=torch.float32) for m in members)
     losses = []
     for x in (0.0, 0.5, 1.0):
@@ -167,8 +167,8 @@ def test_a_member_and_its_permuted_copy(name: str) -> None:
     element = random_element(members.symmetry_table, torch.Generator().manual_seed(1), members=2)
     copies = members.transform(Element(element.permutations))
     options: dict[str, Any] = {"points": 5, "statistics": TRAIN}
-    before = barrier(members[0], copies[0], TEST, **options)
-    after = barrier(members[0], copies.align(to=members[0])[0], TEST, **options)
+    before = barrier(members[0], copies[0], data=TEST, **options)
+    after = barrier(members[0], copies.align(to=members[0])[0], data=TEST, **options)
     assert float(before.barriers) > 0.3
     assert float(after.barriers) == pytest.approx(0, abs=1e-6)
     torch.testing.assert_close(before.losses[:, 0], before.losses[:, -1], rtol=1e-4, atol=1e-5)
@@ -194,7 +194,7 @@ def test_a_linear_model_rises_nowhere_above_the_chord() -> None:
 
 def test_barriers_fall_with_alignment() -> None:
     members = zoo.load("convnet-digits", n=6)
-    before, after = (barriers(m, TEST, points=9) for m in (members, members.align(to=0)))
+    before, after = (barrier(m, data=TEST, points=9) for m in (members, members.align(to=0)))
     assert (after.barriers < before.barriers).all()
     assert before.pairs == tuple((0, i) for i in range(1, 6))
     # The figures of a pair do not depend on its company.
@@ -208,7 +208,7 @@ def test_barriers_fall_with_alignment() -> None:
 
 def test_all_lines_start_from_the_chosen_member() -> None:
     members = zoo.load("convnet-digits", members="2,4,7")
-    found = barriers(members, TEST, to=4, points=3)
+    found = barrier(members, data=TEST, to=4, points=3)
     assert found.pairs == ((4, 2), (4, 7))
     start = nll(members[1].model(), members, TEST)
     np.testing.assert_allclose(found.losses[:, 0].numpy(), [start, start], rtol=1e-4)
@@ -216,14 +216,14 @@ def test_all_lines_start_from_the_chosen_member() -> None:
 
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     members = zoo.load("convnet-digits", n=3)
-    whole = barriers(members, TEST, points=5)
+    whole = barrier(members, data=TEST, points=5)
     monkeypatch.setattr("checkpoints_zoo.populations.loss_barrier.PIECE", 20_000)
-    torch.testing.assert_close(barriers(members, TEST, points=5).losses, whole.losses, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(barrier(members, data=TEST, points=5).losses, whole.losses, rtol=1e-5, atol=1e-7)
     assert evaluating.PIECE > 20_000
 
 
 def test_results_as_frame_and_json() -> None:
-    found = barriers(zoo.load("convnet-digits", n=3), TEST, points=3)
+    found = barrier(zoo.load("convnet-digits", n=3), data=TEST, points=3)
     frame = found.to_frame()
     assert list(frame.columns) == ["first", "second", "lambda", "loss", "accuracy"]
     assert frame["lambda"].tolist() == [0, 0.5, 1] * 2
@@ -241,23 +241,35 @@ def test_what_a_barrier_cannot_take() -> None:
     with pytest.raises(
         UsageError, match=r"members of a loss barrier: expected two or more; found 1 of convnet-digits\."
     ):
-        barriers(members[:1], TEST)
+        barrier(members[:1], data=TEST)
     with pytest.raises(UsageError, match="points on a line: expected a whole number from 2; found 1"):
-        barriers(members, TEST, points=1)
+        barrier(members, data=TEST, points=1)
     with pytest.raises(UsageError, match="images a batch: expected a whole number from 2; found 1"):
-        barriers(members, TEST, batch=1)
+        barrier(members, data=TEST, batch=1)
     with pytest.raises(MemberNotFound, match="member 9"):
-        barriers(members, TEST, to=9)
+        barrier(members, data=TEST, to=9)
     other = zoo.load("resnet8-digits", n=1)
     with pytest.raises(
         UsageError,
         match=r"members convnet-digits/0 and resnet8-digits/0: expected tensors of the same names and shapes; found",
     ):
-        barrier(members[0], other[0], TEST)
+        barrier(members[0], other[0], data=TEST)
+    with pytest.raises(
+        UsageError, match=r"second: expected None beside a Collection; found str\. Give images as data="
+    ):
+        barrier(members, "digits")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="second: expected a Member beside a Member; found NoneType"):
+        barrier(members[0])
+    with pytest.raises(UsageError, match="to: expected None: the line starts at the first member; found 1"):
+        barrier(members[0], members[1], to=1)
+    with pytest.raises(
+        UsageError, match="loss barrier: expected a Collection, or a Member and a second one; found str"
+    ):
+        barrier("convnet-digits")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="tensor 'n': expected the same integers in both members; found others"):
         interpolate({"n": torch.tensor([1])}, {"n": torch.tensor([2])}, torch.tensor([0.5]))
     with pytest.raises(UsageError, match="images to estimate running statistics on: expected two or more; found 1 of"):
-        barriers(zoo.load("resnet8-digits", n=2), TEST, statistics=some("train", 1))
+        barrier(zoo.load("resnet8-digits", n=2), data=TEST, statistics=some("train", 1))
 
 
 def test_integers_that_agree_stay() -> None:
@@ -269,7 +281,7 @@ def test_integers_that_agree_stay() -> None:
 
 def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=3)
-    before, after = (barriers(m, TEST, points=3) for m in (members, members.align(to=0)))
+    before, after = (barrier(m, data=TEST, points=3) for m in (members, members.align(to=0)))
     figure: Figure = loss_barrier.draw_barriers(before, after, "convnet-digits")
     panels = {axes.get_label(): axes for axes in figure.axes}
     means = [line for line in panels["loss"].lines if line.get_linewidth() > 2]
@@ -280,6 +292,6 @@ def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
     assert path.read_bytes() == again.read_bytes()
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="expected the same pairs before and after alignment; found 2 and 1, not all"):
-        loss_barrier.barrier_figure(before, barriers(members[:2], TEST, points=3), tmp_path / "d.png")
+        loss_barrier.barrier_figure(before, barrier(members[:2], data=TEST, points=3), tmp_path / "d.png")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.png"):
         loss_barrier.barrier_figure(before, after, tmp_path / "d.pdf")

@@ -22,9 +22,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.evaluation import drawing, metrics
 from checkpoints_zoo.populations import compact_posterior
-from checkpoints_zoo.populations.compact_posterior import Compact, compact
+from checkpoints_zoo.populations.compact_posterior import Compact, fit_compact_posterior
 from checkpoints_zoo.populations.gaussian import Gaussian, fit, fit_subsets
-from checkpoints_zoo.populations.loss_barrier import barriers
+from checkpoints_zoo.populations.loss_barrier import barrier
 from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
 from docs.make import compact as compact_numbers
@@ -162,7 +162,7 @@ def probs_of(members: zoo.Collection, networks: list[nn.Module]) -> np.ndarray:
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 def test_the_table_is_a_loop_over_modules(name: str) -> None:
     members = zoo.load(name, n=3)
-    found = compact(members, TEST, samples=2, splits=3, seed=5, levels=[0.0, 0.3], statistics=TRAIN)
+    found = fit_compact_posterior(members, TEST, samples=2, splits=3, seed=5, levels=[0.0, 0.3], statistics=TRAIN)
     assert TEST.labels is not None
     labels, plain = TEST.labels.numpy(), [m.model() for m in members]
     singles = probs_of(members, plain)
@@ -213,7 +213,7 @@ def test_permuted_copies_of_one_net_become_that_net(tmp_path: Path, net: str) ->
 
     built = scenarios.build(tmp_path, net, range(4), change=copied)
     members = scenarios.load(built)
-    found = compact(members, TEST, samples=2, splits=2, levels=[0.0], statistics=TRAIN)
+    found = fit_compact_posterior(members, TEST, samples=2, splits=2, levels=[0.0], statistics=TRAIN)
     assert float(found.q_r.sigmas.max()) == 0
     assert all(torch.equal(mean, base[n]) for n, mean in found.q_r.mean.items())
     assert float(found.q_d.sigmas.median()) > 0.01
@@ -228,7 +228,7 @@ def test_permuted_copies_of_one_net_become_that_net(tmp_path: Path, net: str) ->
 
 @pytest.fixture(scope="module")
 def digits() -> Compact:
-    return compact(zoo.load("convnet-digits"), samples=1, splits=10)
+    return fit_compact_posterior(zoo.load("convnet-digits"), samples=1, splits=10)
 
 
 @pytest.mark.slow
@@ -251,7 +251,7 @@ def test_intervals_hold_their_figures(digits: Compact) -> None:
 
 
 def test_two_members_have_no_intervals() -> None:
-    found = compact(zoo.load("convnet-digits", n=2), TEST, samples=1, levels=[0.0])
+    found = fit_compact_posterior(zoo.load("convnet-digits", n=2), TEST, samples=1, levels=[0.0])
     assert found.gain.low is None
     assert found.held_out == {}
     assert found.splits == 0
@@ -262,22 +262,22 @@ def test_two_members_have_no_intervals() -> None:
 def test_the_same_seed_gives_the_same_figures_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     members = zoo.load("convnet-digits", n=5)
     options: dict[str, Any] = {"samples": 3, "splits": 2, "levels": [0.0, 0.5]}
-    first = compact(members, TEST, seed=1, **options)
+    first = fit_compact_posterior(members, TEST, seed=1, **options)
     monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.PIECE", 20_000)
     monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.PIECE", 30_000)
-    again = compact(members, TEST, seed=1, **options).to_frame()
+    again = fit_compact_posterior(members, TEST, seed=1, **options).to_frame()
     np.testing.assert_allclose(again["value"], first.to_frame()["value"], rtol=1e-5)
-    other = compact(members, TEST, seed=2, **options)
+    other = fit_compact_posterior(members, TEST, seed=2, **options)
     assert other.table["q_r"]["total_variation"].value != first.table["q_r"]["total_variation"].value
     assert other.table["q_r"]["mean_accuracy"].value == first.table["q_r"]["mean_accuracy"].value
 
 
 def test_other_references() -> None:
     members = zoo.load("convnet-digits", members="1,2,5")
-    assert compact(members, TEST, samples=1, levels=[]).to == "member 1"
-    found = compact(members, TEST, to="mean", samples=1, levels=[])
+    assert fit_compact_posterior(members, TEST, samples=1, levels=[]).to == "member 1"
+    found = fit_compact_posterior(members, TEST, to="mean", samples=1, levels=[])
     assert found.to == "the mean"
-    scaled = compact(members.canonicalize(scale="unit-norm"), TEST, to=5, samples=1, levels=[])
+    scaled = fit_compact_posterior(members.canonicalize(scale="unit-norm"), TEST, to=5, samples=1, levels=[])
     assert scaled.to == "member 5"
     rows = scaled.q_r.mean["conv1.weight"]
     assert float(rows.flatten(1).norm(dim=1).max()) <= 1 + 1e-5
@@ -298,21 +298,21 @@ def test_results_as_frame_and_json(digits: Compact) -> None:
 def test_what_a_compact_posterior_cannot_take() -> None:
     members = zoo.load("convnet-digits", n=3)
     with pytest.raises(UsageError) as one:
-        compact(members[:1], TEST)
+        fit_compact_posterior(members[:1], TEST)
     assert str(one.value) == (
         "members of a compact posterior: expected two or more: one has no variance; found 1 of convnet-digits."
         " Select more members."
     )
     with pytest.raises(UsageError, match="samples of a compact posterior: expected a whole number from 1; found 0"):
-        compact(members, TEST, samples=0)
+        fit_compact_posterior(members, TEST, samples=0)
     with pytest.raises(UsageError, match="splits of a compact posterior: expected a whole number from 2; found 1"):
-        compact(members, TEST, splits=1)
+        fit_compact_posterior(members, TEST, splits=1)
     with pytest.raises(UsageError, match="pruning level: expected a share from 0 to 1; found -1"):
-        compact(members, TEST, samples=1, splits=2, levels=[-1])
+        fit_compact_posterior(members, TEST, samples=1, splits=2, levels=[-1])
     with pytest.raises(MemberNotFound, match="member 77"):
-        compact(members, TEST, to=77)
+        fit_compact_posterior(members, TEST, to=77)
     with pytest.raises(UsageError, match="expected labels of the classes"):
-        compact(members, "photos")
+        fit_compact_posterior(members, "photos")
 
 
 # The picture and the page.
@@ -354,7 +354,7 @@ def test_the_numbers_are_what_is_measured_now(name: str) -> None:
     assert before == pytest.approx(written["compact"]["table"]["q_d"]["mean_accuracy"]["value"], abs=0.03)
     assert after == pytest.approx(written["compact"]["table"]["q_r"]["mean_accuracy"]["value"], abs=0.03)
     for when, view in (("before", members[:2]), ("after", members[:2].align(to=members.ids[0]))):
-        found = barriers(view, points=3)  # of 25 points, every twelfth
+        found = barrier(view, points=3)  # of 25 points, every twelfth
         known = written["barrier"][when]["first_losses"][::12]
         np.testing.assert_allclose(found.losses[0], known, rtol=0.02, atol=1e-3)
     judge = make_evaluator(members, None, None, "cpu", 512)

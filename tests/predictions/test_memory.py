@@ -23,7 +23,7 @@ def test_more_logits_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
         zoo.evaluate(members, few())
     assert str(caught.value) == (
         "logits of 3 members of tiny on 9 inputs: expected at most 1,079 bytes, the memory that is free; found 1,080. "
-        "Store them with `members.predict('few', folder)`, and give these predictions in the members' place: they are "
+        "Store them with `members.predict('few', folder)`, and give these predictions instead of the members: they are "
         "read in blocks."
     )
     assert caught.value.collection == "tiny"

@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.prediction_sets import problems, weights_of
+from checkpoints_zoo.predictions.prediction_sets import find_problems, weights_of
 from checkpoints_zoo.publishing.verification import verify_predictions
 from tests.support.commands import run, values
 from tests.support.scenarios import Built, build, load
@@ -52,7 +52,7 @@ def test_other_images_are_refused(stored: tuple[Built, Predictions]) -> None:
         refused(
             UsageError,
             f"predictions tiny/few-test: expected 9 inputs, fingerprint {other.fingerprint}, as images few/test have; "
-            f"found 9 inputs, fingerprint {few().fingerprint}, of few/test. They are on other images, or on these in "
+            f"found 9 inputs, fingerprint {few().fingerprint}, of few/test. The set is on other images, or on these in "
             "another order; predict on these.",
             call,
         )
@@ -72,7 +72,7 @@ def test_other_members_are_refused(stored: tuple[Built, Predictions], tmp_path: 
     refused(
         MemberNotFound,
         "predictions tiny/few-test: expected a row for each of the 8 selected members; found none for members 6-7. "
-        "`zoo-cli predict` adds what is missing; or select members that it has.",
+        "`zoo-cli predict` adds the missing ones; or select members that the set has.",
         lambda: predictions_of(load(more), "few-test", source=built.root),
     )
     changed = build(tmp_path / "changed", members=range(6), change=lambda i, state: state["fc2.bias"].add_(i == 3))
@@ -91,7 +91,7 @@ def test_other_members_are_refused(stored: tuple[Built, Predictions], tmp_path: 
     for row in changed.rows:
         row["sha256"] = None
     changed.write()
-    with pytest.raises(UsageError, match="found null, so that nothing says whether they are its own"):
+    with pytest.raises(UsageError, match="found null, so that the two can't be compared"):
         predictions_of(load(changed), "few-test", source=built.root)
 
 
@@ -106,7 +106,7 @@ def test_other_members_are_refused(stored: tuple[Built, Predictions], tmp_path: 
         ("preprocessing", {"size": [8, 8], "channels": 1, "mean": [0.4], "std": [0.4]}, "inputs preprocessed as {'si"),
     ],
 )
-def test_other_states_of_the_collection_are_refused(
+def test_other_classes_or_preprocessing_are_refused(
     stored: tuple[Built, Predictions], tmp_path: Path, key: str, value: object, text: str
 ) -> None:
     other = build(tmp_path, members=range(6))
@@ -161,7 +161,7 @@ def test_damaged_files_are_refused(stored: tuple[Built, Predictions], tmp_path: 
         return predictions_of(members, "few-test", source=tmp_path)
 
     def said() -> list[tuple[int | None, str]]:
-        return [(p.member, p.kind) for p in problems(found().stored, weights)]
+        return [(p.member, p.kind) for p in find_problems(found().stored, weights)]
 
     assert said() == []
     shard.write_bytes(raw[:-1])
@@ -243,7 +243,7 @@ def test_logits_that_float16_lacks_are_refused(tmp_path: Path) -> None:
     assert predict(load(built, members=[0, 2]), few(), tmp_path).ids == [0, 2]
 
 
-def test_weights_that_are_not_their_rows_are_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_match_their_rows_are_refused(tmp_path: Path) -> None:
     built = build(tmp_path, members=range(2))
     built.rows[1]["sha256"] = "0" * 64
     built.write()
@@ -260,7 +260,7 @@ def test_parts_of_other_facts_are_not_used(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(storing.Parts, "finish", fail)
+        patch.setattr(storing.FinishedMembers, "write_set", fail)
         with pytest.raises(KeyboardInterrupt):
             predict(load(built), few(seed=1), tmp_path)
     laid = list((tmp_path / INSIDE / ".parts").glob("*.safetensors"))

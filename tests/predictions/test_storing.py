@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import (
     UsageError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.prediction_sets import Facts, layout_of, problems, weights_of
+from checkpoints_zoo.predictions.prediction_sets import SetDescription, find_problems, layout_of, weights_of
 from tests.support.kills import Contract, OnFiles, forks
 from tests.support.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.support.stored_sets import INSIDE, by_loop, few, six
@@ -105,16 +105,16 @@ def test_any_block(stored: tuple[Built, Predictions], begin: int, end: int) -> N
 @given(st.integers(1, 20), st.integers(1, 12), st.booleans(), st.sampled_from(["F16", "F32"]), st.text(max_size=20))
 @settings(max_examples=40)
 def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str, text: str) -> None:
-    facts = Facts(
+    facts = SetDescription(
         collection="c", set="s", data=text, split=text, revision=text, fingerprint=text, inputs=inputs,
         classes=tuple(f"{text}{i}" for i in range(classes)), preprocessing={"mean": [0.5]}, computed="float32",
         view=text, version="1", citation=text, layouts={"logits": layout_of(inputs, classes, dtype)},
         labels=tuple(i % classes for i in range(inputs)) if labelled else None,
     )  # fmt: skip
-    assert Facts.from_json(json.loads(json.dumps(facts.to_json())), Path("x")) == facts
+    assert SetDescription.from_json(json.loads(json.dumps(facts.to_json())), Path("x")) == facts
 
 
-def test_what_is_there_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_members_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(6))
     ran: list[int] = []
     by_members = storing.by_members
@@ -140,7 +140,7 @@ def test_what_is_there_is_not_computed_again(tmp_path: Path, monkeypatch: pytest
     predict(members[:3], few(), tmp_path)
     assert ran == [1, 2, 5, 0]
     assert digest_of(tmp_path / "predictions") == after
-    assert problems(found.stored, weights_of(members.rows)) == []
+    assert find_problems(found.stored, weights_of(members.rows)) == []
 
 
 def test_snapshots_and_views(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_without_a_folder_they_go_beside_the_members(tmp_path: Path) -> None:
     built = build(tmp_path, members=range(2))
     assert torch.equal(predict(load(built), few()).logits(), predictions_of(load(built), "few-test").logits())
     assert (tmp_path / INSIDE / "manifest.parquet").is_file()
-    text = "expected `out`, a folder of yours; found none, and the members lie in embedded"
+    text = "expected `out`, a folder of yours; found none, and the members are in embedded"
     with pytest.raises(UsageError, match=text):
         predict(zoo.load("convnet-digits", n=2), few())
 
@@ -180,7 +180,7 @@ def predict_all(root: str) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_continues(tmp_path: Path) -> None:
     built = build(tmp_path / "source", members=range(6))
     whole = predict(load(built), few(), tmp_path / "whole")
     place, there = built.root / INSIDE, dict[Path, int]()  # members laid aside, when the last run began
@@ -191,7 +191,7 @@ def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
     def done() -> None:
         found = predictions_of(load(built), "few-test")
         assert torch.equal(found.logits(), whole.logits())
-        assert problems(found.stored, weights_of(load(built).rows)) == []
+        assert find_problems(found.stored, weights_of(load(built).rows)) == []
         assert names(built.root) == names(tmp_path / "whole")  # same members, same bytes
 
     def usable() -> None:
@@ -212,25 +212,25 @@ def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_was_laid_aside_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_member_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built, ran = build(tmp_path, members=range(6)), list[int]()
-    keep = storing.Parts.keep
+    keep = storing.FinishedMembers.store
 
-    def stopping(self: storing.Parts, key: tuple[int, int], weights: str, raw: bytes) -> None:
+    def stopping(self: storing.FinishedMembers, key: tuple[int, int], weights: str, raw: bytes) -> None:
         if key[0] == 3:
             with pytest.raises(LockedError, match="expected no other process writing predictions into it; found a lo"):
                 predict(load(built), few(), tmp_path)
             raise KeyboardInterrupt
         keep(self, key, weights, raw)
 
-    def noted(self: storing.Parts, key: tuple[int, int], weights: str, raw: bytes) -> None:
+    def noted(self: storing.FinishedMembers, key: tuple[int, int], weights: str, raw: bytes) -> None:
         ran.append(key[0])
         keep(self, key, weights, raw)
 
-    monkeypatch.setattr(storing.Parts, "keep", stopping)
+    monkeypatch.setattr(storing.FinishedMembers, "store", stopping)
     with pytest.raises(KeyboardInterrupt):
         predict(load(built), few(), tmp_path)
-    monkeypatch.setattr(storing.Parts, "keep", noted)
+    monkeypatch.setattr(storing.FinishedMembers, "store", noted)
     predict(load(built), few(), tmp_path)
     assert ran == [3, 4, 5]
 

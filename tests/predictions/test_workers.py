@@ -11,7 +11,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.predictions.storing import Running, _facts, _hashes
+from checkpoints_zoo.predictions.storing import PredictionRun, _describe, _weight_hashes
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -30,11 +30,11 @@ def test_several_processes_store_the_same_bytes(tmp_path: Path) -> None:
     assert files(tmp_path / "three") == files(tmp_path / "one")
 
 
-def running(n: int) -> Running:
+def running(n: int) -> PredictionRun:
     members = zoo.load("convnet-digits", n=n)
     inside = images.load("digits")
-    facts = _facts(members, inside, "digits-test", torch.float32)
-    return Running(members, inside, facts, _hashes(members), torch.float32, 512)
+    facts = _describe(members, inside, "digits-test", torch.float32)
+    return PredictionRun(members, inside, facts, _weight_hashes(members), torch.float32, 512)
 
 
 def test_members_are_divided_into_jobs() -> None:
@@ -54,7 +54,7 @@ def test_a_job_gives_what_one_process_stores() -> None:
     assert work(range(1, 3), "cpu") == whole[1:3]
 
 
-def test_work_that_is_none(tmp_path: Path) -> None:
+def test_bad_numbers_of_workers_are_refused(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=2)
     with pytest.raises(UsageError, match="workers: expected a whole number from 1; found 0"):
         members.predict("digits", tmp_path, workers=0)

@@ -19,7 +19,7 @@ from torch import nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.populations.discrepancy import mmd, ns
 from checkpoints_zoo.predictions import predict, predictions_of
 from checkpoints_zoo.publishing.html_report import Page, gather, origin, tags
@@ -127,7 +127,7 @@ def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.
         "zoo-cli report tiny --members 0-3 --source out --stored said --data few-test --ood far-test --out report.html"
     )
     report = zoo.evaluate(inside, None, ood)
-    assert plain(rows(page, "all-figures").rows[1][-1]) == stated(report["accuracy"], 100)
+    assert plain(rows(page, "all-figures").rows[1][-1]) == as_text(report["accuracy"], 100)
 
     alone = zoo.report(inside, ood=ood)
     assert alone.panels == page.panels

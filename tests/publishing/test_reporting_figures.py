@@ -17,7 +17,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.publishing.html_report import charts, detection, gather
 from checkpoints_zoo.publishing.html_report.definitions import WORDS
@@ -38,8 +38,8 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
     for name, known in report.ensemble.items():
         scale = 100 if name == "accuracy" else 1
         unit, mean, four, six = cells[WORDS[name][0]]
-        assert (four, six) == (stated(report.curve[4][name], scale), stated(known, scale))
-        assert mean == (stated(report.member[name], scale) if name in report.member else "–")
+        assert (four, six) == (as_text(report.curve[4][name], scale), as_text(known, scale))
+        assert mean == (as_text(report.member[name], scale) if name in report.member else "–")
         assert unit == ("%" if name == "accuracy" else FIGURES[name].unit.replace("..", "–"))
     assert len(cells) == len(report.ensemble) == 13
 
@@ -47,7 +47,7 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
     drawn = page.panels["pairs-scatter"].traces[0]
     np.testing.assert_array_equal(drawn["x"], pairs.to_frame()["mi_id"])
     np.testing.assert_array_equal(drawn["y"], pairs.to_frame()["mi_ood"])
-    assert [plain(row[2]) for row in rows(page, "pairwise").rows] == [stated(x) for x in pairs.figures.values()]
+    assert [plain(row[2]) for row in rows(page, "pairwise").rows] == [as_text(x) for x in pairs.figures.values()]
     matrix = np.array(page.panels["disagreement"].traces[0]["z"], np.float64)
     np.testing.assert_allclose(matrix[~np.eye(6, dtype=bool)], 100 * pairs.inside.disagreement[~torch.eye(6).bool()])
     for name, figure in (("pairs-id", "mi_id"), ("pairs-ood", "mi_ood")):
@@ -149,20 +149,20 @@ def test_temperature_scaling_limits_and_members_needed(tmp_path: Path) -> None:
     report = zoo.evaluate(members, inside, temperature=True, held_out=0.5, within=asked, subsets=3)
     assert report.calibrated is not None
     after = [plain(row[3]) for row in rows(page, "scaled").rows]
-    assert after == [stated(x) for x in report.calibrated.ensemble.values()]
+    assert after == [as_text(x) for x in report.calibrated.ensemble.values()]
     assert "On digits/test" not in page.html
     assert "n = 12 inputs" in page.html
     assert sum(page.panels["confidences"].traces[0]["customdata"]) == 12
     assert sum(page.panels["confidences"].traces[1]["customdata"]) == 5 * 12
     assert page.panels["reliability-diagram"].traces[-1]["name"].startswith("scaled by T = ")
     limits = {plain(row[0]): plain(row[3]) for row in rows(page, "limits").rows}
-    assert limits["NLL"] == stated(report.limits["nll"])
+    assert limits["NLL"] == as_text(report.limits["nll"])
     needed = [plain(row[-1]).split(" [")[0] for row in rows(page, "needed").rows]
     found = [x for _, x in report.answers()]
     assert needed == [f"{x.members}" if x.members is not None else f"≈ {x.extrapolated:,}" for x in found]
 
     other = zoo.report(members, inside, None, temperature=True, held_out=few(5), subsets=3)
-    assert plain(rows(other, "scaled").rows[0][3]) == stated(
+    assert plain(rows(other, "scaled").rows[0][3]) == as_text(
         zoo.evaluate(members, inside, temperature=True, held_out=few(5), subsets=3).calibrated["temperature"]  # type: ignore[index]
     )
     with pytest.raises(UsageError, match="held out for the temperature: expected images that the members were neither"):

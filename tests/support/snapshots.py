@@ -14,7 +14,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import FolderSource
-from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.packing import description_of, layout_of
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES
@@ -32,7 +32,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
         epochs: to keep, 0 for the initialisation.
     """
     layout = layout_of(recipe)
-    state = start(recipe, members)
+    state = initial_state(recipe, members)
     kept: dict[tuple[int, int], bytearray] = {}
 
     def keep(epoch: int) -> None:

@@ -12,7 +12,7 @@ from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.shard_files import prefix
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, Facts
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, SetDescription
 from checkpoints_zoo.sources.source import FolderSource
 from tests.support.scenarios import Built, build, hand_made, load
 
@@ -56,12 +56,12 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
         }
         for i in range(members)
     ]  # fmt: skip
-    facts = Facts(
+    facts = SetDescription(
         collection="given", set=name, data=name, split="test", revision="", fingerprint="0" * 16, inputs=inputs,
         classes=tuple(f"class{i}" for i in range(classes)), preprocessing={}, computed="float32", view="", version="",
         citation="", layouts={LOGITS: layout}, labels=None if labels is None else tuple(labels.tolist()),
     )  # fmt: skip
     catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
     manifest.write(manifest.table(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
-    stored = prediction_sets.read(FolderSource(root, root.as_uri()), "given", name)
+    stored = prediction_sets.read_set(FolderSource(root, root.as_uri()), "given", name)
     return Predictions(stored, stored.rows, (root.as_uri(), "0" * 40))

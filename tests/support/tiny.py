@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ import pytest
 from checkpoints_zoo import images
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.training.export import Export
-from checkpoints_zoo.training.merge import TOLD
-from checkpoints_zoo.training.packing import Finished, layout_of, prepare
-from checkpoints_zoo.training.population import train_stack
+from checkpoints_zoo.training.merge import RUN_COLUMNS
+from checkpoints_zoo.training.packing import PackedSnapshot, layout_of, pack_members
+from checkpoints_zoo.training.population import TrainedMember, train_stack
+from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits
-from checkpoints_zoo.training.state import locked
+from checkpoints_zoo.training.state import training_lock
 
 TINY = dataclasses.replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
 MEMBERS = tuple(range(9))
@@ -35,36 +36,45 @@ TWO_A_SHARD = 2 * len(layout_of(TINY).tensors)  # for writing.MOST_TENSORS
 
 
 @cache
-def made() -> dict[int, Finished]:
+def made() -> dict[int, PackedSnapshot]:
     """Train the members once; return them, the fifth as one that failed."""
     data, found = images.load("digits", "train"), {}
     for first in MEMBERS[:: TINY.stack_width]:
         stack = MEMBERS[first : first + TINY.stack_width]
-        for one in prepare(TINY, train_stack(TINY, stack, data), "cpu"):
+        for one in pack_members(TINY, train_stack(TINY, stack, data), "cpu"):
             found[one.row["member"]] = one
     measured = ("test_", "train_", "sha256", "eval_data")
     failed = {name: None if name.startswith(measured) else value for name, value in found[5].row.items()}
-    return found | {5: Finished(failed | {"status": "failed", "reason": "the loss"}, None)}
+    return found | {5: PackedSnapshot(failed | {"status": "failed", "reason": "the loss"}, None)}
 
 
-def finished(ids: Iterable[int], **changes: Any) -> list[Finished]:
+def finished(ids: Iterable[int], **changes: Any) -> list[PackedSnapshot]:
     """Return members as they come from training, with some columns changed."""
-    return [Finished(made()[i].row | changes, made()[i].raw) for i in ids]
+    return [PackedSnapshot(made()[i].row | changes, made()[i].raw) for i in ids]
 
 
-def keep_and_seal(exporting: Export, members: list[Finished]) -> None:
+def export(recipe: Recipe, trained: Sequence[TrainedMember], out: Path) -> None:
+    """Add trained members to a source, as a run does with members that have finished."""
+    with training_lock(out):
+        exporting = Export(recipe, out)
+        exporting.begin([member.member for member in trained])
+        add_finished(exporting, pack_members(recipe, trained, "cpu"))
+        exporting.finish()
+
+
+def add_finished(exporting: Export, members: list[PackedSnapshot]) -> None:
     """Do what a run does with members that finished."""
     exporting.keep(members)
-    exporting.seal_whole(members)
+    exporting.write_whole_shards(members)
 
 
 def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) -> Path:
     """Put members into a source; with `seal=False` they are left as a killed run leaves them. Return its folder."""
     ids = list(ids)
-    with locked(out):
+    with training_lock(out):
         exporting = Export(TINY, out)
         exporting.begin(ids)
-        keep_and_seal(exporting, finished(ids, **changes))
+        add_finished(exporting, finished(ids, **changes))
         if seal:
             exporting.finish()
     return out
@@ -74,7 +84,7 @@ def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, An
     """Return a source's shards by name, its description, and its manifest: whole if `told`, or without `TOLD`."""
     shards = {path.name: path.read_bytes() for path in (out / "shards" / "tiny").iterdir()}
     table = out / "manifests" / "tiny.parquet"
-    rows = table.read_bytes() if told else manifest.read(table).drop_columns(list(TOLD)).to_pylist()
+    rows = table.read_bytes() if told else manifest.read(table).drop_columns(list(RUN_COLUMNS)).to_pylist()
     return shards, (out / "manifests" / "tiny.json").read_bytes(), rows
 
 

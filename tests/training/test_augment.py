@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from torchvision.transforms.v2 import functional as tv
 
 from checkpoints_zoo.training.augment import AUGMENTATIONS, Augmentation
-from checkpoints_zoo.training.seeds import epoch_choices
+from checkpoints_zoo.training.seeds import epoch_views
 
 
 @given(
@@ -62,7 +62,7 @@ def test_shift1_is_black_outside() -> None:
 def test_offsets_and_flips_are_uniform_and_independent() -> None:
     """Chi-squared at 0.1 %: of each offset, of flips, and of all views together, over members and epochs."""
     augmentation = AUGMENTATIONS["crop4-flip"]
-    drawn = torch.cat([epoch_choices(m, e, 5000, augmentation.views) for m in (0, 7) for e in (0, 1, 2)])
+    drawn = torch.cat([epoch_views(m, e, 5000, augmentation.views) for m in (0, 7) for e in (0, 1, 2)])
     top, left, flipped = augmentation.offsets(drawn)
     for values, kinds in ((top, 9), (left, 9), (flipped.long(), 2), (drawn, 162)):
         assert int(values.min()) == 0
@@ -74,7 +74,7 @@ def test_offsets_and_flips_are_uniform_and_independent() -> None:
 
 
 def test_draws_differ_between_members_and_epochs_alone() -> None:
-    first = epoch_choices(3, 1, 100, 162)
-    assert torch.equal(first, epoch_choices(3, 1, 100, 162))
-    assert not torch.equal(first, epoch_choices(4, 1, 100, 162))
-    assert not torch.equal(first, epoch_choices(3, 2, 100, 162))
+    first = epoch_views(3, 1, 100, 162)
+    assert torch.equal(first, epoch_views(3, 1, 100, 162))
+    assert not torch.equal(first, epoch_views(4, 1, 100, 162))
+    assert not torch.equal(first, epoch_views(3, 2, 100, 162))

@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.export import export
-from checkpoints_zoo.training.packing import split_of
-from checkpoints_zoo.training.population import Trained
+from checkpoints_zoo.training.packing import split_of_run
+from checkpoints_zoo.training.population import TrainedMember
 from checkpoints_zoo.training.recipes import RECIPES
+from tests.support.tiny import export
 
 TIMES = ["created", "wall_time_s"]
 
 
-def trained(name: str, members: Sequence[int], failed: Sequence[int] = ()) -> list[Trained]:
+def trained(name: str, members: Sequence[int], failed: Sequence[int] = ()) -> list[TrainedMember]:
     """Members whose weights are drawn, not trained."""
     recipe, found = RECIPES[name](), []
     for member in members:
@@ -29,7 +29,9 @@ def trained(name: str, members: Sequence[int], failed: Sequence[int] = ()) -> li
         state = build_architecture(recipe.architecture, **recipe.arguments).state_dict()
         state = {n: t.detach() for n, t in state.items() if not n.endswith("num_batches_tracked")}
         bad = member in failed
-        found.append(Trained(member, member, "failed" if bad else "ok", "the loss" if bad else "", state, 1.0, 0.5))
+        found.append(
+            TrainedMember(member, member, "failed" if bad else "ok", "the loss" if bad else "", state, 1.0, 0.5)
+        )
     return found
 
 
@@ -86,6 +88,6 @@ def test_another_recipe_of_the_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_splits_of_runs() -> None:
-    splits = [split_of(f"{i:016x}") for i in range(4000)]
+    splits = [split_of_run(f"{i:016x}") for i in range(4000)]
     for split, share in (("train", 0.7), ("validation", 0.15), ("test", 0.15)):
         assert splits.count(split) / 4000 == pytest.approx(share, abs=0.03)

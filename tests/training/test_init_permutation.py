@@ -15,9 +15,9 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import random_transpositions, symmetries
-from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from tests.support.matching_oracles import swaps
+from tests.support.matching_oracles import count_swaps
 
 SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
 
@@ -27,7 +27,7 @@ SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
 def test_as_many_transpositions_as_asked_for(count: int, seed: int) -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     drawn = random_transpositions(symmetries(net, torch.zeros(1, 2)), count, torch.Generator().manual_seed(seed))
-    assert sum(swaps(p.tolist()) for p in drawn.values()) == count
+    assert sum(count_swaps(p.tolist()) for p in drawn.values()) == count
 
 
 def test_every_single_transposition_is_as_likely() -> None:
@@ -63,7 +63,10 @@ def test_blocks_of_grouped_convolutions_stay() -> None:
 
 @pytest.mark.parametrize("recipe", [SMALL, dataclasses.replace(resnet8_digits(), stack_width=2)], ids=lambda r: r.name)
 def test_a_member_starts_as_the_same_function_with_other_weights(recipe) -> None:  # type: ignore[no-untyped-def]
-    plain, permuted = start(recipe, [5, 6]), start(dataclasses.replace(recipe, init_permutation=9), [5, 6])
+    plain, permuted = (
+        initial_state(recipe, [5, 6]),
+        initial_state(dataclasses.replace(recipe, init_permutation=9), [5, 6]),
+    )
     module = build_architecture(recipe.architecture, **recipe.arguments).double().eval()
     inputs = torch.randn(4, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for i in range(2):
@@ -75,7 +78,7 @@ def test_a_member_starts_as_the_same_function_with_other_weights(recipe) -> None
     moved = [not torch.equal(plain.params[n], permuted.params[n]) for n in plain.params]
     assert any(moved)
     # A function of the seed alone, whatever company it has.
-    again = start(dataclasses.replace(recipe, init_permutation=9), [6, 7])
+    again = initial_state(dataclasses.replace(recipe, init_permutation=9), [6, 7])
     assert all(torch.equal(permuted.params[n][1], again.params[n][0]) for n in again.params)
 
 
@@ -85,7 +88,7 @@ def test_training_is_equivariant_and_another_order_is_not() -> None:
     data = images.load("digits", "train")
     ends = []
     for recipe in (short, dataclasses.replace(short, init_permutation=30)):
-        state = start(recipe, [1, 2])
+        state = initial_state(recipe, [1, 2])
         assert list(train_epochs(recipe, [1, 2], state, data)) == [1]
         ends.append(state.params)
     names = [n for n, t in ends[0].items() if t.ndim > 2]
@@ -101,8 +104,8 @@ def test_training_is_equivariant_and_another_order_is_not() -> None:
 
 
 def test_one_initialisation_for_all() -> None:
-    state = start(dataclasses.replace(SMALL, init_seed=5), [5, 6])
-    own = start(SMALL, [5, 6])
+    state = initial_state(dataclasses.replace(SMALL, init_seed=5), [5, 6])
+    own = initial_state(SMALL, [5, 6])
     assert all(torch.equal(t[0], t[1]) and torch.equal(t[0], own.params[n][0]) for n, t in state.params.items())
     assert any(not torch.equal(t[1], own.params[n][1]) for n, t in state.params.items())
 

@@ -18,7 +18,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo import workers
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipes import RECIPES, Recipe
@@ -50,13 +50,13 @@ def train_all(name: str, out: str, count: int) -> None:
     two_a_shard()
     workers.GRACE_S = 0.05  # forked ones hold both ends of their connections, and see neither close
     engine = InProcess() if count == 1 else Processes(count, start="fork")  # of what is loaded
-    run(short(name), MEMBERS, Path(out), engine)
+    train_into(short(name), MEMBERS, Path(out), engine)
 
 
 def train_piece(name: str, ids: Sequence[int], out: str) -> None:
     """What a child does: train some members, all at once."""
     two_a_shard()
-    run(short(name), ids, Path(out))
+    train_into(short(name), ids, Path(out))
 
 
 def merge_all(pieces: Sequence[str], out: str) -> None:

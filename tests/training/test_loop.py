@@ -20,7 +20,7 @@ from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.population import train_stack
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order
+from checkpoints_zoo.training.seeds import derive_seed, epoch_order, epoch_views
 from tests.support.few_digits import some
 
 CONVNET = dataclasses.replace(convnet_digits(), name="small", epochs=2, stack_width=1)
@@ -47,7 +47,7 @@ def averaged_model(recipe: Recipe, module: nn.Module) -> swa_utils.AveragedModel
 
 def script(recipe: Recipe, member: int, data: ImageData) -> dict[str, Tensor]:
     """Train one member as a plain torch script does; return what is stored of it."""
-    torch.manual_seed(derive(member, "init"))
+    torch.manual_seed(derive_seed(member, "init"))
     module = recipe.module()
     optimizer = torch.optim.SGD(
         module.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
@@ -62,7 +62,7 @@ def script(recipe: Recipe, member: int, data: ImageData) -> dict[str, Tensor]:
     assert data.labels is not None
     for epoch in range(recipe.epochs):
         order = epoch_order(member, epoch, len(data))
-        choices = epoch_choices(member, epoch, len(data), augmentation.views)
+        choices = epoch_views(member, epoch, len(data), augmentation.views)
         for step in range(len(data) // 32):
             slots = range(step * 32, step * 32 + 32)
             pixels = []

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training import gradients
 from checkpoints_zoo.training.gradients import stack_gradient
-from checkpoints_zoo.training.loop import start, train_epochs
+from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipes import convnet_digits, named, resnet8_digits
-from checkpoints_zoo.training.seeds import seeded
+from checkpoints_zoo.training.recipes import convnet_digits, recipe_by_name, resnet8_digits
+from checkpoints_zoo.training.seeds import seed_torch
 from tests.training.test_loop import part
 
 # They wait until a GPU has computed what they read, or until it has read what the CPU holds.
@@ -61,7 +61,7 @@ def test_no_step_waits_for_the_device(changes: dict[str, Any]) -> None:
     recipe, asked = dataclasses.replace(SMALL, **changes), []
     for steps in (2, 4):
         members = list(range(recipe.stack_width))
-        state = start(recipe, members)
+        state = initial_state(recipe, members)
         with Calls() as calls:
             list(train_epochs(recipe, members, state, part(steps * recipe.batch_size)))
         assert calls.counts["convolution_backward"] > steps
@@ -74,7 +74,7 @@ def test_the_count_sees_a_step_that_waits(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Preprocess, "on", lambda self, device: lambda pixels: torch.tensor(0.0) + pixels)
     recipe, asked = dataclasses.replace(SMALL, stack_width=2), []
     for steps in (2, 4):
-        state = start(recipe, [0, 1])
+        state = initial_state(recipe, [0, 1])
         with Calls() as calls:
             list(train_epochs(recipe, [0, 1], state, part(steps * recipe.batch_size)))
         asked.append(calls.counts["lift_fresh"])
@@ -84,8 +84,8 @@ def test_the_count_sees_a_step_that_waits(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("name", "width"), [("resnet18-cifar10", 1), ("resnet20-frn-silu-cifar10", 2)])
 def test_gradients_are_laid_out_as_their_parameters(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a step of all tensors is a few kernels; with other strides it is some for each."""
-    recipe = dataclasses.replace(named(name), stack_width=width, precision="float32")
-    state = start(recipe, list(range(width)))
+    recipe = dataclasses.replace(recipe_by_name(name), stack_width=width, precision="float32")
+    state = initial_state(recipe, list(range(width)))
     found, _, _ = stack_gradient(recipe, list(range(width)), torch.device("cpu"))(
         0, state.params, state.buffers, state.scaling, torch.randn(width, 2, 3, 8, 8), torch.zeros(width, 2).long()
     )
@@ -104,7 +104,7 @@ def test_noise_is_that_of_torchs_generator() -> None:
     torch.manual_seed(1)
     following = torch.rand(2)
     torch.manual_seed(1)
-    with seeded(7, torch.device("cpu")):
+    with seed_torch(7, torch.device("cpu")):
         assert torch.equal(torch.rand(3), wanted)
     assert torch.equal(torch.rand(2), following)
 
@@ -115,11 +115,11 @@ def test_one_alone_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     states = []
     for _ in range(2):
-        state = start(recipe, [3])
+        state = initial_state(recipe, [3])
         list(train_epochs(recipe, [3], state, part(64)))
         states.append(state.params)
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    monkeypatch.setattr(gradients, "seeded", lambda seed, device: seeded(0, device))
-    state = start(recipe, [3])
+    monkeypatch.setattr(gradients, "seed_torch", lambda seed, device: seed_torch(0, device))
+    state = initial_state(recipe, [3])
     list(train_epochs(recipe, [3], state, part(64)))
     assert not torch.equal(state.params["2.weight"], states[0]["2.weight"])

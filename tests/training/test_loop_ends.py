@@ -13,7 +13,7 @@ from torch import nn
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.loop import accuracies, start, train_epochs
+from checkpoints_zoo.training.loop import initial_state, measure_accuracies, train_epochs
 from checkpoints_zoo.training.population import Progress, train_stack
 from tests.training.test_loop import CONVNET, DROPPING, RESNET, dropping, part
 
@@ -23,7 +23,7 @@ def test_snapshots_are_the_weights_along_the_way(width: int) -> None:
     recipe = dataclasses.replace(RESNET, stack_width=width, epochs=3, snapshots=(0, 2))
     members = list(range(width))
     plain = dataclasses.replace(recipe, snapshots=())
-    state = start(plain, members)
+    state = initial_state(plain, members)
     wanted = {0: {n: t.clone() for n, t in (state.params | state.buffers).items()}}
     for epoch in train_epochs(plain, members, state, part()):
         wanted[epoch] = {n: t.clone() for n, t in (state.params | state.buffers).items()}
@@ -37,10 +37,10 @@ def test_snapshots_are_the_weights_along_the_way(width: int) -> None:
 @pytest.mark.parametrize("averaging", ["none", "swa"])
 def test_accuracies_are_those_of_the_modules(averaging: str) -> None:
     recipe = dataclasses.replace(RESNET, stack_width=3, averaging=averaging)
-    state, data = start(recipe, [0, 1, 2]), part()
+    state, data = initial_state(recipe, [0, 1, 2]), part()
     list(train_epochs(recipe, [0, 1, 2], state, data))
     test = images.load("digits", "test")
-    got = accuracies(recipe, state, data, test)
+    got = measure_accuracies(recipe, state, data, test)
     assert got.shape == (3,)
     for member in train_stack(recipe, (0, 1, 2), data):
         module = recipe.module().eval()
@@ -52,7 +52,7 @@ def test_accuracies_are_those_of_the_modules(averaging: str) -> None:
 
 def test_it_ends_when_all_members_have_failed() -> None:
     recipe = dataclasses.replace(CONVNET, epochs=50, lr=1e30, stack_width=2)
-    state = start(recipe, [0, 1])
+    state = initial_state(recipe, [0, 1])
     assert list(train_epochs(recipe, [0, 1], state, part())) == [1]
     assert list(train_epochs(recipe, [0, 1], state, part())) == []  # nor does it go on from there
     for member in train_stack(recipe, (0, 1), part()):
@@ -69,7 +69,7 @@ def test_weights_beyond_what_is_stored_fail() -> None:
 def test_a_member_whose_gradients_overflow_skips_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch.amp.GradScaler; here for one of two members, whose factor is out of reach at first."""
     recipe = dataclasses.replace(CONVNET, precision="float16", stack_width=2, epochs=1)
-    state = start(recipe, [0, 1])
+    state = initial_state(recipe, [0, 1])
     state.scaling["scale"][1] = 2.0**120
     before = {name: tensor.clone() for name, tensor in state.params.items()}
     list(train_epochs(recipe, [0, 1], state, part()))
@@ -80,7 +80,7 @@ def test_a_member_whose_gradients_overflow_skips_the_step(monkeypatch: pytest.Mo
     assert not torch.equal(before["fc2.bias"][0], state.params["fc2.bias"][0])
     assert state.failed_step.tolist() == [-1, -1]
     monkeypatch.setattr("checkpoints_zoo.training.optimizers.GROWTH_STEPS", 2)
-    again = start(recipe, [0, 1])
+    again = initial_state(recipe, [0, 1])
     list(train_epochs(recipe, [0, 1], again, part()))
     assert again.scaling["scale"].tolist() == [131072.0, 131072.0]
     assert again.scaling["steps"].tolist() == [1, 1]
@@ -108,7 +108,7 @@ def test_an_architecture_that_is_not_all_trained_is_refused() -> None:
         return module
 
     with pytest.raises(UsageError) as error:
-        start(dataclasses.replace(DROPPING, build=frozen), [0])
+        initial_state(dataclasses.replace(DROPPING, build=frozen), [0])
     assert str(error.value) == (
         "build of recipe 'small': expected a function that returns a torch.nn.Module whose parameters are all trained;"
         " found parameter '1.bias' without requires_grad."

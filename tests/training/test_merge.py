@@ -24,9 +24,10 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, LockedError, UsageError, ZooError
 from checkpoints_zoo.formats import catalog, shard_files
 from checkpoints_zoo.training import merge as merging
-from checkpoints_zoo.training.export import run
-from checkpoints_zoo.training.merge import TOLD, merge
-from tests.support import tiny
+from checkpoints_zoo.training.export import train_into
+from checkpoints_zoo.training.merge import RUN_COLUMNS, merge
+from tests.support import commands, tiny
+from tests.support.commands import values
 from tests.support.tiny import MEMBERS, TINY, contents, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
@@ -75,16 +76,16 @@ def test_pieces_in_any_order_are_the_whole(
 @pytest.mark.slow
 def test_trained_in_pieces_and_merged_is_trained_at_once(tmp_path: Path) -> None:
     for ids, out in ((MEMBERS[:4], "whole"), ((3, 0), "a"), ((2,), "b"), ((1,), "b")):
-        run(TINY, ids, tmp_path / out)
+        train_into(TINY, ids, tmp_path / out)
     assert merge([tmp_path / "b", tmp_path / "a"], tmp_path / "out") == {"tiny": 4}
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert zoo.verify(zoo.load("tiny", source=tmp_path / "out")) == []
     # What differs is what a run tells of itself.
     one, other = (zoo.load("tiny", source=tmp_path / out).rows for out in ("out", "whole"))
     differing = {name for name in one.column_names if not one.column(name).equals(other.column(name))}
-    assert differing <= set(TOLD)
+    assert differing <= set(RUN_COLUMNS)
     # Training goes on in what was merged.
-    run(TINY, (0, 1, 2, 3, 5), tmp_path / "out")
+    train_into(TINY, (0, 1, 2, 3, 5), tmp_path / "out")
     assert zoo.load("tiny", source=tmp_path / "out").ids == [0, 1, 2, 3, 5]
 
 
@@ -209,7 +210,7 @@ def test_folders_without_members_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -227,7 +228,7 @@ def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
 
 def test_pieces_are_locked_before_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, out, looked = stored([0], tmp_path / "a"), tmp_path / "out", list[Path]()
-    collections = merging._collections
+    collections = merging._collection_names
 
     def looking(folder: Path) -> set[str]:
         looked.append(folder)
@@ -235,7 +236,7 @@ def test_pieces_are_locked_before_they_are_looked_at(tmp_path: Path, monkeypatch
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return collections(folder)
 
-    monkeypatch.setattr(merging, "_collections", looking)
+    monkeypatch.setattr(merging, "_collection_names", looking)
     merge([a], out)
     assert looked == [a, out]
 
@@ -253,16 +254,10 @@ def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
     assert not isinstance(error.value, ZooError)
 
 
-def test_the_command(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from checkpoints_zoo.cli.train import merge_command
-
+def test_the_command(whole: Path, tmp_path: Path) -> None:
     pieces = [stored(MEMBERS[:5], tmp_path / "a"), stored(MEMBERS[5:], tmp_path / "b")]
-    merge_command([*map(str, pieces), "--out", str(tmp_path / "out")], standalone_mode=False)
+    done = commands.run("train-merge", *pieces, "--out", tmp_path / "out", "--format", "json")
     assert contents(tmp_path / "out", told=True) == contents(whole, told=True)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines()[-1] == f"tiny: 9 members in {tmp_path / 'out'}"
+    assert values(done) == [{"collection": "tiny", "members": 9, "path": str(tmp_path / "out")}]
     shutil.rmtree(tmp_path / "out")
-    with pytest.raises(SystemExit) as error:
-        merge_command([str(pieces[0]), "--out", str(pieces[0])], standalone_mode=False)
-    assert error.value.code == 2
+    assert commands.run("train-merge", pieces[0], "--out", pieces[0]).exit_code == 2

@@ -16,8 +16,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.training import pickling
-from checkpoints_zoo.training.export import run
-from checkpoints_zoo.training.population import Stacks
+from checkpoints_zoo.training.export import train_into
+from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits
 
@@ -118,18 +118,18 @@ def test_names_that_images_of_ones_own_cannot_have(dataset: str) -> None:
 
 
 def test_other_processes_find_them() -> None:
-    there = pickle.loads(pickle.dumps(Stacks(MINE, None))).recipe  # noqa: S301 (its own)
+    there = pickle.loads(pickle.dumps(StackTrainer(MINE, None))).recipe  # noqa: S301 (its own)
     assert (there.images, there.build, there.hash) == (pictures, net, MINE.hash)
     with pytest.raises(UsageError, match=r"^images of recipe 'mine': expected a function or class at the top of a"):
-        pickling.sent(dataclasses.replace(MINE, images=lambda: pictures()))
-    changed = dataclasses.replace(pickling.sent(MINE), hash="0" * 16)
+        pickling.serialize_recipe(dataclasses.replace(MINE, images=lambda: pictures()))
+    changed = dataclasses.replace(pickling.serialize_recipe(MINE), hash="0" * 16)
     with pytest.raises(UsageError, match=r"Put the same file .*, and the images that it gives, onto every node\.$"):
-        pickling.received(changed)
+        pickling.rebuild_recipe(changed)
 
 
 def test_a_source_names_them(tmp_path: Path) -> None:
     seen: list[Any] = []
-    assert run(MINE, [0, 1], tmp_path, progress=seen.append) == 2
+    assert train_into(MINE, [0, 1], tmp_path, progress=seen.append) == 2
     assert all(progress.accuracy is not None for progress in seen)
     members = zoo.load("mine", source=tmp_path, architecture=net)
     assert (members.description.dataset, members.classes) == ("colours", ("red", "green", "blue"))
@@ -146,9 +146,9 @@ def test_a_source_names_them(tmp_path: Path) -> None:
             asked()
         assert str(error.value) == (
             "images of mine, test: expected a data set that the package reads by name"
-            f" ({', '.join(zoo.images.DATASETS)}); found 'colours': images of whoever made the collection."
-            " Give them where images are asked for:"
+            f" ({', '.join(zoo.images.DATASETS)}); found 'colours': images of the collection's producer."
+            " Give these images as an argument:"
             " `zoo.images.of(…)` reads a folder, a file or tensors."
         )
     with pytest.raises(UsageError, match=r"found hash .*: the recipe has changed|found members of"):
-        run(dataclasses.replace(MINE, images=one_pixel_else), [2], tmp_path)
+        train_into(dataclasses.replace(MINE, images=one_pixel_else), [2], tmp_path)

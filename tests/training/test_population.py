@@ -12,11 +12,11 @@ import pytest
 from checkpoints_zoo.errors import LockedError, UsageError
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training import population
-from checkpoints_zoo.training.loop import StackState, start
-from checkpoints_zoo.training.population import Progress, Trained, train
+from checkpoints_zoo.training.loop import StackState, initial_state
+from checkpoints_zoo.training.population import Progress, TrainedMember, train_members
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import resnet8_digits
-from checkpoints_zoo.training.state import locked
+from checkpoints_zoo.training.state import training_lock
 from tests.training.test_training import SMALL, assert_identical
 
 SMALL_RESNET = dataclasses.replace(
@@ -28,7 +28,7 @@ SMALL_RESNET = dataclasses.replace(
 class Run:
     """What a run gave to `finish`, by id, and the epochs it trained."""
 
-    trained: dict[int, Trained] = dataclasses.field(default_factory=dict)
+    trained: dict[int, TrainedMember] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -42,7 +42,7 @@ def run(out: Path, ids: list[int], recipe: Recipe = SMALL, stop_after: int | Non
             raise KeyboardInterrupt
 
     try:
-        train(recipe, ids, out, lambda stack: result.trained.update({m.member: m for m in stack}), watch)
+        train_members(recipe, ids, out, lambda stack: result.trained.update({m.member: m for m in stack}), watch)
     except KeyboardInterrupt:
         assert result.trained == {}
     return result
@@ -103,11 +103,11 @@ def test_batch_norm_run_cut_short(tmp_path: Path) -> None:
 
 
 def test_kill_around_finish_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    def killed(_: list[Trained]) -> None:
+    def killed(_: list[TrainedMember]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(SMALL, [0, 1], tmp_path, killed)
+        train_members(SMALL, [0, 1], tmp_path, killed)
     (state,) = state_files(tmp_path)
     # The kill came before finish had stored anything: no epoch is trained again.
     content = state.read_bytes()
@@ -165,13 +165,13 @@ def test_half_written_state_is_ignored(tmp_path: Path) -> None:
 
 def test_failed_member_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(recipe: Recipe, members: list[int]) -> StackState:
-        state = start(recipe, members)
+        state = initial_state(recipe, members)
         state.params["fc2.bias"][1, 0] = float("nan")
         return state
 
     recipe = dataclasses.replace(SMALL, epochs=1)
     sound = run(tmp_path / "a", [0, 1, 2], recipe).trained
-    monkeypatch.setattr(population, "start", poisoned)
+    monkeypatch.setattr(population, "initial_state", poisoned)
     trained = run(tmp_path / "b", [0, 1, 2], recipe).trained
     assert [trained[member].status for member in trained] == ["ok", "failed", "ok"]
     assert trained[1].reason == "the loss was not finite at step 0 (epoch 0)"
@@ -201,7 +201,7 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import locked\n"
+        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
         "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -217,7 +217,7 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
         f" found a lock on {tmp_path / '.training' / 'lock'}."
         " Wait until the other run ends, or give another folder."
     )
-    with locked(tmp_path):
+    with training_lock(tmp_path):
         pass  # the lock went with the process
 
 

@@ -18,7 +18,7 @@ from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.optimizers import learning_rate
 from checkpoints_zoo.training.packing import layout_of
-from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, named, resnet8_digits
+from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, recipe_by_name, resnet8_digits
 
 SMALL = dataclasses.replace(convnet_digits(), name="small")
 DIGITS = [name for name in RECIPES if name.endswith("-digits")]
@@ -36,7 +36,7 @@ def test_hashes_of_recipes_on_digits_stay() -> None:
 def test_the_collections_of_the_catalog_have_recipes() -> None:
     """Each with the architecture, data, preprocessing and number of members that the catalog knows."""
     for name, listing in catalog.collections().items():
-        recipe = named(name)
+        recipe = recipe_by_name(name)
         assert (recipe.title, recipe.architecture, recipe.dataset) == (
             listing.title, listing.architecture, listing.dataset,
         )  # fmt: skip
@@ -80,9 +80,9 @@ def test_numbers_of_the_published_collections_nearest_recipes() -> None:
 
 
 def test_a_name_that_is_none_names_the_nearest() -> None:
-    assert named("resnet18-tinyimagenet") == RECIPES["resnet18-tiny-imagenet"]()
+    assert recipe_by_name("resnet18-tinyimagenet") == RECIPES["resnet18-tiny-imagenet"]()
     with pytest.raises(UsageError) as error:
-        named("resnet18-cifar")
+        recipe_by_name("resnet18-cifar")
     assert str(error.value) == (
         f"recipe 'resnet18-cifar': expected one of {', '.join(RECIPES)}, or a Python file; found no such name."
         " Did you mean resnet18-cifar10?"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.training.export import Export, run
+from checkpoints_zoo.training.export import Export, train_into
 from checkpoints_zoo.training.shards import Staging
-from checkpoints_zoo.training.state import locked
-from tests.support.tiny import TINY, finished, keep_and_seal, no_waiting_for_the_disk, two_a_shard  # noqa: F401 (fixtures)
+from checkpoints_zoo.training.state import training_lock
+from tests.support.tiny import TINY, add_finished, finished, no_waiting_for_the_disk, two_a_shard  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 
@@ -32,10 +32,10 @@ def test_killed_at_a_shard_the_log_has_every_member_once(
 
     monkeypatch.setattr(Staging, "drop", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(TINY, [0, 1, 2], tmp_path)
+        train_into(TINY, [0, 1, 2], tmp_path)
     monkeypatch.setattr(Staging, "drop", drop)
     assert zoo.load("tiny", source=tmp_path).ids == [0, 1]
-    run(TINY, [0, 1, 2], tmp_path)
+    train_into(TINY, [0, 1, 2], tmp_path)
     lines = (tmp_path / ".training" / "tiny" / "log.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["member"] for line in lines) == [0, 1, 2]
 
@@ -63,12 +63,12 @@ def test_names_are_on_the_disk_before_another_copy_goes(tmp_path: Path, monkeypa
         mkdir(self, *arguments, **options)
 
     members = finished([0, 1, 2])
-    with locked(tmp_path):
+    with training_lock(tmp_path):
         exporting = Export(TINY, tmp_path)
         monkeypatch.setattr(Path, "replace", replaced)
         monkeypatch.setattr(Path, "unlink", unlinked)
         monkeypatch.setattr(Path, "mkdir", made)
         monkeypatch.setattr(os, "fsync", lambda number: waiting.discard(Path(f"/proc/self/fd/{number}").readlink()))
-        keep_and_seal(exporting, members)
+        add_finished(exporting, members)
         exporting.finish()
     assert seen == {"manifest", "laid aside"}

@@ -11,8 +11,8 @@ import pytest
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training import recipe_files
-from checkpoints_zoo.training.pickling import Sent, Skeleton, received, sent
-from checkpoints_zoo.training.recipe import module_of
+from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
+from checkpoints_zoo.training.recipe import run_module
 
 FILE = """
 from dataclasses import replace
@@ -41,11 +41,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine.py"
 
 
-def of_script(path: Path, spelt: Path) -> Sent:
+def of_script(path: Path, spelt: Path) -> SentRecipe:
     """What comes from a script whose recipe stands in itself."""
-    there = sent(recipe_files.read(str(path)))
+    there = serialize_recipe(recipe_files.read_recipe(str(path)))
     path.with_name("runs").unlink()
-    return Sent(there.values, there.hash, {"build": (str(spelt), "__main__", "build")})
+    return SentRecipe(there.values, there.hash, {"build": (str(spelt), "__main__", "build")})
 
 
 def script(name: str, file: Path) -> ModuleType:
@@ -60,7 +60,7 @@ def script(name: str, file: Path) -> ModuleType:
 def test_a_script_is_never_run_as_one_again(path: Path) -> None:
     """As on Ray, where the process has a main module of its own."""
     there, main = of_script(path, path), sys.modules["__main__"]
-    assert received(there).build is received(there).build is not None
+    assert rebuild_recipe(there).build is rebuild_recipe(there).build is not None
     assert path.with_name("runs").read_text() == "__mp_main__\n"
     assert sys.modules["__main__"] is main
 
@@ -72,7 +72,7 @@ def test_a_script_that_is_imported_is_found_however_its_path_is_spelt(name: str,
     there = of_script(path, spelt)
     for file in (path, spelt):
         sys.modules[name] = module = script(name, file)
-        assert received(there).build is module.build
+        assert rebuild_recipe(there).build is module.build
     assert not path.with_name("runs").exists()
 
 
@@ -80,21 +80,21 @@ def test_a_file_that_does_not_run_is_not_imported(tmp_path: Path, path: Path) ->
     broken = tmp_path / "broken.py"
     broken.write_text("raise ValueError('a mistake')")
     with pytest.raises(ValueError, match="a mistake"):
-        module_of(broken, "theirs")
+        run_module(broken, "theirs")
     assert "theirs" not in sys.modules
-    whole = module_of(path, "theirs")
+    whole = run_module(path, "theirs")
     with pytest.raises(ValueError, match="a mistake"):
-        module_of(broken, "theirs")
+        run_module(broken, "theirs")
     assert sys.modules["theirs"] is whole
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"recipe file .*/mine\.txt: expected a Python file; found another one\."):
-        module_of(tmp_path / "mine.txt", "theirs")
+        run_module(tmp_path / "mine.txt", "theirs")
 
 
 def test_what_builds_a_network_of_ones_own_goes_to_other_processes(path: Path) -> None:
     """As draws of it do, whose members are measured there."""
-    build = pickle.loads(pickle.dumps(Skeleton(recipe_files.read(str(path)))))  # noqa: S301 (its own bytes)
+    build = pickle.loads(pickle.dumps(Skeleton(recipe_files.read_recipe(str(path)))))  # noqa: S301 (its own bytes)
     assert [tuple(p.shape) for p in build().parameters()] == [(10, 64), (10,)]
     assert path.with_name("runs").read_text().count("\n") == 1

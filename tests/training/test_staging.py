@@ -17,19 +17,19 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.training import population, recipe_files
-from checkpoints_zoo.training.export import Export, run
-from checkpoints_zoo.training.packing import Finished, layout_of
+from checkpoints_zoo.training.export import Export, train_into
+from checkpoints_zoo.training.packing import PackedSnapshot, layout_of
 from checkpoints_zoo.training.shards import Log, Staging
-from checkpoints_zoo.training.state import locked, stacks_of, state_name
+from checkpoints_zoo.training.state import stacks_of, state_name, training_lock
 from checkpoints_zoo.workers import InProcess, Processes
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     MEMBERS,
     PRELOADED,
     TINY,
+    add_finished,
     contents,
     finished,
-    keep_and_seal,
     no_waiting_for_the_disk,
     stored,
     two_a_shard,
@@ -104,7 +104,7 @@ def test_damage_makes_a_member_unfinished(tmp_path: Path, damage: str) -> None:
 
 def test_snapshots_without_the_last_one_are_nothing(tmp_path: Path) -> None:
     one = tiny.made()[2]
-    earlier = Finished(one.row | {"epoch": 0, "final": False}, one.raw)
+    earlier = PackedSnapshot(one.row | {"epoch": 0, "final": False}, one.raw)
     staging(tmp_path).keep([earlier])
     assert staging(tmp_path, readonly=True).rows == {}
     staging(tmp_path).keep([one, earlier])
@@ -141,10 +141,10 @@ def test_a_shard_is_written_once_when_its_ids_are_there(tmp_path: Path, monkeypa
         return stream(folder, number, layout, prefixes, members)
 
     monkeypatch.setattr(shard_files, "stream_shard", counted)
-    with locked(tmp_path):
+    with training_lock(tmp_path):
         exporting = Export(TINY, tmp_path)
         for member in (0, 3, 1, 7, 2, 6, 4, 8, 5):
-            keep_and_seal(exporting, finished([member]))
+            add_finished(exporting, finished([member]))
         assert written == [(0, 2), (1, 2), (3, 2), (2, 1)]  # 5 failed: its shard has one
         assert exporting.staging.members == {8}
         exporting.finish()
@@ -155,9 +155,9 @@ def test_a_shard_is_written_once_when_its_ids_are_there(tmp_path: Path, monkeypa
 def test_what_was_loaded_can_be_read_while_a_run_goes_on(tmp_path: Path) -> None:
     stored([0, 2, 3], tmp_path)
     before = zoo.load("tiny", source=tmp_path)
-    with locked(tmp_path):
+    with training_lock(tmp_path):
         exporting = Export(TINY, tmp_path)
-        keep_and_seal(exporting, finished([1]))  # replaces the shard that member 0 is in
+        add_finished(exporting, finished([1]))  # replaces the shard that member 0 is in
         assert zoo.load("tiny", source=tmp_path).ids == [0, 1, 2, 3]
         assert zoo.verify(before) == []
         exporting.finish()
@@ -169,7 +169,7 @@ def test_members_that_wait_for_their_shard_are_not_trained_again(tmp_path: Path)
     stored([0, 1, 4], tmp_path, seal=False)
     assert zoo.load("tiny", source=tmp_path).ids == [0, 1]
     said: list[str] = []
-    assert run(TINY, [0, 1, 4], tmp_path, say=said.append) == 0
+    assert train_into(TINY, [0, 1, 4], tmp_path, say=said.append) == 0
     assert said == [f"tiny: 3 of these members are in {tmp_path} already"]
     assert zoo.load("tiny", source=tmp_path).ids == [0, 1, 4]
 
@@ -213,12 +213,12 @@ RECIPE = replace(convnet_digits(), name="mine", architecture="mine", arguments={
 def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
     """A recipe of the user's own file, with a snapshot a member; one worker is killed."""
     (tmp_path / "mine.py").write_text(FILE)
-    recipe = recipe_files.read(str(tmp_path / "mine.py"))
+    recipe = recipe_files.read_recipe(str(tmp_path / "mine.py"))
     multiprocessing.set_forkserver_preload(PRELOADED)
     said: list[str] = []
     logged: list[str] = []
-    run(recipe, [0, 1, 2, 3, 4], tmp_path / "one")
-    run(
+    train_into(recipe, [0, 1, 2, 3, 4], tmp_path / "one")
+    train_into(
         recipe,
         [0, 1, 2, 3, 4],
         tmp_path / "two",
@@ -239,17 +239,17 @@ def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
 
 
 def test_another_file_on_a_node_is_refused(tmp_path: Path) -> None:
-    from checkpoints_zoo.training.pickling import received, sent
+    from checkpoints_zoo.training.pickling import rebuild_recipe, serialize_recipe
 
     (tmp_path / "mine.py").write_text(FILE)
-    there = sent(recipe_files.read(str(tmp_path / "mine.py")))
-    assert received(there).hash == there.hash
+    there = serialize_recipe(recipe_files.read_recipe(str(tmp_path / "mine.py")))
+    assert rebuild_recipe(there).hash == there.hash
     other = dataclasses.replace(there, hash="0" * 16)
     with pytest.raises(UsageError, match=rf"recipe 'mine': expected hash 0{{16}}, .*; found hash {there.hash}\. Put"):
-        received(other)
+        rebuild_recipe(other)
     gone = dataclasses.replace(there, functions={"build": (str(tmp_path / "gone.py"), "gone", "build")})
     with pytest.raises(UsageError, match=r"found no such file\. Put the same file .*gone\.py onto every node\."):
-        received(gone)
+        rebuild_recipe(gone)
 
 
 def test_an_error_leaves_what_finished(tmp_path: Path) -> None:
@@ -263,6 +263,6 @@ def test_an_error_leaves_what_finished(tmp_path: Path) -> None:
             raise UsageError("job 2", expected="another")
 
     with pytest.raises(UsageError, match="job 2"):
-        run(TINY, range(6), tmp_path, Broken())
-    assert run(TINY, range(3), tmp_path) == 0
+        train_into(TINY, range(6), tmp_path, Broken())
+    assert train_into(TINY, range(3), tmp_path) == 0
     assert zoo.load("tiny", source=tmp_path).ids == [0, 1, 2]

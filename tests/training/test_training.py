@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.loop import StackState, start, train_epochs
+from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs
 from checkpoints_zoo.training.optimizers import sgd_step
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, resnet8_digits
-from checkpoints_zoo.training.seeds import derive, epoch_choices, epoch_order
+from checkpoints_zoo.training.seeds import derive_seed, epoch_order, epoch_views
 from tests.training.test_loop import part
 
 # Six steps an epoch.
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 
 
 def trained_stack(recipe: Recipe, members: list[int], inputs: int = 160) -> StackState:
-    state = start(recipe, members)
+    state = initial_state(recipe, members)
     assert list(train_epochs(recipe, members, state, part(inputs))) == list(range(1, recipe.epochs + 1))
     return state
 
@@ -80,7 +80,7 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
     data = part(5 * recipe.batch_size + 3)
     inputs, targets = data.images.tolist(), data.labels
     assert targets is not None
-    torch.manual_seed(derive(9, "init"))
+    torch.manual_seed(derive_seed(9, "init"))
     module = build_architecture(recipe.architecture, **recipe.arguments).train()
     optimizer = torch.optim.SGD(
         module.parameters(),
@@ -93,7 +93,7 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
     losses: list[float] = []
     for epoch in range(2):
         order = epoch_order(9, epoch, len(data)).tolist()
-        shifts = epoch_choices(9, epoch, len(data), 9).tolist()
+        shifts = epoch_views(9, epoch, len(data), 9).tolist()
         losses = []
         for step in range(5):
             slots = range(step * recipe.batch_size, (step + 1) * recipe.batch_size)
@@ -112,7 +112,7 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
             optimizer.step()
             scheduler.step()
             losses.append(loss.item())
-    state = start(recipe, [9, 4])
+    state = initial_state(recipe, [9, 4])
     list(train_epochs(recipe, [9, 4], state, data))
     ours = {**state.params, **state.buffers}
     for name, tensor in module.state_dict().items():
@@ -145,7 +145,7 @@ def test_member_is_a_function_of_its_seed(name: str) -> None:
 def test_failed_member_leaves_the_others_alone(recipe: Recipe) -> None:
     recipe = dataclasses.replace(recipe, epochs=1)
     members = list(range(recipe.stack_width))
-    sound, state = start(recipe, members), start(recipe, members)
+    sound, state = initial_state(recipe, members), initial_state(recipe, members)
     state.params["conv1.weight"][2] *= float("inf")
     for run in (sound, state):
         list(train_epochs(recipe, members, run, part(160)))
@@ -156,9 +156,9 @@ def test_failed_member_leaves_the_others_alone(recipe: Recipe) -> None:
 
 def test_seeds_follow_the_named_rule() -> None:
     # From sha256sum and shell arithmetic.
-    assert derive(0, "init") == 1730380714
-    assert derive(63, "order") == 705099039
-    assert derive(12345, "epoch 3") == 821604787
+    assert derive_seed(0, "init") == 1730380714
+    assert derive_seed(63, "order") == 705099039
+    assert derive_seed(12345, "epoch 3") == 821604787
 
 
 def test_random_numbers_leave_the_global_generator_alone() -> None:

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
-from checkpoints_zoo.cli.train import main
+from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.training import population
-from checkpoints_zoo.training.population import Trained, train_stack
-from checkpoints_zoo.training.recipe_files import varied
-from checkpoints_zoo.training.recipes import named
+from checkpoints_zoo.training.population import TrainedMember, train_stack
+from checkpoints_zoo.training.recipe_files import vary_recipe
+from checkpoints_zoo.training.recipes import recipe_by_name
 from tests.hub import Hub
 from tests.support.image_sets import forgotten, published_images  # noqa: F401 (a fixture)
 
@@ -39,16 +39,16 @@ def test_two_members_from_the_hub_to_modules(
 ) -> None:
     """The command trains and exports two members; loaded back, they give the logits of the trained weights, rounded
     to what is stored, to the last bit."""
-    recipe = varied(named(name), changes)
+    recipe = vary_recipe(recipe_by_name(name), changes)
     made = published_images(hub, recipe.dataset, inputs=12)
-    kept: list[Trained] = []
+    kept: list[TrainedMember] = []
 
-    def keeping(*arguments: Any, **options: Any) -> list[Trained]:
+    def keeping(*arguments: Any, **options: Any) -> list[TrainedMember]:
         kept.extend(found := train_stack(*arguments, **options))
         return found
 
     monkeypatch.setattr(population, "train_stack", keeping)
-    command = [name, "--members", "0-1", "--out", str(tmp_path), *(a for c in changes for a in ("--set", c))]
+    command = ["train", name, "--members", "0-1", "--out", str(tmp_path), *(a for c in changes for a in ("--set", c))]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     members = zoo.load(name, source=tmp_path)
@@ -85,7 +85,7 @@ def test_two_members_from_the_hub_to_modules(
 
 def test_a_set_without_a_whole_batch_is_refused(hub: Hub, tmp_path: Path) -> None:
     published_images(hub, "cifar10", inputs=10)
-    done = CliRunner().invoke(main, ["resnet18-cifar10", "--members", "0", "--out", str(tmp_path)])
+    done = CliRunner().invoke(main, ["train", "resnet18-cifar10", "--members", "0", "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert "data set 'cifar10': expected labels, and at least 128 inputs; found 10 inputs with labels." in done.stderr
 
@@ -95,7 +95,8 @@ def test_a_small_network_trains_on_every_set(hub: Hub, name: str) -> None:
     made = published_images(hub, name, inputs=24)["train"]
     channels, height, width = made.images.shape[1:]
     recipe = dataclasses.replace(
-        named("resnet20-frn-silu-cifar10"), name="small", architecture="resnet8", dataset=name, epochs=1, batch_size=12,
+        recipe_by_name("resnet20-frn-silu-cifar10"),
+        name="small", architecture="resnet8", dataset=name, epochs=1, batch_size=12,
         arguments={"widths": (2, 2, 2), "channels": channels, "classes": len(made.classes)},
         preprocess=images.Preprocess((height, width), channels, (0.5,) * channels, (0.25,) * channels),
     )  # fmt: skip

@@ -13,24 +13,24 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli import train
-from checkpoints_zoo.cli.train import merge_command, verify_command
+from checkpoints_zoo.cli.main import Output, main
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
 from checkpoints_zoo.training import population
-from checkpoints_zoo.training.export import Export, export, run
+from checkpoints_zoo.training.export import Export, train_into
 from checkpoints_zoo.training.merge import merge
-from checkpoints_zoo.training.recipe_files import read
-from checkpoints_zoo.training.state import locked
+from checkpoints_zoo.training.recipe_files import read_recipe
+from checkpoints_zoo.training.state import training_lock
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     TINY,
+    add_finished,
     contents,
     finished,
-    keep_and_seal,
     no_waiting_for_the_disk,
     stored,
     two_a_shard,
@@ -69,7 +69,7 @@ def written(folder: Path, body: str) -> Path:
 
 
 def command(*arguments: object) -> Any:
-    return CliRunner().invoke(train.main, [str(a) for a in arguments], catch_exceptions=False)
+    return CliRunner().invoke(main, ["train", *(str(a) for a in arguments)], catch_exceptions=False)
 
 
 # Networks and files
@@ -109,22 +109,22 @@ def test_a_file_that_does_not_run(tmp_path: Path, text: str, found: str) -> None
     path = tmp_path / "mine.py"
     path.write_text(f"\n{text}\n")
     with pytest.raises(UsageError) as error:
-        read(str(path))
+        read_recipe(str(path))
     assert found in str(error.value)
     assert str(error.value).endswith(f" (in line 2 of {path}).")
 
 
 def test_an_edited_file_changes_nothing_of_a_run_that_goes_on(tmp_path: Path) -> None:
-    recipe = read(str(written(tmp_path, "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))")))
+    recipe = read_recipe(str(written(tmp_path, "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))")))
     was = recipe.hash
 
     def edit(text: str) -> None:
         written(tmp_path, "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))")
 
-    run(recipe, range(4), tmp_path / "out", say=edit)
+    train_into(recipe, range(4), tmp_path / "out", say=edit)
     rows = zoo.load("mine", source=tmp_path / "out").rows.to_pylist()
     assert {row["recipe_hash"] for row in rows} == {was}
-    assert read(str(tmp_path / "mine.py")).hash != was
+    assert read_recipe(str(tmp_path / "mine.py")).hash != was
 
 
 def test_too_little_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_too_little_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(population, "train_stack", full)
     with pytest.raises(TooLargeError) as error:
-        run(TINY, [0], tmp_path)
+        train_into(TINY, [0], tmp_path)
     assert str(error.value) == (
         "a stack of 3 members on cpu: expected room for it in the device's memory; found CUDA out of memory."
         " Give the device fewer workers, or set a smaller stack_width or batch_size: that is another recipe."
@@ -157,13 +157,13 @@ def test_a_disk_that_is_full_at_any_moment(tmp_path: Path, monkeypatch: pytest.M
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", full)
             try:
-                run(TINY, [0, 1, 2], tmp_path / "full")
+                train_into(TINY, [0, 1, 2], tmp_path / "full")
                 break
             except StorageError as error:
                 said = str(error)
         assert "expected one that can be written to, with room; found No space left on device" in said
     assert moment > 3
-    run(TINY, [0, 1, 2], tmp_path / "full")
+    train_into(TINY, [0, 1, 2], tmp_path / "full")
     assert contents(tmp_path / "full") == contents(tmp_path / "whole")
     assert not list((tmp_path / "full").rglob("*.tmp")) + list((tmp_path / "full").rglob("*.partial"))
 
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_at_any_moment(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="expected one that can be written to, with room; found Not a directory"):
-        run(TINY, [0], tmp_path / "file" / "out")
+        train_into(TINY, [0], tmp_path / "file" / "out")
 
 
 @pytest.mark.slow
@@ -187,13 +187,13 @@ def test_a_lost_shard_is_made_again(tmp_path: Path, damage: str) -> None:
         f"members {listed} of tiny in folder {out}: expected their bytes in shards; found rows in the manifest alone."
     )
     with pytest.raises(DamagedError) as error:
-        run(TINY, [0, 1], out)
+        train_into(TINY, [0, 1], out)
     assert str(error.value) == f"{wanted} Put the shards back, or train these members again too: --members {listed}."
     with pytest.raises(DamagedError) as error:
         merge([out], tmp_path / "merged")
     assert str(error.value) == f"{wanted} Put the shards back, or train these members into that folder again."
     said: list[str] = []
-    assert run(TINY, range(4), out, say=said.append) == len(lost)
+    assert train_into(TINY, range(4), out, say=said.append) == len(lost)
     assert f"tiny: the bytes of {len(lost)} members are gone; these are trained again" in said
     assert contents(out) == whole
 
@@ -204,10 +204,13 @@ def test_a_changed_shard_is_not_copied(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)
-    with locked(out), pytest.raises(DamagedError, match=r"What was trained now is kept\. Delete that file, and train"):
-        keep_and_seal(Export(TINY, out), finished([1]))
+    with (
+        training_lock(out),
+        pytest.raises(DamagedError, match=r"What was trained now is kept\. Delete that file, and train"),
+    ):
+        add_finished(Export(TINY, out), finished([1]))
     path.unlink()
-    assert run(TINY, [0, 1], out) == 1
+    assert train_into(TINY, [0, 1], out) == 1
     assert contents(out) == whole
 
 
@@ -215,49 +218,50 @@ def test_exporting_into_a_source_with_lost_shards_is_refused(tmp_path: Path) -> 
     out = stored([0], tmp_path)
     next((out / "shards" / "tiny").iterdir()).unlink()
     with pytest.raises(DamagedError, match="members 0 of tiny"):
-        export(TINY, [], out)
+        stored([], out)
 
 
 # The command
 
 
 def test_help_starts_without_torch() -> None:
-    for arguments in ("--help", "merge --help", "verify --help"):
+    for name in ("train", "train-merge", "recipes"):
         code = (
-            f"import sys; sys.argv = ['training', *{arguments.split()!r}]\n"
-            "from checkpoints_zoo.cli.train import command\n"
-            "try: command()\n"
+            "import sys\n"
+            "from checkpoints_zoo.cli.main import main\n"
+            f"try: main([{name!r}, '--help'])\n"
             "except SystemExit: sys.exit(bool({'torch', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("Usage: python -m training ")
+        assert done.stdout.startswith(f"Usage: zoo-cli {name} ")
 
 
 def test_the_readmes_lines_can_be_given() -> None:
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
-    given = [shlex.split(line)[3:] for line in lines if line.startswith("python -m training ")]
-    assert {arguments[0] for arguments in given} == {"--list", "convnet-digits", "resnet18-cifar10", "merge", "verify"}
-    for first, *rest in given:
-        known = {"merge": merge_command, "verify": verify_command}.get(first)
-        (known or train.main).make_context("training", rest if known else [first, *rest])
+    given = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli ")]
+    assert {"recipes", "train", "train-merge", "verify"} <= {name for name, *_ in given}
+    for name, *arguments in given:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        command.make_context(name, arguments)
 
 
 def test_interrupted_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = written(tmp_path, "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"), tmp_path / "out"
     said: list[str] = []
 
-    def say(text: str) -> None:
+    def say(output: Output, text: str) -> None:
         said.append(text)
         if "epoch 1/3" in text:
             raise KeyboardInterrupt
 
     arguments = (path, "--members", "0-1", "--out", out, "--set", "epochs=3", "--set", "save_every=1")
     with monkeypatch.context() as patched:
-        patched.setattr(train, "say", say)
+        patched.setattr(Output, "say", say)
         done = command(*arguments)
-    assert (done.exit_code, said[-1]) == (130, "interrupted: the same command goes on where it was")
+    assert (done.exit_code, said[-1]) == (130, "the same command goes on where it was")
     done = command(*arguments)
     assert done.exit_code == 0
     assert "epoch 2/3" in done.stderr
@@ -269,18 +273,20 @@ def test_a_second_process_in_a_folder_is_refused(tmp_path: Path) -> None:
     with (tmp_path / ".training" / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         done = command("convnet-digits", "--members", "0", "--out", tmp_path)
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"folder {tmp_path}: expected no other process training into it; found a lock on ")
+    assert done.exit_code == 3
+    assert done.stderr.startswith(
+        f"zoo-cli: error: folder {tmp_path}: expected no other process training into it; found a lock on "
+    )
 
 
 def test_a_bug_of_ours_has_an_exit_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("impossible")
 
-    monkeypatch.setattr("checkpoints_zoo.training.export.run", broken)
+    monkeypatch.setattr("checkpoints_zoo.training.export.train_into", broken)
     done = command("convnet-digits", "--members", "0", "--out", tmp_path)
     assert done.exit_code == 70
-    assert "RuntimeError: impossible\na bug of ours: please report it" in done.stderr
+    assert "RuntimeError: impossible\nzoo-cli: error: a bug of ours (RuntimeError in " in done.stderr
 
 
 @pytest.mark.parametrize("ids", ["3,3", "2147483648", "5@1", "4-2", "-1", "0-999999,999999", "٣"])
@@ -294,6 +300,6 @@ def test_ids_that_can_not_be(tmp_path: Path, ids: str) -> None:
 def test_ids_in_any_order_and_names_in_any_script(tmp_path: Path) -> None:
     path, out = written(tmp_path, "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"), tmp_path / "Größe 模型"
     assert command(path, "--members", "2147483647,3,1", "--out", out).exit_code == 0
-    members = zoo.load("mine", source=out, architecture=read(str(path)).module)
+    members = zoo.load("mine", source=out, architecture=read_recipe(str(path)).module)
     assert members.ids == [1, 3, 2147483647]
     assert zoo.verify(members) == []

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.train import main, table_of
+from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import is_file, read, read_all, varied
-from checkpoints_zoo.training.recipes import RECIPES, chosen, convnet_digits, resnet8_digits
+from checkpoints_zoo.training.recipe_files import is_recipe_file, read_recipe, read_recipes, vary_recipe
+from checkpoints_zoo.training.recipes import RECIPES, choose_recipe, convnet_digits, resnet8_digits
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from checkpoints_zoo.training.recipes import RECIPES, chosen, convnet_digits, re
 )
 def test_fields_are_set_in_their_types(text: str, field: str, value: Any) -> None:
     recipe = convnet_digits()
-    made = varied(recipe, [text])
+    made = vary_recipe(recipe, [text])
     assert getattr(made, field) == value
     assert type(getattr(made, field)) is type(value) or field == "arguments"
     same = dataclasses.replace(recipe, **{field: value})
@@ -50,40 +50,40 @@ def test_fields_are_set_in_their_types(text: str, field: str, value: Any) -> Non
 
 def test_what_was_set_is_written_down_once() -> None:
     recipe = convnet_digits()
-    made = varied(recipe, ["lr=0.1", "epochs=5", "title=Mine", "save_every=1"])
+    made = vary_recipe(recipe, ["lr=0.1", "epochs=5", "title=Mine", "save_every=1"])
     assert made.made_from == "convnet-digits epochs=5 lr=0.1"  # what decides the members, in order
-    assert varied(made, ["lr=0.2", "nesterov=true"]).made_from == "convnet-digits epochs=5 lr=0.2 nesterov=true"
-    assert varied(recipe, ["epochs=5", "lr=0.1"]).made_from == made.made_from
-    assert varied(recipe, ["schedule=multistep", "milestones=3,5"]).made_from == (
+    assert vary_recipe(made, ["lr=0.2", "nesterov=true"]).made_from == "convnet-digits epochs=5 lr=0.2 nesterov=true"
+    assert vary_recipe(recipe, ["epochs=5", "lr=0.1"]).made_from == made.made_from
+    assert vary_recipe(recipe, ["schedule=multistep", "milestones=3,5"]).made_from == (
         "convnet-digits milestones=3,5 schedule=multistep"
     )
-    assert varied(recipe, ["arguments.classes=9"]).made_from == "convnet-digits arguments.classes=9"
-    assert varied(recipe, ["save_every=1"]).made_from == "convnet-digits"
-    wide = varied(resnet8_digits(), ["arguments.widths=[4, 8, 8]"])
+    assert vary_recipe(recipe, ["arguments.classes=9"]).made_from == "convnet-digits arguments.classes=9"
+    assert vary_recipe(recipe, ["save_every=1"]).made_from == "convnet-digits"
+    wide = vary_recipe(resnet8_digits(), ["arguments.widths=[4, 8, 8]"])
     assert wide.made_from == "resnet8-digits arguments.widths=[4,8,8]"
     text = dataclasses.replace(recipe, build=nn.Module, architecture="mine", arguments={})
-    assert varied(text, ['arguments.kind="a b"']).made_from == 'convnet-digits arguments.kind="a\\u0020b"'
+    assert vary_recipe(text, ['arguments.kind="a b"']).made_from == 'convnet-digits arguments.kind="a\\u0020b"'
 
 
 @given(lr=st.floats(1e-9, 1e3), epochs=st.integers(1, 10**6), smooth=st.floats(0, 0.99), flag=st.booleans())
 def test_variants_are_made_again_from_what_was_written_down(lr: float, epochs: int, smooth: float, flag: bool) -> None:
     set_ = [f"lr={lr!r}", f"epochs={epochs}", f"label_smoothing={smooth!r}", f"nesterov={flag}"]
-    made = varied(convnet_digits(), set_)
+    made = vary_recipe(convnet_digits(), set_)
     name, *settings = made.made_from.split(" ")
-    assert varied(RECIPES[name](), settings).hash == made.hash
+    assert vary_recipe(RECIPES[name](), settings).hash == made.hash
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
-        varied(resnet8_digits(), ["arguments.widths=[4,8,8]", "snapshots=0,3"]),
-        chosen("convnet-digits", ("lr=0.1",), "mine", 9, 5),
-        chosen("convnet-digits", (), None, 9),
+        vary_recipe(resnet8_digits(), ["arguments.widths=[4,8,8]", "snapshots=0,3"]),
+        choose_recipe("convnet-digits", ("lr=0.1",), "mine", 9, 5),
+        choose_recipe("convnet-digits", (), None, 9),
     ],
 )
 def test_what_a_row_says_makes_the_recipe_again(recipe: Recipe) -> None:
     name, *settings = recipe.made_from.split(" ")
-    assert chosen(name, tuple(settings)).hash == recipe.hash
+    assert choose_recipe(name, tuple(settings)).hash == recipe.hash
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_a_row_says_makes_the_recipe_again(recipe: Recipe) -> None:
 )  # fmt: skip
 def test_changes_that_can_not_be(change: str, text: str) -> None:
     with pytest.raises(UsageError) as error:
-        varied(convnet_digits(), [change])
+        vary_recipe(convnet_digits(), [change])
     assert str(error.value) == text
 
 
@@ -115,7 +115,7 @@ def test_an_unknown_field_names_the_nearest(wrong: str, nearest: str) -> None:
     with pytest.raises(
         UsageError, match=rf"^field '{wrong}' of a recipe: expected one of name, .*; found no such"
     ) as e:
-        varied(convnet_digits(), [f"{wrong}=1"])
+        vary_recipe(convnet_digits(), [f"{wrong}=1"])
     assert str(e.value).endswith(f"Did you mean {nearest}?") or not nearest
 
 
@@ -147,26 +147,26 @@ def written(folder: Path, tail: str, name: str = "own.py") -> Path:
 @pytest.mark.parametrize("tail", ["RECIPE = MINE", "def RECIPE():\n    return MINE", "RECIPES = {'mine': MINE}"])
 def test_a_file_with_one_recipe(tmp_path: Path, tail: str) -> None:
     path = written(tmp_path, tail)
-    recipe = read(str(path))
+    recipe = read_recipe(str(path))
     assert (recipe.name, recipe.architecture, recipe.members) == ("mine", "perceptron", 5)
     assert sum(p.numel() for p in recipe.module().parameters()) == 64 * 12 + 12 + 12 * 10 + 10
-    assert read(str(path)).hash == recipe.hash
+    assert read_recipe(str(path)).hash == recipe.hash
     json.dumps(recipe.to_json())
 
 
 def test_a_file_with_several(tmp_path: Path) -> None:
     path = written(tmp_path, "RECIPES = {'one': MINE, 'two': lambda: replace(MINE, lr=0.2)}")
-    assert read(f"{path}:two").lr == 0.2
-    assert list(read_all(path)) == ["one", "two"]
+    assert read_recipe(f"{path}:two").lr == 0.2
+    assert list(read_recipes(path)) == ["one", "two"]
     for wrong, found in (("", "no name"), (":three", "'three'")):
         with pytest.raises(UsageError) as error:
-            read(f"{path}{wrong}")
+            read_recipe(f"{path}{wrong}")
         assert str(error.value) == (
             f"recipe file {path}: expected {path}:NAME, with one of the names one, two; found {found}."
         )
-    assert is_file(str(path))
-    assert is_file(f"{path}:two")
-    assert not is_file("convnet-digits")
+    assert is_recipe_file(str(path))
+    assert is_recipe_file(f"{path}:two")
+    assert not is_recipe_file("convnet-digits")
 
 
 def test_the_hash_covers_the_file(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_the_hash_covers_the_file(tmp_path: Path) -> None:
     for i, text in enumerate((FILE, FILE.replace("ReLU", "GELU"), FILE + "# a comment\n")):
         path = tmp_path / f"{i}.py"
         path.write_text(text + "RECIPE = MINE")
-        hashes.add(read(str(path)).hash)
+        hashes.add(read_recipe(str(path)).hash)
     assert len(hashes) == 3
     moved = written(tmp_path, "RECIPE = MINE", "moved.py")
-    assert read(str(moved)).hash in hashes  # where it lies doesn't count
+    assert read_recipe(str(moved)).hash in hashes  # where it lies doesn't count
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_the_hash_covers_the_file(tmp_path: Path) -> None:
 def test_files_without_recipes(tmp_path: Path, tail: str, found: str) -> None:
     path = written(tmp_path, tail)
     with pytest.raises(UsageError) as error:
-        read(str(path))
+        read_recipe(str(path))
     assert str(error.value) == (
         f"recipe file {path}: expected RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by"
         f" name; found {found}."
     )
     with pytest.raises(UsageError, match=r"recipe file .*none.py: expected a Python file; found no such file\."):
-        read(str(tmp_path / "none.py"))
+        read_recipe(str(tmp_path / "none.py"))
 
 
 def test_a_build_without_a_file_is_refused() -> None:
@@ -213,36 +213,36 @@ def test_a_build_without_a_file_is_refused() -> None:
 
 def test_names_and_variants_from_the_command_line(tmp_path: Path) -> None:
     path = written(tmp_path, "RECIPE = MINE")
-    made = chosen(str(path), ("lr=0.2",), "theirs")
+    made = choose_recipe(str(path), ("lr=0.2",), "theirs")
     assert (made.name, made.made_from, made.lr) == ("theirs", "mine lr=0.2", 0.2)
-    assert chosen("convnet-digits").made_from == ""
-    assert chosen("convnet-digits", (), "other").made_from == "convnet-digits"
-    permuted = chosen("convnet-digits", (), None, 9, 5)
+    assert choose_recipe("convnet-digits").made_from == ""
+    assert choose_recipe("convnet-digits", (), "other").made_from == "convnet-digits"
+    permuted = choose_recipe("convnet-digits", (), None, 9, 5)
     assert (permuted.name, permuted.init_permutation, permuted.init_seed) == ("convnet-digits-from-5-permuted-9", 9, 5)
 
 
 def test_the_list(tmp_path: Path) -> None:
-    listed = table_of(None).splitlines()
+    listed = CliRunner().invoke(main, ["recipes"]).stdout.splitlines()
     assert listed[0].split() == ["recipe", "members", "architecture", "data", "epochs", "at", "once", "precision"]
     assert [line.split()[0] for line in listed[1:]] == list(RECIPES)
     assert "9,216  resnet18           cifar100           75" in "\n".join(listed)
     path = written(tmp_path, "RECIPES = {'one': MINE, 'two': replace(MINE, name='two')}")
-    assert [line.split()[:3] for line in table_of(str(path)).splitlines()[1:]] == [
+    assert [line.split()[:3] for line in CliRunner().invoke(main, ["recipes", str(path)]).stdout.splitlines()[1:]] == [
         ["one", "5", "perceptron"], ["two", "5", "perceptron"],
     ]  # fmt: skip
 
 
 def test_an_own_architecture_from_file_to_source(tmp_path: Path) -> None:
     path, out = written(tmp_path, "RECIPE = MINE"), tmp_path / "out"
-    command = [str(path), "--members", "0-3", "--out", str(out), "--set", "epochs=1", "--set", "snapshots=0"]
+    command = ["train", str(path), "--members", "0-3", "--out", str(out), "--set", "epochs=1", "--set", "snapshots=0"]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
-    build = read(str(path)).module
+    build = read_recipe(str(path)).module
     members = zoo.load("mine", source=out, architecture=build)
     assert members.ids == [0, 1, 2, 3]
     rows = members.rows.to_pylist()
     assert {r["recipe"] for r in rows} == {"mine epochs=1 snapshots=0"}
-    assert {r["recipe_hash"] for r in rows} == {varied(read(str(path)), ["epochs=1", "snapshots=0"]).hash}
+    assert {r["recipe_hash"] for r in rows} == {vary_recipe(read_recipe(str(path)), ["epochs=1", "snapshots=0"]).hash}
     assert members.description.architecture == "perceptron"
     everything = zoo.load("mine", source=out, architecture=build, snapshots=True)
     assert [(r["member"], r["epoch"], r["final"]) for r in everything.rows.to_pylist()] == [

@@ -18,7 +18,7 @@ import pytest
 
 from checkpoints_zoo import workers
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.training.export import run
+from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.workers import Job, RayCluster, choose_engine
 from tests.conftest import CI, import_oracle
 from tests.support import works
@@ -115,10 +115,10 @@ def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
     """Nothing is lost, nothing is there twice: the source is that of one process, byte for byte."""
     second, said = nodes.add_node(**NODE), list[str]()
     with lost_once_it_works(nodes, second, notes):
-        run(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
+        train_into(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
     assert len(said) == 1
     assert said[0].endswith(", start 1 of 3")
-    run(TINY, MEMBERS, tmp_path / "whole")
+    train_into(TINY, MEMBERS, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     lines = (tmp_path / "out" / ".training" / "tiny" / "log.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["member"] for line in lines) == list(MEMBERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Softmax in float32 and a mean over members stay within 1e-5, probabilities rounded to float16 within this.
+# The sum of a float32 softmax or of a mean over members is within 1e-5 of 1, after rounding to float16 within this.
 SUM_TOLERANCE = 1e-3
 
 INPUT_CLASS = ("input", "class")
@@ -13,45 +13,46 @@ MEMBER_INPUT_CLASS = ("member", "input", "class")
 
 
 def refuse(thing: str, expected: str, found: str, do: str) -> ValueError:
-    """Build the error of an argument that can't be taken, and return it for the caller to raise."""
+    """Build the error for a wrong argument, and return it for the caller to raise."""
     return ValueError(f"{thing}: expected {expected}; found {found}. {do}.")
 
 
 def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
-    """Check that a tensor has these axes, is float32 or float64, neither empty nor NaN; return None.
+    """Check that a tensor has some axes, is float32 or float64, is not empty and has no NaN; return None.
 
     Args:
         thing: its name in the error.
         values: the tensor.
-        axes: names of the axes it should have; None for any but none.
+        axes: names of its axes; None if any number of axes from 1 is right.
 
     Raises:
-        ValueError: when any of that does not hold.
+        ValueError: if one of these conditions does not hold.
     """
     shape = f"shape {tuple(values.shape)}"
     if axes is not None and values.ndim != len(axes):
-        names = ", ".join(axes) + ("," if len(axes) == 1 else "")
-        raise refuse(thing, f"axes ({names})", shape, "Reshape it, one axis for each name")
+        axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
+        raise refuse(thing, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
+    _check_dense(thing, values)
     if values.ndim == 0:
-        raise refuse(thing, "an axis of classes", shape, "Give more than a number")
+        raise refuse(thing, "an axis of classes", shape, "Give a tensor with a class axis")
     if values.dtype not in (torch.float32, torch.float64):
-        raise refuse(thing, "dtype float32 or float64", _name(values), f"Convert it with {thing}.float()")
+        raise refuse(thing, "dtype float32 or float64", _dtype_name(values), f"Convert it with {thing}.float()")
     if values.numel() == 0:
         raise refuse(thing, "at least one value", shape, "Check what was selected before it")
     nans = int(values.isnan().sum())
     if nans:
-        raise refuse(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights behind it")
+        raise refuse(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights of the members")
 
 
 def probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> None:
-    """Check that probabilities have these axes, and sum to one over the last; return None.
+    """Check that probabilities have some axes, and sum to one over the last axis; return None.
 
     Args:
-        probs: the probabilities, the last axis the classes.
-        axes: names of the axes they should have; None for any.
+        probs: the probabilities; the last axis is the class.
+        axes: names of their axes; None for any.
 
     Raises:
-        ValueError: when any of that does not hold, for NaN, and for dtypes but float32 and float64.
+        ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
     """
     floats("probs", probs, axes)
     lowest = float(probs.min())
@@ -70,7 +71,7 @@ def log_probabilities(log_probs: Tensor) -> None:
         log_probs: (input, class), nats; -inf is probability 0.
 
     Raises:
-        ValueError: when any of that does not hold, for NaN, and for dtypes but float32 and float64.
+        ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
     """
     floats("log_probs", log_probs, INPUT_CLASS)
     low, high = (float(bound) for bound in torch.logsumexp(log_probs, -1).exp().aminmax())
@@ -81,19 +82,19 @@ def log_probabilities(log_probs: Tensor) -> None:
 
 
 def classes_of(labels: Tensor, probs: Tensor) -> None:
-    """Check that there is one int64 label an input, each the number of a class; return None.
+    """Check that each input has one int64 label, which is the number of a class; return None.
 
     Args:
         labels: (input,).
         probs: (input, class), checked before.
 
     Raises:
-        ValueError: when any of that does not hold.
+        ValueError: if a condition does not hold.
     """
     inputs, classes = probs.shape
-    _one_an_input("labels", labels, inputs)
+    _one_per_input("labels", labels, inputs)
     if labels.dtype != torch.int64:
-        raise refuse("labels", "dtype int64", _name(labels), "Convert them with labels.long()")
+        raise refuse("labels", "dtype int64", _dtype_name(labels), "Convert them with labels.long()")
     _same_device("labels", labels, probs)
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
@@ -101,20 +102,20 @@ def classes_of(labels: Tensor, probs: Tensor) -> None:
         raise refuse("labels", f"classes 0 to {classes - 1}", found, "Check the class order of the data set")
 
 
-def kinds_of(is_ood: Tensor, scores: Tensor) -> None:
-    """Check that there is a score and a bool for each input, and inputs of both kinds; return None.
+def ood_scores(is_ood: Tensor, scores: Tensor) -> None:
+    """Check that each input has a score and a bool, and that both bools occur; return None.
 
     Args:
-        is_ood: (input,) bool.
+        is_ood: (input,) bool, whether the input is out of distribution.
         scores: (input,), higher for inputs that look more out of distribution.
 
     Raises:
-        ValueError: when any of that does not hold, for NaN, and for dtypes but float32 and float64.
+        ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
     """
     floats("scores", scores, ("input",))
-    _one_an_input("is_ood", is_ood, len(scores))
+    _one_per_input("is_ood", is_ood, len(scores))
     if is_ood.dtype != torch.bool:
-        raise refuse("is_ood", "dtype bool", _name(is_ood), "Convert it with is_ood.bool()")
+        raise refuse("is_ood", "dtype bool", _dtype_name(is_ood), "Convert it with is_ood.bool()")
     _same_device("is_ood", is_ood, scores)
     positive = int(is_ood.sum())
     if positive in (0, len(is_ood)):
@@ -123,18 +124,25 @@ def kinds_of(is_ood: Tensor, scores: Tensor) -> None:
 
 
 def at_least(thing: str, fewest: int, number: int) -> None:
-    """Check that a number is not below the fewest; return None.
+    """Check that a number is at least `fewest`; return None.
 
     Raises:
-        ValueError: when it is.
+        ValueError: if it is smaller.
     """
     if number < fewest:
         raise refuse(thing, f"at least {fewest}", str(number), f"Give more {thing}")
 
 
-def _one_an_input(thing: str, values: Tensor, inputs: int) -> None:
+def _one_per_input(thing: str, values: Tensor, inputs: int) -> None:
+    _check_dense(thing, values)
     if values.shape != (inputs,):
         raise refuse(thing, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input")
+
+
+def _check_dense(thing: str, values: Tensor) -> None:
+    if values.layout != torch.strided:
+        layout = str(values.layout).removeprefix("torch.")
+        raise refuse(thing, "a dense tensor", f"layout {layout}", f"Convert it with {thing}.to_dense()")
 
 
 def _same_device(thing: str, values: Tensor, other: Tensor) -> None:
@@ -142,5 +150,5 @@ def _same_device(thing: str, values: Tensor, other: Tensor) -> None:
         raise refuse(thing, f"device {other.device}", str(values.device), f"Move it there with {thing}.to")
 
 
-def _name(values: Tensor) -> str:
+def _dtype_name(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")

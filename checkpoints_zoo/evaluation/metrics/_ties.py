@@ -1,4 +1,4 @@
-"""Inputs of equal score have no order: a metric that sorts gives each of them the mean over the tie."""
+"""Ties: metrics that sort inputs by score give all inputs of one score the mean of their values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch.nn import functional as F
 def tie_means(scores: Tensor, values: Tensor) -> Tensor:
     """Replace each value by the mean over the inputs of equal score, and return (column, input) values.
 
-    The figure then depends neither on the order of the inputs nor on the processor (torch.sort leaves ties
-    in an order of its own), and it is what a random order of the ties gives on average wherever it is
-    linear in the values.
+    The figure then depends neither on the order of the inputs nor on the processor (torch.sort returns ties
+    in any order). If it is linear in the values, it is the average over all orders of the ties.
 
     Args:
         scores: (column, input), sorted along the inputs.

@@ -1,4 +1,4 @@
-"""Calibration errors: how far stated probabilities are from the shares that come true."""
+"""Calibration errors: differences between predicted probabilities and the shares of inputs that are right."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins.
-        check: False when the tensors have been checked before.
+        check: False if the tensors are checked already.
 
     Raises:
-        ValueError: if the probabilities, labels or bins are none (see `check`).
+        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
@@ -44,33 +44,33 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
     confidence = confidence.clamp(0, 1).float()  # a mean over members may round to above 1
-    of_bin, right = _bins_of(confidence, bins), (top == labels).float()
-    # In float32 and in torchmetrics' order, to the last bit what manifests hold.
-    count, sure, accurate = (
-        confidence.new_zeros(bins + 1).scatter_add_(0, of_bin, values)
-        for values in (torch.ones_like(confidence), confidence, right)
+    bin_of_input, correct = _bins_of(confidence, bins), (top == labels).float()
+    # In float32 and in torchmetrics' order, so that the bits are those in manifests.
+    counts, confidence_sums, accuracy_sums = (
+        confidence.new_zeros(bins + 1).scatter_add_(0, bin_of_input, values)
+        for values in (torch.ones_like(confidence), confidence, correct)
     )
-    gaps = (accurate / count).nan_to_num() - (sure / count).nan_to_num()
-    return (gaps.abs() * (count / count.sum())).sum().to(probs.dtype)
+    gaps = (accuracy_sums / counts).nan_to_num() - (confidence_sums / counts).nan_to_num()
+    return (gaps.abs() * (counts / counts.sum())).sum().to(probs.dtype)
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
     """Compare top probability with accuracy in bins of equal mass, and return the error, in [0, 1].
 
-    The inputs, sorted by confidence, are cut into `bins` runs of equal length (the first ones longer by one
-    where that doesn't come out even); the error is the sum over bins of (share of inputs) * |accuracy -
-    mean confidence|. Inputs of equal confidence count as equally accurate each, so that the order of the
-    inputs doesn't matter. This is torch-uncertainty's AdaptiveCalibrationError (norm l1), which is NaN for
-    fewer inputs than bins, where this leaves empty bins out.
+    The inputs, sorted by confidence, are cut into `bins` runs of equal length (the first runs are longer by
+    one if the number of inputs is no multiple); the error is the sum over bins of (share of inputs) *
+    |accuracy - mean confidence|. Inputs of equal confidence share their mean accuracy, so that the order of
+    the inputs doesn't matter. This is torch-uncertainty's AdaptiveCalibrationError (norm l1), except that
+    empty bins are left out: torch-uncertainty returns NaN for fewer inputs than bins.
 
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins.
-        check: False when the tensors have been checked before.
+        check: False if the tensors are checked already.
 
     Raises:
-        ValueError: if the probabilities, labels or bins are none (see `check`).
+        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> adaptive_ece(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 0]), bins=2)
@@ -86,22 +86,22 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     """Average the equal-mass calibration errors of all classes, and return the ACE, in [0, 1].
 
     For class c of C, sort the n inputs by p(c) and cut them into `bins` runs of equal length (the first
-    ones longer by one where that doesn't come out even). With n_b inputs in bin b, mean probability conf(c,
-    b) and share of labels that are c acc(c, b),
+    runs are longer by one if n is no multiple). Bin b has n_b inputs, the mean probability conf(c, b), and
+    the share acc(c, b) of labels that are c;
 
         ACE = 1/C * sum over c and b of n_b/n * |acc(c, b) - conf(c, b)|
 
-    Inputs of equal p(c) count as being c equally often. Where `bins` divides n this is the ACE of Nixon et
-    al., Measuring calibration in deep learning (2019); elsewhere they weigh all bins alike.
+    Inputs of equal p(c) share their mean of acc. If `bins` divides n this is the ACE of Nixon et al.,
+    Measuring calibration in deep learning (2019); otherwise theirs gives all bins one weight.
 
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins a class.
-        check: False when the tensors have been checked before.
+        check: False if the tensors are checked already.
 
     Raises:
-        ValueError: if the probabilities, labels or bins are none (see `check`).
+        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> ace(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 0]), bins=2)
@@ -109,8 +109,8 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     """
     if check:
         _check_all(probs, labels, bins)
-    of_class = F.one_hot(labels, probs.shape[-1]).T
-    return _equal_mass(probs.T.contiguous(), of_class, bins).mean().to(probs.dtype)
+    is_class = F.one_hot(labels, probs.shape[-1]).T
+    return _equal_mass(probs.T.contiguous(), is_class, bins).mean().to(probs.dtype)
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Reliability:
@@ -123,10 +123,10 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins.
-        check: False when the tensors have been checked before.
+        check: False if the tensors are checked already.
 
     Raises:
-        ValueError: if the probabilities, labels or bins are none (see `check`).
+        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> reliability(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([0, 1]), bins=2).accuracy
@@ -135,11 +135,11 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
     if check:
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
-    of_bin = _bins_of(confidence, bins).clamp_(max=bins - 1)
-    count = torch.bincount(of_bin, minlength=bins)
+    bin_of_input = _bins_of(confidence, bins).clamp_(max=bins - 1)
+    counts = torch.bincount(bin_of_input, minlength=bins)
     sums = torch.zeros(2, bins, dtype=probs.dtype, device=probs.device)
-    sums.index_add_(1, of_bin, torch.stack([confidence, (top == labels).to(probs.dtype)]))
-    return Reliability(sums[0] / count, sums[1] / count, count)
+    sums.index_add_(1, bin_of_input, torch.stack([confidence, (top == labels).to(probs.dtype)]))
+    return Reliability(sums[0] / counts, sums[1] / counts, counts)
 
 
 def _bins_of(confidence: Tensor, bins: int) -> Tensor:
@@ -154,30 +154,30 @@ def _check_all(probs: Tensor, labels: Tensor, bins: int) -> None:
     _check.classes_of(labels, probs)
 
 
-def _equal_mass(stated: Tensor, came_true: Tensor, bins: int) -> Tensor:
-    """Sum |came true - stated| over bins of equal mass, and return the (column,) mean over inputs, float64.
+def _equal_mass(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
+    """Sum |outcomes - probabilities| over bins of equal mass, and return the (column,) mean over inputs, float64.
 
     Args:
-        stated: (column, input) probabilities.
-        came_true: (column, input), 0 or 1.
+        probabilities: (column, input) probabilities.
+        outcomes: (column, input), 0 or 1.
         bins: number of bins.
     """
-    ordered, order = _sorted(stated)
-    gap = tie_means(ordered, came_true.gather(-1, order).double()) - ordered.double()
-    inputs = stated.shape[-1]
+    sorted_probs, order = _sorted(probabilities)
+    gap = tie_means(sorted_probs, outcomes.gather(-1, order).double()) - sorted_probs.double()
+    inputs = probabilities.shape[-1]
     ends = [inputs // bins * bin + min(bin, inputs % bins) for bin in range(bins + 1)]
     # |sum of gaps| is n_b * |acc - conf|; an empty bin sums to 0.
     sums = F.pad(gap.cumsum(-1), (1, 0))[:, ends].diff(dim=-1)
     return sums.abs().sum(-1) / inputs
 
 
-def _sorted(stated: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort probabilities, and return them with the inputs they were of, both (column, input); ties in any order."""
-    if stated.dtype != torch.float32 or stated.device.type != "cpu":
-        return torch.sort(stated)
-    # Bits of floats from 0 on are ordered as the floats. With the input's number behind them numpy sorts them several
-    # times faster than torch, which moves an index along.
-    inputs = torch.arange(stated.shape[-1])
-    keys = stated.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(inputs)
+def _sorted(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort probabilities, and return them with their inputs' positions, (column, input) each; ties in any order."""
+    if probabilities.dtype != torch.float32 or probabilities.device.type != "cpu":
+        return torch.sort(probabilities)
+    # The bits of non-negative floats have the order of the floats. numpy sorts one integer, made of these bits and the
+    # input's position, several times faster than torch sorts floats and indices.
+    inputs = torch.arange(probabilities.shape[-1])
+    keys = probabilities.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(inputs)
     keys.numpy().sort(-1)
     return (keys >> 32).int().view(torch.float32), keys.bitwise_and_(2**32 - 1)

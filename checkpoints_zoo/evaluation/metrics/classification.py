@@ -11,15 +11,15 @@ from checkpoints_zoo.evaluation.metrics import _check
 def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Count the inputs whose most probable class is their label, and return their share, in [0, 1].
 
-    Of equal probabilities the first class counts.
+    If probabilities are equal, the first class counts.
 
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the probabilities or labels are none (see `check`).
+        ValueError: if probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -34,16 +34,16 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
 def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Average minus the log probability of the label over the inputs, and return it in nats.
 
-    It is inf where a label was given probability 0. Of an ensemble, the log probabilities are
-    `torch.logsumexp(member_log_probs, 0) - math.log(members)`, which loses nothing to underflow.
+    It is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
+    `torch.logsumexp(member_log_probs, 0) - math.log(members)`.
 
     Args:
         log_probs: (input, class), nats.
         labels: (input,) classes.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the log probabilities or labels are none (see `check`).
+        ValueError: if log probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> nll(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([1]))
@@ -64,10 +64,10 @@ def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the probabilities or labels are none (see `check`).
+        ValueError: if probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> brier(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))

@@ -15,17 +15,17 @@ def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
 
     Args:
         probs, others: (input, class) probabilities.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if either is none (see `check`), or their shapes differ.
+        ValueError: if one is wrong, or their shapes differ; `check=False` skips this.
 
     >>> import torch
     >>> agreement(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
     tensor(0.5000)
     """
     if check:
-        _alike(probs, others)
+        _check_same_shape(probs, others)
     return (probs.argmax(-1) == others.argmax(-1)).to(probs.dtype).mean()
 
 
@@ -34,21 +34,21 @@ def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Ten
 
     Args:
         probs, others: (input, class) probabilities.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if either is none (see `check`), or their shapes differ.
+        ValueError: if one is wrong, or their shapes differ; `check=False` skips this.
 
     >>> import torch
     >>> total_variation(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
     tensor(0.3000)
     """
     if check:
-        _alike(probs, others)
+        _check_same_shape(probs, others)
     return (probs - others).abs().sum(-1).mean() / 2
 
 
-def _alike(probs: Tensor, others: Tensor) -> None:
+def _check_same_shape(probs: Tensor, others: Tensor) -> None:
     _check.probabilities(probs)
     _check.probabilities(others)
     if probs.shape != others.shape:

@@ -1,7 +1,7 @@
-"""Telling inputs of another distribution apart by a score: they are the positive class and score higher.
+"""Detection of inputs out of distribution (OOD) by a score: they are the positive class and should score higher.
 
-torchmetrics has two of these, but takes scores outside [0, 1] for logits: its sigmoid makes neighbours
-equal, and so does adding 1 to scores above -1/2. Counts of scores below each other are exact for any
+torchmetrics has two of these metrics, but treats scores outside [0, 1] as logits: its sigmoid makes neighbouring
+scores equal, and so does adding 1 to scores above -1/2. Counting the scores below each other is exact for any
 scores, and several times faster on a few thousand inputs.
 """
 
@@ -20,10 +20,10 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
 
     Args:
         probs: (input, class) probabilities; of an ensemble, the mean over its members.
-        check: False when they have been checked before.
+        check: False if they are checked already.
 
     Raises:
-        ValueError: if the probabilities are none (see `check`).
+        ValueError: if the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> ood_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
@@ -40,19 +40,19 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     Args:
         scores: (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the scores are none, or all inputs are of one kind (see `check`).
+        ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
 
     >>> import torch
     >>> auroc(torch.tensor([-0.9, -0.8, -0.5]), torch.tensor([False, True, True]))
     tensor(1.)
     """
     if check:
-        _check.kinds_of(is_ood, scores)
+        _check.ood_scores(is_ood, scores)
     positive, negative = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
-    # Each other input wins against the OOD inputs below it, and half against those level with it.
+    # An input in distribution counts once for each OOD input that scores lower, half for each that scores the same.
     below = torch.searchsorted(positive, negative).sum()
     not_above = torch.searchsorted(positive, negative, right=True).sum()
     return (1 - (below + not_above).double() / (2 * len(positive) * len(negative))).to(scores.dtype)
@@ -67,20 +67,20 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     Args:
         scores: (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the scores are none, or all inputs are of one kind (see `check`).
+        ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
 
     >>> import torch
     >>> aupr(torch.tensor([-0.9, -0.8, -0.5]), torch.tensor([False, True, True]))
     tensor(1.)
     """
     if check:
-        _check.kinds_of(is_ood, scores)
+        _check.ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood).sort().values
     negative = scores.masked_select(~is_ood).sort().values
-    # Each OOD input is one step in recall, at the precision of the threshold that is its own score.
+    # Each OOD input is one step in recall, at the precision of a threshold equal to its score.
     hits = len(positive) - torch.searchsorted(positive, positive)
     false_alarms = len(negative) - torch.searchsorted(negative, positive)
     return (hits.double() / (hits + false_alarms)).mean().to(scores.dtype)
@@ -89,24 +89,24 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
 def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """Find the highest threshold that flags 95 % of OOD inputs, and return the share of others it flags.
 
-    A threshold flags all inputs of at least that score, so a tie is flagged as a whole, and the recall may
+    A threshold flags all inputs with at least that score, so it flags all inputs of a tie, and the recall may
     be above 95 %. This is torch-uncertainty's FPR95.
 
     Args:
         scores: (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the scores are none, or all inputs are of one kind (see `check`).
+        ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
 
     >>> import torch
     >>> fpr95(torch.tensor([-0.9, -0.8, -0.7, -0.5]), torch.tensor([False, True, False, True]))
     tensor(0.5000)
     """
     if check:
-        _check.kinds_of(is_ood, scores)
+        _check.ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood)
-    # All but the lowest twentieth of the OOD inputs reach it: rounded down, so that recall is at least 95 %.
+    # Leave out a twentieth of the OOD inputs, rounded down, so that recall is at least 95 %.
     threshold = positive.kthvalue(len(positive) // 20 + 1).values
     return (scores.masked_select(~is_ood) >= threshold).to(scores.dtype).mean()

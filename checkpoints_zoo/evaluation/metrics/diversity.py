@@ -13,10 +13,10 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
 
     Args:
         probs: (..., class) probabilities.
-        check: False when they have been checked before.
+        check: False if they are checked already.
 
     Raises:
-        ValueError: if the probabilities are none (see `check`).
+        ValueError: if the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
@@ -32,16 +32,16 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
     """Subtract the members' mean entropy from the entropy of their mean, and return (input,) values in nats.
 
     H(mean p) - mean H(p), between 0 (all members alike) and the log of the number of classes: Depeweg et al.,
-    Decomposition of uncertainty (2018). It can't be negative; what rounding leaves below 0 is set to 0. Over
-    many subsets of the same members, take the members' entropies once: it is
+    Decomposition of uncertainty (2018). It can't be negative; negative rounding errors are set to 0. For many
+    subsets of the same members, compute the members' entropies once and use
     `(entropy(mean) - entropies[chosen].mean(0)).clamp(min=0)`.
 
     Args:
         probs: (member, input, class) probabilities.
-        check: False when they have been checked before.
+        check: False if they are checked already.
 
     Raises:
-        ValueError: if the probabilities are none (see `check`).
+        ValueError: if the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
@@ -56,14 +56,14 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
 def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     """Average over pairs of members the share of inputs they class differently, and return it, in [0, 1].
 
-    Of equal probabilities the first class counts. NaN for one member, which has no pair.
+    If probabilities are equal, the first class counts. NaN for one member, which has no pair.
 
     Args:
         probs: (member, input, class) probabilities.
-        check: False when they have been checked before.
+        check: False if they are checked already.
 
     Raises:
-        ValueError: if the probabilities are none (see `check`).
+        ValueError: if the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.3, 0.7]]]))
@@ -80,8 +80,8 @@ def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
     NaN for one member, which has no pair.
 
     Args:
-        voted: (member, input) the class that each member gives.
-        classes: how many there are.
+        voted: (member, input) the class that each member predicts.
+        classes: number of classes.
 
     >>> import torch
     >>> disagreement_of_votes(torch.tensor([[0], [0], [1]]), classes=2)
@@ -89,7 +89,11 @@ def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
     """
     members, inputs = voted.shape
     votes = torch.zeros(inputs, classes, dtype=torch.int64, device=voted.device)
-    votes.scatter_add_(-1, voted.T, torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape))
-    # Of m votes, m_c for class c: m*m - sum of m_c*m_c ordered pairs differ, of m*(m - 1).
+    votes.scatter_add_(
+        -1,
+        voted.T,
+        torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape),
+    )
+    # If m_c of m members vote for class c, m*m - sum of m_c*m_c of the m*(m - 1) ordered pairs differ.
     differing = inputs * members**2 - votes.square().sum()
     return differing.double() / (inputs * members * (members - 1))

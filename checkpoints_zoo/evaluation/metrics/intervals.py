@@ -1,9 +1,9 @@
 """Intervals over members: the members are a sample of a population of training runs, the inputs are fixed.
 
-Drawing members twice lowers diversity and biases the figure of an ensemble, so only figures that are means
-over members are bootstrapped; the others are measured on subsets without replacement. The spread of few
-members is itself uncertain: all three widths take Student's quantile of N - 1 degrees of freedom (1.998 for 64
-members, 2.365 for 8, 4.303 for 3) where the normal one, 1.96, would cover 91 % at 8 members and 81 % at 3.
+A bootstrap draws members twice, which lowers diversity and biases the figure of an ensemble. So only figures that
+are means over members are bootstrapped; the others are measured on subsets without replacement. The spread of few
+members is itself uncertain: all widths use Student's quantile with N - 1 degrees of freedom (1.998 for 64
+members, 2.365 for 8, 4.303 for 3); with the normal quantile, 1.96, coverage would be 91 % at 8 members, 81 % at 3.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from checkpoints_zoo.evaluation.metrics._check import at_least, floats, refuse
 
 _LEVEL = 0.95
-_FEWEST = 3  # members that say anything about a spread
+_FEWEST = 3  # members that are needed for an interval
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its bounds, in the figure's unit; no bounds where none can be given (too few members)."""
+    """A figure and its bounds, in the figure's unit; the bounds are None if there are too few members."""
 
     value: float
     low: float | None
@@ -35,9 +35,9 @@ class Interval:
 def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Interval:
     """Resample a figure that is a mean over members, and return the mean with its percentile interval.
 
-    Efron, Bootstrap methods: another look at the jackknife (1979). Resampled means vary with the variance
-    over N, not over N - 1; their distances from the mean are widened by sqrt(N / (N - 1)) to make up for
-    it, and by Student's quantile over the normal one.
+    Efron, Bootstrap methods: another look at the jackknife (1979). The variance of resampled means is too small
+    by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by Student's
+    quantile over the normal one.
 
     Args:
         values: (member,) the figure of each member.
@@ -58,25 +58,24 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     mean = float(values.mean())
     if members < _FEWEST or not math.isfinite(mean):
         return Interval(mean, None, None)
-    drawn = torch.randint(members, (resamples, members), generator=torch.Generator().manual_seed(seed))
-    offsets = values[drawn].mean(-1) - mean
+    resampled = torch.randint(members, (resamples, members), generator=torch.Generator().manual_seed(seed))
+    offsets = values[resampled].mean(-1) - mean
     tail = (1 - _LEVEL) / 2
     low, high = torch.quantile(offsets, offsets.new_tensor([tail, 1 - tail])).tolist()
-    widen = math.sqrt(members / (members - 1)) * _quantile(members) / _quantile(1_000_000_000)
-    return Interval(mean, mean + widen * low, mean + widen * high)
+    factor = math.sqrt(members / (members - 1)) * _quantile(members) / _quantile(1_000_000_000)
+    return Interval(mean, mean + factor * low, mean + factor * high)
 
 
 def subset_band(
     figure: Callable[[Tensor], Tensor], members: int, size: int, seed: int = 0, subsets: int = 200
 ) -> list[Interval]:
-    """Measure figures on subsets of k < N members, and return the bands where a fresh ensemble of k falls.
+    """Measure figures on subsets of k < N members, and return bands for the figures of a new ensemble of k.
 
-    The mean over random subsets without replacement ± t s sqrt((1 + k/N) / (1 - k/N)), s their standard
-    deviation: subsets of one sample overlap, so that s² falls short of the variance of a fresh ensemble by
-    1 - k/N; the mean of the subsets varies too, which adds k/N of that variance. The first is the finite
-    population correction. A figure that jumps, such as an accuracy, gets a band wider than it need be where
-    k is above N/2 (covering 98 to 99 % at k = 3N/4). Where there are no more than `subsets` subsets (or k
-    is 1) each is measured once.
+    The band is the mean over random subsets without replacement ± t s sqrt((1 + k/N) / (1 - k/N)), s their
+    standard deviation. Subsets of one sample overlap, so that s² is 1 - k/N times the variance of a new
+    ensemble (the finite population correction); the mean over subsets varies too, which adds k/N of this
+    variance. A figure that jumps, such as an accuracy, has too wide a band if k is above N/2 (coverage 98 to
+    99 % at k = 3N/4). If there are at most `subsets` subsets, or k is 1, each is measured once.
 
     Args:
         figure: maps the (k,) positions of some members to (figure,) values, in any units.
@@ -94,19 +93,19 @@ def subset_band(
     0.859 0.930 1.001
     """
     plan = band_plan(members, size, seed, subsets)
-    return plan.intervals(_measure(figure, plan.chosen))
+    return plan.intervals(_measure_subsets(figure, plan.chosen))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The subsets that `subset_band` or `jackknife` measures, for whoever measures all of them together.
+    """The subsets that `subset_band` or `jackknife` measures, so that a caller can measure many plans together.
 
     Args:
         members: how many there are.
-        chosen: (k,) positions of some members each.
+        chosen: the subsets, each (k,) positions of members.
         complete: whether these are all subsets of that size.
-        widen: factor of their standard deviation.
-        whole: whether the first is of all members, and its figures the ones that the intervals are around.
+        widen: factor of the subsets' standard deviation.
+        whole: whether the first subset is of all members and its figures are the centres of the intervals.
     """
 
     members: int
@@ -116,13 +115,13 @@ class Plan:
     whole: bool
 
     def intervals(self, values: Tensor) -> list[Interval]:
-        """Put intervals around figures that were measured, and return them.
+        """Compute intervals from measured figures, and return them.
 
         Args:
             values: (subset, figure) float64, in the order of `chosen`.
         """
         spread = values[self.whole :].std(0, correction=0 if self.complete else 1) if self.widen else values[0]
-        return _around(values[0] if self.whole else values.mean(0), spread * self.widen, self.members)
+        return _intervals_around(values[0] if self.whole else values.mean(0), spread * self.widen, self.members)
 
 
 def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Plan:
@@ -140,13 +139,13 @@ def jackknife_plan(members: int, seed: int = 0, subsets: int = 200, delete: int 
     at_least("members", 1, members)
     if delete is not None and not 1 <= delete < members:
         raise refuse("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
-    everyone = torch.arange(members)
+    all_members = torch.arange(members)
     if members < _FEWEST:
-        return Plan(members, [everyone], True, 0.0, whole=True)
+        return Plan(members, [all_members], True, 0.0, whole=True)
     left_out = members // 2 if delete is None else delete
     chosen, complete = _subsets(members, members - left_out, seed, subsets)
     widen = math.sqrt((members - left_out) / left_out)
-    return Plan(members, [everyone, *chosen], complete, widen, whole=True)
+    return Plan(members, [all_members, *chosen], complete, widen, whole=True)
 
 
 def jackknife(
@@ -158,11 +157,11 @@ def jackknife(
 ) -> list[Interval]:
     """Measure figures on all N members, and return them with delete-d jackknife intervals.
 
-    The value on all members ± t sqrt((N - d) / d) s, s the standard deviation over subsets of N - d
-    members: Shao & Wu, A general theory for jackknife variance estimation (1989), with random subsets
-    where there are many. It is for the figure an ensemble of N such members has on average.
+    The interval is the value on all members ± t sqrt((N - d) / d) s, s the standard deviation over subsets of
+    N - d members: Shao & Wu, A general theory for jackknife variance estimation (1989), with random subsets
+    if there are many. It estimates the mean figure of ensembles of N such members.
 
-    d is N/2, rounded down. A figure that jumps, such as an accuracy, needs d to grow with N: in simulated
+    d is N/2, rounded down. A figure that jumps, such as an accuracy, needs a d that grows with N: in simulated
     populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide
     with d = 1, 1.3 times with d = N/4, and right within 3 % with d = N/2; for smooth figures (NLL, Brier,
     mutual information) d made no difference.
@@ -184,7 +183,7 @@ def jackknife(
     0.889 0.930 0.971
     """
     plan = jackknife_plan(members, seed, subsets, delete)
-    return plan.intervals(_measure(figure, plan.chosen))
+    return plan.intervals(_measure_subsets(figure, plan.chosen))
 
 
 def _subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
@@ -197,7 +196,7 @@ def _subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, 
     return keys.argsort(-1)[:, :size].sort(-1).values, False
 
 
-def _measure(figure: Callable[[Tensor], Tensor], chosen: Sequence[Tensor]) -> Tensor:
+def _measure_subsets(figure: Callable[[Tensor], Tensor], chosen: Sequence[Tensor]) -> Tensor:
     """Measure figures on every subset, and return (subset, figure) values, float64 on the CPU."""
     measured: list[Tensor] = []
     for positions in chosen:
@@ -216,8 +215,8 @@ def _quantile(members: int) -> float:
     return float(stdtrit(members - 1, 1 - (1 - _LEVEL) / 2))
 
 
-def _around(value: Tensor, spread: Tensor, members: int) -> list[Interval]:
-    """Put an interval around each figure, and return them; no bounds where the spread isn't finite."""
+def _intervals_around(value: Tensor, spread: Tensor, members: int) -> list[Interval]:
+    """Return an interval around each figure, without bounds if the spread isn't finite."""
     width = _quantile(members) if members >= _FEWEST else math.nan
     intervals = []
     for centre, deviation in zip(value.tolist(), spread.tolist(), strict=True):

@@ -9,26 +9,26 @@ from checkpoints_zoo.evaluation.metrics import _check
 
 LOWEST, HIGHEST = 0.05, 20.0
 _MOST_STEPS = 100
-_EXACT = 1e-9  # relative step in 1/T at which it stands still
+_EXACT = 1e-9  # relative step in 1/T at which the search ends
 
 
 def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Fit the temperature T whose softmax(log_probs / T) gives the labels the least mean NLL; return it, float64.
 
-    Guo et al., On calibration of modern neural networks (2017). In b = 1/T the NLL is convex, its derivative the mean
-    of E_b[log p] - log p(label), the expectation taken over the scaled probabilities: its root by Newton's steps, and
-    by halving log b where they leave the bracket. T stays within 0.05 and 20: it is 0.05 where the NLL falls all the
-    way (all inputs classified correctly), 20 where it rises all the way, and 1 where no T changes it (all
-    probabilities equal).
+    Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. Its derivative is the
+    mean of E_b[log p] - log p(label), where the expectation is over the scaled probabilities. Newton's method finds
+    the root; a step that would leave the bracket is replaced by bisection of log b. T is between 0.05 and 20: it is
+    0.05 if a lower T is always better (all inputs classified correctly), 20 if a higher T is always better, and 1 if
+    T does not matter (all probabilities equal).
 
     Args:
-        log_probs: (input, class), nats; of an ensemble, the log of the members' mean probabilities: Rahaman & Thiery,
-            Uncertainty quantification and deep ensembles (2021), pool first and calibrate then.
+        log_probs: (input, class), nats; for an ensemble, the log of the members' mean probabilities: Rahaman & Thiery,
+            Uncertainty quantification and deep ensembles (2021), average first, then calibrate.
         labels: (input,) classes.
-        check: False when both have been checked before.
+        check: False if both are checked already.
 
     Raises:
-        ValueError: if the log probabilities or labels are none (see `check`).
+        ValueError: if log probabilities or labels are wrong; `check=False` skips this.
 
     >>> log_probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]]).log()  # right two times of three
     >>> t = temperature(log_probs, torch.tensor([0, 0, 1]))
@@ -39,20 +39,20 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
         _check.log_probabilities(log_probs)
         _check.classes_of(labels, log_probs)
     values = log_probs.double()
-    # Below the largest, so that no power overflows; log 0 stands for the least probability there is.
+    # Subtract the largest, so that no power overflows; log 0 becomes the log of the least positive float64.
     values = (values - values.amax(-1, keepdim=True)).clamp_(min=-745.0)
-    of_label = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    label_values = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def slopes(b: float) -> tuple[float, float]:
+    def slopes(inverse: float) -> tuple[float, float]:
         """Return the first and second derivative of the mean NLL at 1/T = b."""
-        powers = (values * b).exp_()
+        powers = (values * inverse).exp_()
         total = powers.sum(-1)
         first = torch.linalg.vecdot(powers, values) / total
         second = torch.linalg.vecdot(powers.mul_(values), values) / total - first.square()
-        return float((first - of_label).mean()), float(second.mean())
+        return float((first - label_values).mean()), float(second.mean())
 
-    low, high, b = 1 / HIGHEST, 1 / LOWEST, 1.0
-    slope, curvature = slopes(b)
+    low, high, inverse = 1 / HIGHEST, 1 / LOWEST, 1.0
+    slope, curvature = slopes(inverse)
     if slope < 0 and slopes(high)[0] <= 0:
         return values.new_tensor(LOWEST)
     if slope > 0 and slopes(low)[0] >= 0:
@@ -60,15 +60,15 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     for _ in range(_MOST_STEPS):
         if slope == 0:
             break
-        low, high = (b, high) if slope < 0 else (low, b)
-        after = b - slope / curvature if curvature > 0 else 0.0
-        if not low < after < high:
-            after = (low * high) ** 0.5
-        before, b = b, after
-        if abs(b - before) <= _EXACT * b:
+        low, high = (inverse, high) if slope < 0 else (low, inverse)
+        proposed = inverse - slope / curvature if curvature > 0 else 0.0
+        if not low < proposed < high:
+            proposed = (low * high) ** 0.5
+        previous, inverse = inverse, proposed
+        if abs(inverse - previous) <= _EXACT * inverse:
             break
-        slope, curvature = slopes(b)
-    return values.new_tensor(1 / b)
+        slope, curvature = slopes(inverse)
+    return values.new_tensor(1 / inverse)
 
 
 def tempered(log_probs: Tensor, temperature: float | Tensor) -> Tensor:

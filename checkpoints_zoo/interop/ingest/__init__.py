@@ -7,7 +7,7 @@ the last aside, on the Hub. Every step can be cut off and goes on where it was.
 from __future__ import annotations
 
 from checkpoints_zoo.interop.ingest.importing import Imported, ingest
-from checkpoints_zoo.interop.ingest.networks import Net
-from checkpoints_zoo.interop.ingest.survey import Plan
+from checkpoints_zoo.interop.ingest.networks import NetSpec
+from checkpoints_zoo.interop.ingest.survey import ImportPlan
 
-__all__ = ["Imported", "Net", "Plan", "ingest"]
+__all__ = ["ImportPlan", "Imported", "NetSpec", "ingest"]

@@ -22,21 +22,21 @@ from typing import IO, Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.interop.ingest.origin import Origin, Say, numbers_of
+from checkpoints_zoo.interop.ingest.origin import Origin, Say, number_files
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Entry, Head, Index, Lot, Lying, Tell, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
 from checkpoints_zoo.sources.ranges import Remote
 
-SHOWN = 5  # files that an error names
-AT_ONCE = 3  # archives of a repo; each is read over several connections
-_OF_SHARD = re.compile(r"[0-9]{6,}(@[0-9]+)?/")
-PIECE = 2**23  # bytes of one range
-Take = Callable[[int, int], bytes]
+MAX_LISTED = 5  # files that an error names
+PARALLEL_ARCHIVES = 3  # archives of a repo; each is read over several connections
+_SHARD_NAME = re.compile(r"[0-9]{6,}(@[0-9]+)?/")
+RANGE_BYTES = 2**23  # bytes of one range
+ReadRange = Callable[[int, int], bytes]
 
 
-def of_archives(origin: Origin, staged: Mapping[str, archives.Index], predicted: bool) -> list[Lot]:
+def members_of_archives(origin: Origin, stage_gzips: Mapping[str, archives.Index], predicted: bool) -> list[Lot]:
     """Index archives; return a lot each.
 
     Args:
@@ -50,38 +50,38 @@ def of_archives(origin: Origin, staged: Mapping[str, archives.Index], predicted:
     """
     tars = [p for p in origin.archives if p not in origin.gzips]
     if origin.repo is None:
-        opened = indexing.open_local(origin.root, tars)
+        archive_indexes = indexing.open_local(origin.root, tars)
     else:
         if not predicted:
-            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zoo-walk") as pool:
+            with ThreadPoolExecutor(PARALLEL_ARCHIVES, thread_name_prefix="zoo-walk") as pool:
                 list(pool.map(partial(indexing.walk_remote, origin.repo), tars))
-        opened = indexing.open_remote(origin.repo, tars) if tars else []
-    indexes = {one.inside: one.index for one in opened}
+        archive_indexes = indexing.open_remote(origin.repo, tars) if tars else []
+    indexes = {archive.inside: archive.index for archive in archive_indexes}
     lots = []
-    for inside in origin.archives:
-        if inside in indexes:
-            lots.append(archives.lot_of(inside, indexes[inside]))
-        elif inside in staged:
-            lots.append(_of_staged(inside, staged[inside]))
+    for path in origin.archives:
+        if path in indexes:
+            lots.append(archives.lot_of(path, indexes[path]))
+        elif path in stage_gzips:
+            lots.append(_members_of_staged(path, stage_gzips[path]))
     return lots
 
 
-def _of_staged(inside: str, index: archives.Index) -> Lot:
-    heads, last = index.heads, {e.name: i for i, e in enumerate(index.entries)}  # of one name the last counts
-    kept = [(i, e) for i, e in enumerate(index.entries) if last[e.name] == i]
-    return Lot([Lying(e.name, f"{inside}!{i}", heads[e.head].lead, heads[e.head]) for i, e in kept])
+def _members_of_staged(path: str, index: archives.Index) -> Lot:
+    heads, last_position = index.heads, {e.name: i for i, e in enumerate(index.entries)}  # of one name the last counts
+    entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
+    return Lot([Lying(e.name, f"{path}!{i}", heads[e.head].lead, heads[e.head]) for i, e in entries])
 
 
-def unverified(origin: Origin) -> int:
+def count_predicted_headers(origin: Origin) -> int:
     """Count the headers of a repo's archives that were only predicted so far, once these are indexed."""
     if origin.repo is None:
         return 0
-    opened = indexing.open_remote(origin.repo, [p for p in origin.archives if p not in origin.gzips] or [])
-    indexes = [one.index for one in opened]
+    archive_indexes = indexing.open_remote(origin.repo, [p for p in origin.archives if p not in origin.gzips] or [])
+    indexes = [archive.index for archive in archive_indexes]
     return sum(len(index.entries) for index in indexes if not all(e.verified for e in index.entries))
 
 
-def of_files(origin: Origin, say: Say) -> Lot:
+def members_of_files(origin: Origin, say: Say) -> Lot:
     """Read the headers of safetensors files; return their members.
 
     Raises:
@@ -90,50 +90,50 @@ def of_files(origin: Origin, say: Say) -> Lot:
     """
     contents, members = Contents(origin.label), list[Lying]()
     if origin.repo is None:
-        pieces = [_local(origin.root / p) for p in origin.files]
+        readers = [_open_local(origin.root / p) for p in origin.files]
     else:
         with ThreadPoolExecutor(fetching.PARALLEL, thread_name_prefix="zoo-heads") as pool:
-            pieces = list(pool.map(partial(_remote, origin.repo), origin.files))
-    for inside, (size, take) in zip(origin.files, pieces, strict=True):
-        entry = contents.add(TarHeader(inside, 0, 0, size, ""), take)
+            readers = list(pool.map(partial(_open_remote, origin.repo), origin.files))
+    for path, (size, read_range) in zip(origin.files, readers, strict=True):
+        entry = contents.add(TarHeader(path, 0, 0, size, ""), read_range)
         if entry:
             head = contents.heads[entry.head]
-            if all(_OF_SHARD.match(name) for name, _, _ in head.tensors):
+            if all(_SHARD_NAME.match(name) for name, _, _ in head.tensors):
                 raise UsageError(
-                    f"file {inside} of {origin.label}",
+                    f"file {path} of {origin.label}",
                     expected="one member a file",
                     found="a shard with several members of a collection",
                     do="`zoo-cli download NAME --source DIR --dest OUT` copies a collection that has a manifest",
-                    path=inside,
+                    path=path,
                 )
-            members.append(Lying(inside, inside, head.lead, head))
+            members.append(Lying(path, path, head.lead, head))
     for other in contents.others:
         if not other.member:
             say(f"{other.name} is left out: {other.why}")
     return Lot(members, [(other.name, other.why) for other in contents.others if other.member])
 
 
-def _local(path: Path) -> tuple[int, Take]:
-    def take(offset: int, length: int) -> bytes:
+def _open_local(path: Path) -> tuple[int, ReadRange]:
+    def read_range(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
-    return path.stat().st_size, take
+    return path.stat().st_size, read_range
 
 
-def _remote(repo: hub.Repo, inside: str) -> tuple[int, Take]:
+def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     """Read the first bytes of a repo's file, enough for most headers; return its size and what reads on from there."""
-    remote = fetching.remote(repo, inside)
+    remote = fetching.remote(repo, path)
     first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST))
 
-    def take(offset: int, length: int) -> bytes:
+    def read_range(offset: int, length: int) -> bytes:
         return first[offset : offset + length] if offset + length <= len(first) else remote.bytes_at(offset, length)
 
-    return remote.size, take
+    return remote.size, read_range
 
 
-def numbered(lot: Lot, paths: Sequence[str]) -> Lot:
+def number_members(lot: Lot, paths: Sequence[str]) -> Lot:
     """Number the members of a folder by their files' names; return the lot with the numbers.
 
     Args:
@@ -142,136 +142,139 @@ def numbered(lot: Lot, paths: Sequence[str]) -> Lot:
     """
     names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
     known = set(names)
-    there = [path for path in paths if path in known]
-    ids = dict(zip(there, numbers_of(there), strict=True))
+    usable = [path for path in paths if path in known]
+    ids = dict(zip(usable, number_files(usable), strict=True))
     return replace(lot, numbers=[ids[name] for name in names])
 
 
-def members_of(lots: Sequence[Lot]) -> dict[str, int]:
+def members_by_file(lots: Sequence[Lot]) -> dict[str, int]:
     """Return path -> member of the files that are one's own, in the order of the members."""
     named = (zip((*(m.name for m in lot.members), *(n for n, _ in lot.broken)), lot.numbers, strict=True)
              for lot in lots if lot.numbers)  # fmt: skip
     return dict(sorted((pair for pairs in named for pair in pairs), key=lambda pair: pair[1]))
 
 
-def check_all(label: str, lots: Sequence[Lot], tell: Tell) -> None:
+def check_all_fit(label: str, lots: Sequence[Lot], tell: Tell) -> None:
     """Check that every file is a member of the net.
 
     Raises:
         DamagedError, LayoutError: naming the files that are not, and why.
     """
-    phrases: dict[int, str] = {}
-    wrong = [broken for lot in lots for broken in lot.broken]
+    problems: dict[int, str] = {}
+    damaged = [broken for lot in lots for broken in lot.broken]
     misfits = []
     for member in (m for lot in lots for m in lot.members):
-        if id(member.head) not in phrases:
+        if id(member.head) not in problems:
             try:
                 tell(member.head)
-                phrases[id(member.head)] = ""
+                problems[id(member.head)] = ""
             except LayoutError as error:
-                phrases[id(member.head)] = error.found or str(error)
-        if phrase := phrases[id(member.head)]:
-            misfits.append((member.name, phrase))
-    if not wrong and not misfits:
+                problems[id(member.head)] = error.found or str(error)
+        if problem := problems[id(member.head)]:
+            misfits.append((member.name, problem))
+    if not damaged and not misfits:
         return
     count = sum(len(lot.members) + len(lot.broken) for lot in lots)
     # What is wrong with a damaged file names it already.
-    shown = [*(why.rstrip(".") for _, why in wrong), *(f"{name}: {why}" for name, why in misfits)][:SHOWN]
-    more = len(wrong) + len(misfits) - len(shown)
-    raise (DamagedError if wrong else LayoutError)(
+    listed = [*(why.rstrip(".") for _, why in damaged), *(f"{name}: {why}" for name, why in misfits)][:MAX_LISTED]
+    more = len(damaged) + len(misfits) - len(listed)
+    and_more = f". And {more:,} more" if more else ""
+    raise (DamagedError if damaged else LayoutError)(
         f"checkpoints of {label}",
         expected=f"{count:,} of the architecture, by name and shape of their tensors",
-        found=f"{len(wrong) + len(misfits):,} that are not. {'. '.join(shown)}{f'. And {more:,} more' if more else ''}",
+        found=f"{len(damaged) + len(misfits):,} that are not. {'. '.join(listed)}{and_more}",
         do="Nothing was written. Move them away, or give the architecture that they were trained with",
-        path=[*wrong, *misfits][0][0],
+        path=[*damaged, *misfits][0][0],
     )
 
 
-def staged(origin: Origin, aside: Path, say: Say) -> dict[str, Index]:
+def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
     """Stream the gzipped archives of an origin that were not streamed before; return their indexes by path.
 
     Args:
         origin: whose archives they are.
-        aside: folder for their members.
+        folder: folder for their members.
         say: told of each archive.
 
     Raises:
         DamagedError: an archive that is cut, or has a damaged member.
         NetworkError, AccessError: a repo that can't be read.
     """
-    return {p: _staged(origin, p, aside / key_of(origin, p), say) for p in origin.archives if p in origin.gzips}
+    return {
+        p: _stage_gzip(origin, p, folder / staging_key(origin, p), say) for p in origin.archives if p in origin.gzips
+    }
 
 
-def _staged(origin: Origin, inside: str, folder: Path, say: Say) -> Index:
-    known = folder / "index.json"
-    if known.is_file():
+def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
+    index_path = folder / "index.json"
+    if index_path.is_file():
         try:
-            return Index.from_json(catalog.read_json(known))
+            return Index.from_json(catalog.read_json(index_path))
         except FormatError:
             pass  # of another version: streamed again
-    say(f"{inside}: a gzipped archive, read once from front to back …")
+    say(f"{path}: a gzipped archive, read once from front to back …")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     heads: dict[tuple[Any, ...], int] = {}
-    kinds, entries, at = list[Head](), list[Entry](), 0
-    with _opened(origin, inside) as file:
-        for position, (name, header, raw) in enumerate(archives.stream(file, inside)):
+    kinds, entries, offset = list[Head](), list[Entry](), 0
+    with _open_archive(origin, path) as file:
+        for position, (name, header, raw) in enumerate(archives.stream(file, path)):
             tensors = tuple((n, dtype, shape) for n, (dtype, shape, _, _) in header.tensors.items())
             key = (header.data_start, tensors)
             if key not in heads:
                 heads[key] = len(kinds)
                 kinds.append(Head(header.data_start, tensors))
             # The index is that of the members one behind the other: their places in the archive say nothing.
-            entries.append(Entry(name, at, at + BLOCK, heads[key], True))
-            at += BLOCK + len(raw)
+            entries.append(Entry(name, offset, offset + BLOCK, heads[key], True))
+            offset += BLOCK + len(raw)
             (folder / f"{position:06d}.safetensors").write_bytes(raw)
-    index = Index(inside, at, "tar", tuple(kinds), tuple(entries))
-    catalog.write_json(index.to_json(), known)
+    index = Index(path, offset, "tar", tuple(kinds), tuple(entries))
+    catalog.write_json(index.to_json(), index_path)
     return index
 
 
-def key_of(origin: Origin, inside: str) -> str:
+def staging_key(origin: Origin, path: str) -> str:
     """Name the folder that an archive's members are laid aside in: another one once the archive has changed."""
     if origin.repo is None:
-        stat = (origin.root / inside).stat()
-        stamp = f"{inside} {stat.st_size} {stat.st_mtime_ns}"
+        stat = (origin.root / path).stat()
+        stamp = f"{path} {stat.st_size} {stat.st_mtime_ns}"
     else:
-        stamp = f"{origin.repo} {inside}"
+        stamp = f"{origin.repo} {path}"
     return hashlib.sha256(stamp.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _opened(origin: Origin, inside: str) -> IO[bytes]:
+def _open_archive(origin: Origin, path: str) -> IO[bytes]:
     if origin.repo is None:
-        return (origin.root / inside).open("rb")
-    if path := hub.cached(origin.repo, inside):
-        return path.open("rb")
-    return BufferedReader(_Ranges(fetching.remote(origin.repo, inside)), PIECE)
+        return (origin.root / path).open("rb")
+    if cached := hub.cached(origin.repo, path):
+        return cached.open("rb")
+    return BufferedReader(_RemoteFile(fetching.remote(origin.repo, path)), RANGE_BYTES)
 
 
-class _Ranges(RawIOBase):
+class _RemoteFile(RawIOBase):
     """A file of a repo, read on and on by ranges: nothing of it is kept."""
 
     def __init__(self, remote: Remote) -> None:
-        self.remote, self.at = remote, 0
+        self.remote, self.position = remote, 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        piece = self.remote.bytes_at(self.at, min(len(buffer), self.remote.size - self.at))
+        piece = self.remote.bytes_at(self.position, min(len(buffer), self.remote.size - self.position))
         buffer[: len(piece)] = piece
-        self.at += len(piece)
+        self.position += len(piece)
         return len(piece)
 
 
-def places(origin: Origin, aside: Path) -> Callable[[str], Path]:
+def file_finder(origin: Origin, folder: Path) -> Callable[[str], Path]:
     """Return what finds the file of a path in an origin's rows, on this disk."""
-    keys = {p: key_of(origin, p) for p in origin.gzips}
+    keys = {p: staging_key(origin, p) for p in origin.gzips}
 
-    def place(inside: str) -> Path:
-        name, mark, position = inside.rpartition("!")
+    def find_file(path: str) -> Path:
+        name, mark, position = path.rpartition("!")
         if mark and name in keys:
-            return aside / keys[name] / f"{int(position):06d}.safetensors"
-        return origin.root / inside
+            return folder / keys[name] / f"{int(position):06d}.safetensors"
+        return origin.root / path
 
-    return place
+    return find_file

@@ -27,43 +27,45 @@ from checkpoints_zoo.sources.source import FolderSource, resolve
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.
-Tells = Callable[[Mapping[str, int]], dict[int, Row]]
-FILE = "file"  # the column of a table that says whose row it is
-OWN = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
+ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
+FILE_COLUMN = "file"  # the column of a table that says whose row it is
+IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
 SPLITS = ("train", "validation", "test")
-EMPTY: dict[str, Any] = {
+EMPTY_FACTS: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
 }  # fmt: skip
-OF_IMAGES = ("dataset", "classes", "preprocessing")
-REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
+IMAGE_FACTS = ("dataset", "classes", "preprocessing")
+FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
 
 
-def of_members(given: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
+def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
     """Check columns; return member -> its values.
 
     Args:
-        given: column -> a value for all members, or one for each, in the order of their ids.
+        columns: column -> a value for all members, or one for each, in the order of their ids.
         ids: of the members.
 
     Raises:
         UsageError: no such column, one that is not the user's to give, a value of another type or too few.
     """
-    check_names(given)
+    check_names(columns)
     rows: dict[int, Row] = {member: {} for member in sorted(ids)}
-    for name, values in given.items():
-        each = listed(values)
-        if each is None:
-            each = [values] * len(rows)
-        if len(each) != len(rows):
+    for name, values in columns.items():
+        member_values = values_per_member(values)
+        if member_values is None:
+            member_values = [values] * len(rows)
+        if len(member_values) != len(rows):
             raise UsageError(
-                f"column {name!r}", expected=f"{len(rows)} values, one a member, or one for all", found=f"{len(each)}"
+                f"column {name!r}",
+                expected=f"{len(rows)} values, one a member, or one for all",
+                found=f"{len(member_values)}",
             )
-        for (member, row), value in zip(rows.items(), each, strict=True):
-            row[name] = checked(name, value, f"member {member}")
+        for (member, row), value in zip(rows.items(), member_values, strict=True):
+            row[name] = convert_value(name, value, f"member {member}")
     return rows
 
 
-def of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
+def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
     """Check a table of columns by file; return member -> its values.
 
     Args:
@@ -71,23 +73,23 @@ def of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -
         files: path -> member.
 
     Raises:
-        UsageError: a file without a row, a row without a file, or a column or value as in `of_members`.
+        UsageError: a file without a row, a row without a file, or a column or value as in `columns_of_members`.
     """
     check_names({name for row in table.values() for name in row})
     names = [path.rpartition("/")[2] for path in files]
     counts = Counter(names)
-    alone = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
+    unique_names = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
     rows: dict[int, Row] = {}
-    strange = []
-    for called, values in table.items():
-        path = called if called in files else alone.get(called)
+    unknown = []
+    for file, values in table.items():
+        path = file if file in files else unique_names.get(file)
         if path is None or files[path] in rows:
-            strange.append(called)
+            unknown.append(file)
             continue
-        rows[files[path]] = {name: checked(name, value, f"file {called}") for name, value in values.items()}
-    without = [path for path, member in files.items() if member not in rows]
-    if strange or without:
-        found = [f"{what} {few(some, 5)}" for what, some in (("no row for", without), ("rows for", strange)) if some]
+        rows[files[path]] = {name: convert_value(name, value, f"file {file}") for name, value in values.items()}
+    missing = [path for path, member in files.items() if member not in rows]
+    if unknown or missing:
+        found = [f"{what} {few(names, 5)}" for what, names in (("no row for", missing), ("rows for", unknown)) if names]
         raise UsageError(
             "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
         )
@@ -110,13 +112,19 @@ def read_csv(path: Path) -> dict[str, Row]:
         raise SourceNotFound(f"file {path}", expected="a table", found=found, path=path) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise FormatError(f"file {path}", expected="a table with commas", found=str(error), path=path) from error
-    if FILE not in names or len(set(names)) < len(names) or any(None in row or None in row.values() for row in rows):
-        found = f"columns {', '.join(map(str, names[:12]))}" if FILE not in names else "rows of other lengths"
-        raise FormatError(f"file {path}", expected=f"a column {FILE!r} and others, each once", found=found, path=path)
-    return keyed(rows, f"file {path}")
+    if (
+        FILE_COLUMN not in names
+        or len(set(names)) < len(names)
+        or any(None in row or None in row.values() for row in rows)
+    ):
+        found = f"columns {', '.join(map(str, names[:12]))}" if FILE_COLUMN not in names else "rows of other lengths"
+        raise FormatError(
+            f"file {path}", expected=f"a column {FILE_COLUMN!r} and others, each once", found=found, path=path
+        )
+    return rows_by_file(rows, f"file {path}")
 
 
-def keyed(rows: Iterable[Mapping[str, Any]], what: str) -> dict[str, Row]:
+def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Row]:
     """Return the rows of a table by their files.
 
     Raises:
@@ -124,14 +132,14 @@ def keyed(rows: Iterable[Mapping[str, Any]], what: str) -> dict[str, Row]:
     """
     table: dict[str, Row] = {}
     for row in rows:
-        name = str(row[FILE])
+        name = str(row[FILE_COLUMN])
         if name in table:
-            raise FormatError(what, expected="each file once", found=f"{name} twice")
-        table[name] = {column: None if value == "" else value for column, value in row.items() if column != FILE}
+            raise FormatError(source, expected="each file once", found=f"{name} twice")
+        table[name] = {column: None if value == "" else value for column, value in row.items() if column != FILE_COLUMN}
     return table
 
 
-def by_file(table: Mapping[str, Mapping[str, Any]], measured: bool) -> Tells:
+def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
     """Return what tells the columns of a table by member.
 
     Args:
@@ -145,7 +153,7 @@ def by_file(table: Mapping[str, Mapping[str, Any]], measured: bool) -> Tells:
     check_names(names)
     if measured:
         check_unmeasured(names)
-    return lambda files: of_files(table, files)
+    return lambda files: columns_of_files(table, files)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -154,16 +162,17 @@ def check_names(names: Iterable[str]) -> None:
     Raises:
         UsageError: naming the first that is not.
     """
-    free = [name for name in SCHEMA.names if name not in OWN]
+    allowed = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
     for name in names:
-        if name in OWN:
+        if name in IMPORT_COLUMNS:
             raise UsageError(f"column {name!r}", expected="one that the files can't tell", found="one that they do")
-        if name not in free:
+        if name not in allowed:
             raise UsageError(
                 f"column {name!r}",
-                expected=f"one of the manifest's: {', '.join(free)}",
+                expected=f"one of the manifest's: {', '.join(allowed)}",
                 found="no such column",
-                do=did_you_mean(str(name), free, cutoff=0.6, shown=repr) or "manifests/README.md says what each means",
+                do=did_you_mean(str(name), allowed, cutoff=0.6, shown=repr)
+                or "manifests/README.md says what each means",
             )
 
 
@@ -173,22 +182,22 @@ def check_unmeasured(names: Iterable[str]) -> None:
     Raises:
         UsageError: one is.
     """
-    if twice := [name for name in names if name in FIGURES]:
+    if repeated := [name for name in names if name in FIGURES]:
         raise UsageError("test figures", expected="given ones, or images to measure them on",
-                         found=f"both, for {', '.join(twice)}")  # fmt: skip
+                         found=f"both, for {', '.join(repeated)}")  # fmt: skip
 
 
-def write_columns(source: FolderSource, name: str, told: Mapping[int, Mapping[str, Any]]) -> None:
+def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping[str, Any]]) -> None:
     """Write columns that a user gives into a manifest, where it has others.
 
     Args:
         source, name: of the collection.
-        told: member -> columns.
+        columns: member -> columns.
     """
-    if not told:
+    if not columns:
         return
     table = source.read(name)[1]
-    rows = [row | told.get(row["member"], {}) for row in table.to_pylist()]
+    rows = [row | columns.get(row["member"], {}) for row in table.to_pylist()]
     if not (now := manifest.table(rows)).equals(table):
         manifest.write(now, source.manifest_path(name))
 
@@ -210,7 +219,7 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
         return
     path = files_path(root, name)
     with replacing(path) as file:
-        csv.writer(file, lineterminator="\n").writerows([("member", FILE), *((m, f) for f, m in files.items())])
+        csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
 
 
 def read_files(root: Path, name: str) -> dict[int, str]:
@@ -219,10 +228,10 @@ def read_files(root: Path, name: str) -> dict[int, str]:
     if not path.is_file():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
-        return {int(row["member"]): row[FILE] for row in csv.DictReader(file)}
+        return {int(row["member"]): row[FILE_COLUMN] for row in csv.DictReader(file)}
 
 
-def listed(values: Any) -> list[Any] | None:
+def values_per_member(values: Any) -> list[Any] | None:
     """Return the values of a column that has one for each member; None for a single value."""
     single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order that says which is whose
     if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
@@ -230,13 +239,13 @@ def listed(values: Any) -> list[Any] | None:
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
-def checked(name: str, value: Any, whose: str) -> Any:
+def convert_value(name: str, value: Any, owner: str) -> Any:
     """Bring a value into its column's type; return it, None for one that is missing.
 
     Args:
         name: of the column.
         value: of Python, numpy or pandas; or text of a table.
-        whose: it is, for errors.
+        owner: it is, for errors.
 
     Raises:
         UsageError: it is of another type, or out of its range.
@@ -246,15 +255,15 @@ def checked(name: str, value: Any, whose: str) -> Any:
         value = value.item() if hasattr(value, "item") else value
         if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
             return None
-        found = _converted(kind, value)
+        converted = _convert(kind, value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # of arrays and tensors: several numbers
-        found = None
-    if found is None or not _in_range(name, found):
-        raise UsageError(f"column {name!r} of {whose}", expected=_expected(name, kind), found=repr(value)[:80])
-    return found
+        converted = None
+    if converted is None or not _in_range(name, converted):
+        raise UsageError(f"column {name!r} of {owner}", expected=_expected(name, kind), found=repr(value)[:80])
+    return converted
 
 
-def _converted(kind: pa.DataType, value: Any) -> Any:
+def _convert(kind: pa.DataType, value: Any) -> Any:
     """Return a value in a column's type, None where it can't be without a loss."""
     if pa.types.is_string(kind):
         return value if isinstance(value, str) else None
@@ -289,7 +298,7 @@ def _expected(name: str, kind: pa.DataType) -> str:
     return next((words for is_kind, words in kinds if is_kind(kind)), "a whole number in [0, 2³¹)")
 
 
-def described(
+def make_description(
     name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], given: Mapping[str, Any], like: str | None
 ) -> Description:
     """Put together what is known of a collection; return the description.
@@ -307,12 +316,12 @@ def described(
         UsageError: facts of another name or type, or that contradict the members.
         FormatError: preprocessing that is none.
     """
-    if unknown := sorted(set(given) - set(EMPTY)):
-        raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY)}", found=", ".join(unknown))
-    known = dict(EMPTY)
+    if unknown := sorted(set(given) - set(EMPTY_FACTS)):
+        raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY_FACTS)}", found=", ".join(unknown))
+    facts = dict(EMPTY_FACTS)
     listing = catalog.collections().get(name)
     if listing:
-        known |= _of(listing)
+        facts |= _facts_of_listing(listing)
         if listing.architecture != net["architecture"]:
             raise UsageError(
                 f"collection {name}",
@@ -322,8 +331,8 @@ def described(
                 collection=name,
             )
     if like is not None:
-        of_like = _of(catalog.listing(like))
-        known |= {fact: of_like[fact] for fact in OF_IMAGES}
+        like_facts = _facts_of_listing(catalog.listing(like))
+        facts |= {fact: like_facts[fact] for fact in IMAGE_FACTS}
     names = given.get("classes", ())
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError("classes of a collection", expected="a list of names", found=repr(names)[:80])
@@ -331,9 +340,9 @@ def described(
         from checkpoints_zoo.images import Preprocess
 
         Preprocess.from_json(given["preprocessing"])
-    known |= given
+    facts |= given
     values = {
-        "format_version": catalog.FORMAT_VERSION, "name": name, **known, "classes": list(known["classes"]), **net,
+        "format_version": catalog.FORMAT_VERSION, "name": name, **facts, "classes": list(facts["classes"]), **net,
         "layouts": {key: layout.to_json() for key, layout in layouts.items()},
     }  # fmt: skip
     description = Description.from_json(values, Path(f"of {name}"))
@@ -364,8 +373,8 @@ def check_net(description: Description, build: Build | None) -> None:
 
     from checkpoints_zoo.images import Preprocess
 
-    takes = Preprocess.from_json(description.preprocessing)
-    shape = (2, takes.channels, *takes.size)
+    preprocess = Preprocess.from_json(description.preprocessing)
+    shape = (2, preprocess.channels, *preprocess.size)
 
     def run(device: str) -> Any:
         with torch.device(device), torch.no_grad():
@@ -373,10 +382,10 @@ def check_net(description: Description, build: Build | None) -> None:
 
     try:
         logits = run("meta")
-    except REFUSALS:  # or it looks at values
+    except FORWARD_ERRORS:  # or it looks at values
         try:
             logits = run("cpu")
-        except REFUSALS as error:
+        except FORWARD_ERRORS as error:
             raise UsageError(
                 f"architecture of {description.name}",
                 expected=f"a net that takes inputs {(*shape[1:],)}, as its preprocessing says",
@@ -396,39 +405,43 @@ def check_net(description: Description, build: Build | None) -> None:
         )
 
 
-def _of(listing: Listing) -> dict[str, Any]:
+def _facts_of_listing(listing: Listing) -> dict[str, Any]:
     """Return what the catalog, or a source that it names, says of a collection."""
     archives = listing.archives
     if archives is None:
         description = resolve(None, listing.name).read(listing.name)[0]
-        return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY}
+        return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY_FACTS}
     facts = {fact: getattr(archives, fact) for fact in ("classes", "preprocessing", "citation")}
     return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
 
 
-def kept(description: Description, given: Mapping[str, Any], like: str | None, target: FolderSource) -> Description:
+def keep_earlier_facts(
+    description: Description, given: Mapping[str, Any], like: str | None, target: FolderSource
+) -> Description:
     """Return a description with the facts that the one in a folder has already, where the user gives none now.
 
     Args:
         description: made anew.
-        given, like: as in `described`.
+        given, like: as in `make_description`.
         target: the folder.
     """
     path = target.description_path(description.name)
     if not path.is_file() or not target.manifest_path(description.name).is_file():
         return description
-    return renewed(description, given, like, Description.from_json(catalog.read_json(path), path))
+    return with_earlier_facts(description, given, like, Description.from_json(catalog.read_json(path), path))
 
 
-def renewed(description: Description, given: Mapping[str, Any], like: str | None, old: Description) -> Description:
+def with_earlier_facts(
+    description: Description, given: Mapping[str, Any], like: str | None, old: Description
+) -> Description:
     """Return the description that is there already, with the facts that the user gives now.
 
     Args:
         description: made anew.
-        given, like: as in `described`.
+        given, like: as in `make_description`.
         old: the one that is there, whose facts may have been written by hand.
     """
-    anew = {*given, *(OF_IMAGES if like is not None else ())}
-    kept = {fact: getattr(old, fact) for fact in EMPTY if fact not in anew}
+    replaced = {*given, *(IMAGE_FACTS if like is not None else ())}
+    keep_earlier_facts = {fact: getattr(old, fact) for fact in EMPTY_FACTS if fact not in replaced}
     values = {f.name: getattr(description, f.name) for f in fields(description)}
-    return Description(**{**values, **kept})
+    return Description(**{**values, **keep_earlier_facts})

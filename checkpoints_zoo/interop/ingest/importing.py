@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import checkpoint_members, given_columns, origin, shards
-from checkpoints_zoo.interop.ingest.given_columns import Tells
-from checkpoints_zoo.interop.ingest.measuring import fill
-from checkpoints_zoo.interop.ingest.networks import Build, Net
-from checkpoints_zoo.interop.ingest.origin import Chosen, Origin, Say
-from checkpoints_zoo.interop.ingest.survey import How, Plan, counted, survey, unseen
+from checkpoints_zoo.interop.ingest import checkpoint_members, given_columns, shards
+from checkpoints_zoo.interop.ingest.given_columns import ColumnReader
+from checkpoints_zoo.interop.ingest.measuring import fill_columns
+from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
+from checkpoints_zoo.interop.ingest.origin import FileFilter, Origin, Say, find_origin
+from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, plan_of_gzips, status_counts, survey_origin
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
@@ -54,15 +54,15 @@ def ingest(
     evaluate: ImageInput | None = None,
     given: Mapping[str, Any] | None = None,
     like: str | None = None,
-    net: Net | None = None,
+    net: NetSpec | None = None,
     build: Build | None = None,
-    columns: Tells | None = None,
+    columns: ColumnReader | None = None,
     files: str | None = None,
     strict: bool = False,
     device: str = "cpu",
     dry_run: bool = False,
     say: Say = lambda text: None,
-) -> Imported | Plan:
+) -> Imported | ImportPlan:
     """Import members that lie anywhere as a collection; return what was written, or would be in a dry run.
 
     Args:
@@ -90,71 +90,76 @@ def ingest(
         DamagedError, LayoutError: no members, or of no net that is known.
         NetworkError, AccessError, StorageError: the Hub can't be reached, or no room.
     """
-    name, net, given = catalog.check_name(name), net or Net(), given or {}
+    name, net, given = catalog.check_name(name), net or NetSpec(), given or {}
     if evaluate is not None:
         from checkpoints_zoo.networks.device import check_device
 
         check_device(device)
-    found = _found(sources, name, out, reshard, say, Chosen(files, strict))
-    how = How(net, build, columns, strict)
-    root = Path(reshard if reshard is not None else out if out is not None else found.root).expanduser().absolute()
-    target, copied = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
-    if dry_run and found.gzips:
-        return unseen(name, found, str(root))
+    origin = _find_origin(sources, name, out, reshard, say, FileFilter(files, strict))
+    options = ImportOptions(net, build, columns, strict)
+    root = Path(reshard if reshard is not None else out if out is not None else origin.root).expanduser().absolute()
+    target, copy_root = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
+    if dry_run and origin.gzips:
+        return plan_of_gzips(name, origin, str(root))
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
-        return survey(found, name, {}, True, given, like, how, copied, say).plan(str(root), reads)
+        return survey_origin(origin, name, {}, True, given, like, options, copy_root, say).plan(str(root), reads)
     locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        shards.sweep(root, name)
-        stamp = "" if reshard is None else shards.fingerprint(found, net, build)
+        shards.remove_temporary_files(root, name)
+        fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
         if reshard is not None:
-            shards.check_begun(target, name, stamp)
-        aside, staged = shards.aside(root, name), dict[str, archives.Index]()
-        if found.gzips:
-            shards.begin(target, name, stamp)
-            staged = checkpoint_members.staged(found, aside, say)
-        surveyed = survey(found, name, staged, False, given, like, how, copied, say)
-        inside = None if evaluate is None else images_for(evaluate, surveyed.description, build)
+            shards.check_same_import(target, name, fingerprint)
+        staging_folder, staged = shards.import_folder(root, name), dict[str, archives.Index]()
+        if origin.gzips:
+            shards.record_import(target, name, fingerprint)
+            staged = checkpoint_members.stage_gzips(origin, staging_folder, say)
+        survey = survey_origin(origin, name, staged, False, given, like, options, copy_root, say)
+        test_images = None if evaluate is None else images_for(evaluate, survey.description, build)
         if reshard is None:
-            surveyed.write(target)
+            survey.write(target)
         else:
-            described = given_columns.kept(surveyed.description, given, like, target)
-            shards.begin(target, name, stamp)
-            reader = shards.Reader(found, described, checkpoint_members.places(found, aside), how.within(found))
-            shards.reshard(reader, surveyed.rows.to_pylist(), target, say)
-            given_columns.write_files(root, name, surveyed.files)
-        given_columns.write_columns(target, name, surveyed.told)
-        if hash or inside is not None:
-            fill(target, name, inside, build, device, say)
-        return _imported(target, name)
+            description = given_columns.keep_earlier_facts(survey.description, given, like, target)
+            shards.record_import(target, name, fingerprint)
+            reader = shards.MemberReader(
+                origin,
+                description,
+                checkpoint_members.file_finder(origin, staging_folder),
+                options.state_dict_place(origin),
+            )
+            shards.reshard(reader, survey.rows.to_pylist(), target, say)
+            given_columns.write_files(root, name, survey.files)
+        given_columns.write_columns(target, name, survey.user_columns)
+        if hash or test_images is not None:
+            fill_columns(target, name, test_images, build, device, say)
+        return _summary(target, name)
 
 
-def _found(
+def _find_origin(
     sources: Sequence[str | Path], name: str, out: str | Path | None, reshard: str | Path | None, say: Say,
-    chosen: Chosen,
+    file_filter: FileFilter,
 ) -> Origin:  # fmt: skip
     """Look at the sources, and check that they can be imported so; return them."""
     if out is not None and reshard is not None:
         raise UsageError("import", expected="a folder for the manifest, or one for shards", found="both")
-    copied = None if reshard is None else Path(reshard).expanduser().resolve()
-    found = origin.find(sources, name, None if out is None else Path(out), copied, say, chosen)
-    if reshard is None and (found.gzips or found.pickles):
-        what = "a gzipped archive" if found.gzips else "a file of torch.save"
+    copy_root = None if reshard is None else Path(reshard).expanduser().resolve()
+    origin = find_origin(sources, name, None if out is None else Path(out), copy_root, say, file_filter)
+    if reshard is None and (origin.gzips or origin.pickles):
+        kind = "a gzipped archive" if origin.gzips else "a file of torch.save"
         raise UsageError(
-            f"source {found.label}",
+            f"source {origin.label}",
             expected="members that can be read where they lie",
-            found=f"{what} ({(*sorted(found.gzips), *found.pickles)[0]})",
+            found=f"{kind} ({(*sorted(origin.gzips), *origin.pickles)[0]})",
             do="Give --reshard OUT, which copies them into shards",
         )
-    if found.repo is not None and out is None and reshard is None:
+    if origin.repo is not None and out is None and reshard is None:
         raise UsageError(
-            f"source {found.label}",
+            f"source {origin.label}",
             expected="a folder to write to",
             found="none",
             do="Give --out DIR for a manifest whose bytes stay on the Hub, or --reshard OUT for shards of your own",
         )
-    return found
+    return origin
 
 
 def images_for(evaluate: ImageInput, description: Description, build: Build | None) -> ImageData:
@@ -175,8 +180,8 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
             found=repr(description.architecture),
             do="In Python, `ingest(..., build=...)` takes the function that builds it",
         )
-    called = evaluate if isinstance(evaluate, str) else "IMAGES"
-    for fact, do in (("classes", f"--classes-from {called}, if the logits have its classes in this order, or "),
+    images_name = evaluate if isinstance(evaluate, str) else "IMAGES"
+    for fact, do in (("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
                      ("preprocessing", "")):  # fmt: skip
         if not getattr(description, fact):
             raise UsageError(
@@ -185,13 +190,13 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )
-    inside, _ = arguments.labelled(images.of(evaluate), description)
-    inside.inputs(inside.images[:1], images.Preprocess.from_json(description.preprocessing))
-    return inside
+    test_images, _ = arguments.require_labels(images.of(evaluate), description)
+    test_images.inputs(test_images.images[:1], images.Preprocess.from_json(description.preprocessing))
+    return test_images
 
 
-def _imported(target: FolderSource, name: str) -> Imported:
+def _summary(target: FolderSource, name: str) -> Imported:
     rows = target.read(name)[1]
-    counts = counted(rows.select(["status"]).to_pylist())
+    counts = status_counts(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))
     return Imported(name, target.manifest_path(name), rows.num_rows, **counts, hashed=hashed, measured=measured)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
-STEPS = 20  # of the progress that is told
+PROGRESS_STEPS = 20  # of the progress that is told
 Row = dict[str, Any]
 
 
-def fill(
+def fill_columns(
     source: FolderSource,
     name: str,
-    inside: ImageData | None,
+    test_images: ImageData | None,
     build: Callable[[], nn.Module] | None,
     device: str,
     say: Say,
@@ -41,7 +41,7 @@ def fill(
     Args:
         source: a folder with the collection's manifest.
         name: of the collection.
-        inside: test images; None for hashes alone.
+        test_images: test images; None for hashes alone.
         build: of a net that the package lacks.
         device: what the members run on.
         say: told of the progress.
@@ -52,33 +52,33 @@ def fill(
     """
     description, table = source.read(name)
     rows = table.to_pylist()
-    wanted = None if inside is None else f"{inside.name}/{inside.split}"
-    todo = [row for row in rows if row["path"] is not None and _lacks(row, wanted)]
-    if todo:
-        say(f"{name}: reading {len(todo):,} of {len(rows):,} members …")
-    tell, done = told(say, name, len(todo)), 0
-    for batch in batches(sorted(todo, key=lambda r: (r["path"], r["offset"]))):
+    eval_data = None if test_images is None else f"{test_images.name}/{test_images.split}"
+    pending = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
+    if pending:
+        say(f"{name}: reading {len(pending):,} of {len(rows):,} members …")
+    report, done = progress_reporter(say, name, len(pending)), 0
+    for batch in batch_rows(sorted(pending, key=lambda r: (r["path"], r["offset"]))):
         batch.sort(key=lambda r: (r["member"], r["epoch"]))
-        with _here(source, description, batch) as locations:
+        with _local_members(source, description, batch) as locations:
             for row, location in zip(batch, locations, strict=True):
-                look(row, location)
-            if inside is not None:
-                _measure(source, description, [r for r in batch if r["status"] == "ok"], inside, build, device)
+                read_and_check(row, location)
+            if test_images is not None:
+                _measure(source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device)
         done += len(batch)
         manifest.write(manifest.table(rows), source.manifest_path(name))
-        tell(done)
+        report(done)
     mark_duplicates(rows)
-    marked = manifest.table(rows)
-    if not marked.equals(table):
-        manifest.write(marked, source.manifest_path(name))
+    final_table = manifest.table(rows)
+    if not final_table.equals(table):
+        manifest.write(final_table, source.manifest_path(name))
 
 
-def _lacks(row: Mapping[str, Any], wanted: str | None) -> bool:
+def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
     """Say whether a row's member is to be read: it has no hash, or is to be measured on other images."""
-    return row["sha256"] is None or (wanted is not None and row["status"] == "ok" and row["eval_data"] != wanted)
+    return row["sha256"] is None or (eval_data is not None and row["status"] == "ok" and row["eval_data"] != eval_data)
 
 
-def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Yield rows in batches of some members and bytes, one at least."""
     batch: list[Row] = []
     for row in rows:
@@ -92,33 +92,33 @@ def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 @contextmanager
-def _here(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
     """Find the members of a source, or borrow them from the one that they lie in."""
     if description.base:
-        with borrowed(hub.resolve(description.base), description, rows) as locations:
+        with borrow_members(hub.resolve(description.base), description, rows) as locations:
             yield locations
     else:
         yield source.locate(description, manifest.table(rows))
 
 
 @contextmanager
-def borrowed(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
     """Bring members from a repo for a while: those that were not in the member cache before leave it afterwards.
 
     Args:
         repo, description: where they lie.
         rows: of the members, in the order of their ids.
     """
-    before = cache.files(repo.id)
+    cached_before = cache.files(repo.id)
     locations = fetching.bring(repo, description, manifest.table(rows), whole=False)
     try:
         yield locations
     finally:
-        for path in {x.path for x in locations} & (cache.files(repo.id) - before):
+        for path in {x.path for x in locations} & (cache.files(repo.id) - cached_before):
             path.unlink(missing_ok=True)
 
 
-def look(row: Row, location: Location) -> memoryview:
+def read_and_check(row: Row, location: Location) -> memoryview:
     """Read a member, and write its hash into its row; mark it as failed where a value is not finite. Return its bytes.
 
     Raises:
@@ -126,11 +126,11 @@ def look(row: Row, location: Location) -> memoryview:
     """
     shard_files.check_against_files([location])
     _, raw = next(iter(shard_files.read([location])))
-    judge(row, location, raw)
+    check_member(row, location, raw)
     return raw
 
 
-def judge(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> None:
+def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> None:
     """Write a member's hash into its row, and mark it as failed where a value is not finite.
 
     Raises:
@@ -155,7 +155,7 @@ def _measure(
     source: FolderSource,
     description: Description,
     rows: Sequence[Row],
-    inside: ImageData,
+    test_images: ImageData,
     build: Callable[[], nn.Module] | None,
     device: str,
 ) -> None:
@@ -167,16 +167,16 @@ def _measure(
         return
     members = Collection(source, "", description, manifest.table(rows), build)
     try:
-        found = single_members.manifest_columns(members, inside, device)
+        figures = single_members.manifest_columns(members, test_images, device)
     except DamagedError as error:
         if len(rows) == 1:
             rows[0].update({"status": "failed", "reason": str(error)})
             return
         for row in rows:
-            _measure(source, description, [row], inside, build, device)
+            _measure(source, description, [row], test_images, build, device)
         return
     for row in rows:
-        row |= found[row["member"]]
+        row |= figures[row["member"]]
 
 
 def mark_duplicates(rows: Sequence[Row]) -> None:
@@ -185,20 +185,20 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
         if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
             continue
-        other = first.setdefault(row["sha256"], row["member"])
-        if other != row["member"]:
-            row |= {"status": "excluded", "reason": f"the weights of member {other}"}
+        original = first.setdefault(row["sha256"], row["member"])
+        if original != row["member"]:
+            row |= {"status": "excluded", "reason": f"the weights of member {original}"}
             row |= dict.fromkeys(FIGURES)
 
 
-def told(say: Say, what: str, total: int) -> Callable[[int], None]:
+def progress_reporter(say: Say, name: str, total: int) -> Callable[[int], None]:
     """Return what tells how many are done, some twenty times in all."""
-    last = 0
+    last_step = 0
 
-    def tell(done: int) -> None:
-        nonlocal last
-        if done == total or STEPS * done // total > last:
-            last = STEPS * done // total
-            say(f"{what}: {done:,} of {total:,}")
+    def report(done: int) -> None:
+        nonlocal last_step
+        if done == total or PROGRESS_STEPS * done // total > last_step:
+            last_step = PROGRESS_STEPS * done // total
+            say(f"{name}: {done:,} of {total:,}")
 
-    return tell
+    return report

@@ -20,7 +20,7 @@ Tensors = Mapping[str, tuple[str, Shape]]
 
 
 @dataclass(frozen=True)
-class Net:
+class NetSpec:
     """What a user says of the members' net; nothing where its tensors tell.
 
     Args:
@@ -33,7 +33,7 @@ class Net:
 
     architecture: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    own: str | None = None
+    custom_name: str | None = None
     prefix: str = ""
     key: str = ""
 
@@ -41,12 +41,12 @@ class Net:
 Build = Callable[[], "nn.Module"]
 
 
-def knower(net: Net, build: Build | None) -> Tell | None:
+def recogniser_of_known(net: NetSpec, build: Build | None) -> Tell | None:
     """Return what tells whether a head's tensors are those of the net that the user names; None if it is not known."""
-    return None if net.architecture is None and build is None else teller(net, (), build)
+    return None if net.architecture is None and build is None else make_recogniser(net, (), build)
 
 
-def teller(net: Net, lots: Sequence[Lot], build: Build | None = None) -> Tell:
+def make_recogniser(net: NetSpec, lots: Sequence[Lot], build: Build | None = None) -> Tell:
     """Return what tells the nets of the members' heads.
 
     Args:
@@ -57,41 +57,43 @@ def teller(net: Net, lots: Sequence[Lot], build: Build | None = None) -> Tell:
     Raises:
         UsageError: no architecture of that name, or one that the package has under a name that it lacks.
     """
-    if net.own is not None and build is not None:
-        _check_own(net)
-        own = shapes_of(net, build)
-        return lambda head: _fitted(head, net, Recognised(net.own or "", {}, {}), own)
-    if net.own is not None:
-        _check_own(net)
+    if net.custom_name is not None and build is not None:
+        _check_custom_name(net)
+        custom_shapes = tensor_shapes(net, build)
+        return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), custom_shapes)
+    if net.custom_name is not None:
+        _check_custom_name(net)
         counts = Counter(id(m.head) for lot in lots for m in lot.members)
         heads = {id(m.head): m.head for lot in lots for m in lot.members}
-        most = heads[counts.most_common(1)[0][0]] if counts else None
-        wanted = {name: shape for name, (_, shape) in _bare(most, net.prefix).items()} if most else {}
-        return lambda head: _fitted(head, net, Recognised(net.own or "", {}, {}), wanted)
+        commonest = heads[counts.most_common(1)[0][0]] if counts else None
+        expected = (
+            {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
+        )
+        return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), expected)
     if net.architecture is None:
-        return lambda head: _recognised(head, net)
+        return lambda head: _recognise(head, net)
     known = Recognised(net.architecture, dict(net.arguments), {})
     if net.architecture in UPSTREAM:
-        return lambda head: _recognised_or_fitted(head, net, known)
-    shapes = shapes_of(net, None)
-    return lambda head: _fitted(head, net, known, shapes)
+        return lambda head: _recognise_or_fit(head, net, known)
+    shapes = tensor_shapes(net, None)
+    return lambda head: _fit(head, net, known, shapes)
 
 
-def _check_own(net: Net) -> None:
+def _check_custom_name(net: NetSpec) -> None:
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
     if net.architecture is not None or net.arguments:
         raise UsageError("net of the members", expected="one of the package's, or one of your own", found="both")
-    if not net.own or net.own in ARCHITECTURES:
+    if not net.custom_name or net.custom_name in ARCHITECTURES:
         raise UsageError(
-            f"name {net.own!r} of a net of your own",
+            f"name {net.custom_name!r} of a net of your own",
             expected=f"another name than the package's nets have ({', '.join(ARCHITECTURES)})",
-            found="one of these" if net.own else "none",
+            found="one of these" if net.custom_name else "none",
             do="Give it as --architecture if the members are this net",
         )
 
 
-def shapes_of(net: Net, build: Build | None) -> dict[str, Shape]:
+def tensor_shapes(net: NetSpec, build: Build | None) -> dict[str, Shape]:
     """Build a net, the package's or the user's own; return name -> shape of its tensors.
 
     Raises:
@@ -104,7 +106,7 @@ def shapes_of(net: Net, build: Build | None) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _bare(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
+def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
     """Take a prefix off the names of a head's tensors; return bare name -> (dtype, shape).
 
     Raises:
@@ -116,36 +118,36 @@ def _bare(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
     return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
 
 
-def _recognised(head: Head, net: Net) -> tuple[Recognised, Layout]:
-    found, layout = archives.layout_of_head(_without(head, net.prefix))
-    wrong = {k: v for k, v in net.arguments.items() if found.arguments.get(k) != v}
-    if net.architecture not in (None, found.architecture) or wrong:
+def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
+    recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
+    different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
+    if net.architecture not in (None, recognised.architecture) or different:
         raise LayoutError(
             "tensors of a member",
-            expected=f"those of {net.architecture} {wrong or ''}".rstrip(),
-            found=f"{found.architecture} with {found.arguments}",
+            expected=f"those of {net.architecture} {different or ''}".rstrip(),
+            found=f"{recognised.architecture} with {recognised.arguments}",
         )
-    return found, _stored_with(layout, net.prefix)
+    return recognised, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognised_or_fitted(head: Head, net: Net, known: Recognised) -> tuple[Recognised, Layout]:
+def _recognise_or_fit(head: Head, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
     """Tell one of upstream's nets by the names that it has there or here; else fit the tensors to the arguments."""
     try:
-        return _recognised(head, net)
+        return _recognise(head, net)
     except LayoutError as error:
         if not net.arguments:
             raise
         try:  # an argument that upstream's nets lack, such as the channels of the images
-            return _fitted(head, net, known, shapes_of(net, None))
+            return _fit(head, net, recognised, tensor_shapes(net, None))
         except LayoutError:
             raise error from None
 
 
-def _without(head: Head, prefix: str) -> Head:
-    return Head(head.lead, tuple((n, d, s) for n, (d, s) in _bare(head, prefix).items())) if prefix else head
+def _head_without_prefix(head: Head, prefix: str) -> Head:
+    return Head(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items())) if prefix else head
 
 
-def _stored_with(layout: Layout, prefix: str) -> Layout:
+def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
     """Put a prefix that was taken off back into the stored names; return the layout."""
     if not prefix:
         return layout
@@ -154,21 +156,21 @@ def _stored_with(layout: Layout, prefix: str) -> Layout:
     return Layout.of_stored(tensors, layout.counters, layout.lead)
 
 
-def _fitted(head: Head, net: Net, known: Recognised, wanted: Mapping[str, Shape]) -> tuple[Recognised, Layout]:
+def _fit(head: Head, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]) -> tuple[Recognised, Layout]:
     """Fit a head's tensors to those of a net, wrappers' prefixes taken off; return the net and their layout.
 
     Raises:
         LayoutError: what is missing, extra and misshapen.
     """
-    bare = _bare(head, net.prefix)
-    names = fit({name: shape for name, (_, shape) in bare.items()}, wanted)
-    found = {names[name]: shape for name, (_, shape) in bare.items()}
-    wrong, phrase = differences(found, {n: s for n, s in wanted.items() if n in found or not is_counter(n)})
-    if wrong:
+    bare = _without_prefix(head, net.prefix)
+    names = fit({name: shape for name, (_, shape) in bare.items()}, expected)
+    shapes = {names[name]: shape for name, (_, shape) in bare.items()}
+    different, problem = differences(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
+    if different:
         raise LayoutError(
-            "tensors of a member", expected=f"those of {known.architecture} by name and shape", found=phrase,
-            tensor=wrong[0],
+            "tensors of a member", expected=f"those of {recognised.architecture} by name and shape", found=problem,
+            tensor=different[0],
         )  # fmt: skip
     tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare.items())
-    missing = [name for name in wanted if is_counter(name) and name not in found]
-    return known, Layout.of_stored(tensors, missing, head.lead)
+    missing = [name for name in expected if is_counter(name) and name not in shapes]
+    return recognised, Layout.of_stored(tensors, missing, head.lead)

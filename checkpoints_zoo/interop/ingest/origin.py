@@ -18,12 +18,12 @@ from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 SAFETENSORS = ".safetensors"
-SNIFFED = 512
-OURS = (".import", "manifests", "shards")  # folders that an import writes
+FIRST_BYTES = 512
+IMPORT_FOLDERS = (".import", "manifests", "shards")  # folders that an import writes
 Say = Callable[[str], object]
-LARGEST = 2**30
-_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
-_SAYS_SO = re.compile(rf"(?:^|[^a-z])(?:{_WORDS})[-_=. ]*$", re.IGNORECASE)
+ID_LIMIT = 2**30
+_ID_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
+_ID_WORD_AT_END = re.compile(rf"(?:^|[^a-z])(?:{_ID_WORDS})[-_=. ]*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class FileFilter:
     """Which files of a folder are meant.
 
     Args:
@@ -70,9 +70,9 @@ class Chosen:
     one_kind: bool = False
 
 
-def find(
-    sources: Sequence[str | Path], name: str, root: Path | None, without: Path | None, say: Say,
-    chosen: Chosen = Chosen(),
+def find_origin(
+    sources: Sequence[str | Path], name: str, root: Path | None, excluded: Path | None, say: Say,
+    file_filter: FileFilter = FileFilter(),
 ) -> Origin:  # fmt: skip
     """Look at what is to be imported; return it.
 
@@ -80,9 +80,9 @@ def find(
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
         name: of the collection: one of the catalog may say which folder of a repo is meant.
         root: folder that the files' paths are to count from, None for the one given.
-        without: a folder whose files are not meant, since members are copied into it; None if they are not copied.
+        excluded: a folder whose files are not meant, since members are copied into it; None if they are not copied.
         say: told of files that are left out.
-        chosen: which files of a folder are meant.
+        file_filter: which files of a folder are meant.
 
     Raises:
         SourceNotFound: nothing there, or a file that can't be read.
@@ -95,34 +95,36 @@ def find(
     if any(str(source).startswith(hub.SCHEME) for source in sources):
         if len(sources) > 1:
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
-        return _on_hub(str(sources[0]), name, say)
-    return _on_disk([_absolute(Path(source).expanduser()) for source in sources], name, root, without, say, chosen)
+        return _origin_on_hub(str(sources[0]), name, say)
+    return _origin_on_disk(
+        [_absolute_path(Path(source).expanduser()) for source in sources], name, root, excluded, say, file_filter
+    )
 
 
-def _absolute(path: Path) -> Path:
+def _absolute_path(path: Path) -> Path:
     """Return a path from the root on; a link to a file is left as it is."""
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
-def _on_disk(
-    paths: Sequence[Path], name: str, root: Path | None, without: Path | None, say: Say, chosen: Chosen
+def _origin_on_disk(
+    paths: Sequence[Path], name: str, root: Path | None, excluded: Path | None, say: Say, file_filter: FileFilter
 ) -> Origin:
     for path in paths:
         if not path.exists():
             raise SourceNotFound(f"source {path}", expected="a file or a folder", found="nothing there", path=path)
-    found = list[Path]()
+    paths_found = list[Path]()
     for path in paths:
-        found += _in_folder(path, name, without, say, chosen) if path.is_dir() else [path]
+        paths_found += _files_in_folder(path, name, excluded, say, file_filter) if path.is_dir() else [path]
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path(os.path.commonpath([p.parent for p in paths]))
     base = base if root is None else root.expanduser().resolve()
     kinds: dict[str, list[str]] = {"tar": [], "gzip": [], "safetensors": [], "pickle": []}
     ordered = []
-    for file in dict.fromkeys(found):
-        kind = _kind(_first(file), str(file))
-        inside = _inside(file, base) if without is None else file.relative_to(base).as_posix()
-        _check_text(inside)
-        kinds[kind].append(inside)
-        ordered.append(inside)
+    for file in dict.fromkeys(paths_found):
+        kind = _file_kind(_read_first_bytes(file), str(file))
+        relative_path = _relative_path(file, base) if excluded is None else file.relative_to(base).as_posix()
+        _check_utf8(relative_path)
+        kinds[kind].append(relative_path)
+        ordered.append(relative_path)
     if len({"archive" if kind in ("tar", "gzip") else kind for kind in kinds if kinds[kind]}) > 1:
         raise UsageError(
             f"source {', '.join(map(str, paths))[:200]}",
@@ -135,7 +137,7 @@ def _on_disk(
     return Origin(label, base, None, archives, frozenset(kinds["gzip"]), files, pickles)
 
 
-def _first(file: Path) -> bytes:
+def _read_first_bytes(file: Path) -> bytes:
     """Return a file's first bytes.
 
     Raises:
@@ -143,13 +145,13 @@ def _first(file: Path) -> bytes:
     """
     try:
         with file.open("rb") as opened:
-            return opened.read(SNIFFED)
+            return opened.read(FIRST_BYTES)
     except OSError as error:
         found = f"{'a link, ' if file.is_symlink() else ''}{error.strerror}"
         raise SourceNotFound(f"file {file}", expected="a file that can be read", found=found, path=file) from error
 
 
-def _check_text(inside: str) -> None:
+def _check_utf8(inside: str) -> None:
     """Check that a file's name is text, since a manifest and a repo can have no others.
 
     Raises:
@@ -164,7 +166,7 @@ def _check_text(inside: str) -> None:
         ) from error
 
 
-def _inside(file: Path, root: Path) -> str:
+def _relative_path(file: Path, root: Path) -> str:
     """Return a file's path in a folder.
 
     Raises:
@@ -181,60 +183,65 @@ def _inside(file: Path, root: Path) -> str:
     )
 
 
-def _in_folder(folder: Path, name: str, without: Path | None, say: Say, chosen: Chosen) -> list[Path]:
+def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, file_filter: FileFilter) -> list[Path]:
     """List the files of a folder that may hold members: archives in it, else safetensors below it, else pickles."""
     listing = catalog.collections().get(name)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
         return [folder / p for p in indexing.in_folder(folder, listing.archives)]
-    below = [p for p in _below(folder, without) if _matches(p.relative_to(folder), chosen.pattern)]
-    pickles = [p for p in below if p.name.lower().endswith(PICKLES)]
-    tars = [p for p in below if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
+    candidates = [p for p in _walk_files(folder, excluded) if _matches(p.relative_to(folder), file_filter.pattern)]
+    pickles = [p for p in candidates if p.name.lower().endswith(PICKLES)]
+    tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
     archives = [p for p in tars if p not in pickles]
-    files = [p for p in below if p.name.lower().endswith(SAFETENSORS)]
+    files = [p for p in candidates if p.name.lower().endswith(SAFETENSORS)]
     kinds = [kind for kind in (archives, files, pickles) if kind]
     if not kinds:
+        matching = f" that match {file_filter.pattern}" if file_filter.pattern else ""
         raise SourceNotFound(
             f"source {folder}",
             expected=f"archives ({', '.join(indexing.SUFFIXES)}), safetensors files, or {', '.join(PICKLES)} files",
-            found=f"none among {len(below):,} files{f' that match {chosen.pattern}' if chosen.pattern else ''}",
+            found=f"none among {len(candidates):,} files{matching}",
             path=folder,
         )
-    left = sum(map(len, kinds[1:]))
-    if left:
+    left_out_count = sum(map(len, kinds[1:]))
+    if left_out_count:
         others = ", ".join(sorted({p.suffix for kind in kinds[1:] for p in kind}))
-        if chosen.one_kind:
+        if file_filter.one_kind:
             raise UsageError(
                 f"source {folder}",
                 expected="checkpoints of one kind",
-                found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left:,} others ({others})",
+                found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left_out_count:,} others ({others})",
                 do=f"Say which are meant: files='*{kinds[0][0].suffix}'",
                 path=folder,
             )
-        say(f"{folder}: {left:,} files ({others}) are left out: the {kinds[0][0].suffix} files are taken")
-    return sorted(kinds[0], key=lambda p: _by_number(p.relative_to(folder).as_posix()))
+        say(f"{folder}: {left_out_count:,} files ({others}) are left out: the {kinds[0][0].suffix} files are taken")
+    return sorted(kinds[0], key=lambda p: _number_key(p.relative_to(folder).as_posix()))
 
 
 def _matches(path: Path, pattern: str | None) -> bool:
     return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
 
 
-def _by_number(path: str) -> tuple[list[int], str]:
+def _number_key(path: str) -> tuple[list[int], str]:
     return numbers_in(path), path
 
 
-def _below(folder: Path, without: Path | None) -> Iterable[Path]:
+def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
     """Yield the files below a folder, hidden ones and those that an import wrote aside."""
-    kept = None if without is None else without.resolve()
-    for at, folders, names in os.walk(folder):
-        here = Path(at)
-        own = here.resolve() == kept
+    excluded_path = None if excluded is None else excluded.resolve()
+    for folder_path, folders, names in os.walk(folder):
+        current = Path(folder_path)
+        is_excluded = current.resolve() == excluded_path
         folders[:] = sorted(
-            f for f in folders if not f.startswith(".") and (here / f).resolve() != kept and not (own and f in OURS)
+            f
+            for f in folders
+            if not f.startswith(".")
+            and (current / f).resolve() != excluded_path
+            and not (is_excluded and f in IMPORT_FOLDERS)
         )
-        yield from (here / name for name in sorted(names) if not name.startswith("."))
+        yield from (current / name for name in sorted(names) if not name.startswith("."))
 
 
-def _kind(first: bytes, what: str) -> str:
+def _file_kind(first: bytes, name: str) -> str:
     """Tell a file by its first bytes; return "tar", "gzip", "safetensors" or "pickle".
 
     Raises:
@@ -244,19 +251,19 @@ def _kind(first: bytes, what: str) -> str:
         return "gzip"
     if is_header(first[:BLOCK]) or first[:BLOCK] == bytes(BLOCK):
         return "tar"
-    if what.lower().endswith(SAFETENSORS) or (first[8:9] == b"{" and not what.lower().endswith(PICKLES)):
+    if name.lower().endswith(SAFETENSORS) or (first[8:9] == b"{" and not name.lower().endswith(PICKLES)):
         return "safetensors"  # a damaged one among others becomes a member that has failed
-    if what.lower().endswith(PICKLES):
+    if name.lower().endswith(PICKLES):
         return "pickle"
     raise DamagedError(
-        f"file {what}",
+        f"file {name}",
         expected="a tar, a safetensors file or one of torch.save",
         found=what_is(first) or f"something else: {first[:16]!r}",
-        path=what,
+        path=name,
     )
 
 
-def _on_hub(address: str, name: str, say: Say) -> Origin:
+def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them."""
     place, path = hub.apart(address, "source")
     repo = hub.resolve(place)
@@ -264,15 +271,15 @@ def _on_hub(address: str, name: str, say: Say) -> Origin:
     listing = catalog.collections().get(name)
     if not path and listing and listing.archives:
         path = listing.archives.folder
-    there = hub.files(repo, path) if path else []
-    if path and not there:
+    paths = hub.files(repo, path) if path else []
+    if path and not paths:
         fetching.remote(repo, path)  # raises where there is no such file either
-        there = [path]
-    archives = [p for p in there if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
-    files = [] if archives else [p for p in there if p.lower().endswith(SAFETENSORS)]
-    left = [p for p in there if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS, *PICKLES))]
+        paths = [path]
+    archives = [p for p in paths if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
+    files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS)]
+    left_out = [p for p in paths if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS, *PICKLES))]
     if not archives and not files:
-        pickles = f"{len(left):,} files of torch.save, which are never opened from the Hub" if left else "none"
+        pickles = f"{len(left_out):,} files of torch.save, which are never opened from the Hub" if left_out else "none"
         raise SourceNotFound(
             f"source {label}",
             expected="an archive, or a folder of archives or of safetensors files",
@@ -280,16 +287,16 @@ def _on_hub(address: str, name: str, say: Say) -> Origin:
             do="Give the path inside the repo: hf://datasets/ORG/NAME[@REVISION]/PATH" if not path else "",
             path=path,
         )
-    if left:
-        say(f"{label}: {len(left):,} other files are left out")
-    archives = sorted(archives, key=_by_number)
-    first = {p: fetching.remote(repo, p).bytes_at(0, SNIFFED) for p in archives}
-    kinds = {p: _kind(head, f"{p} of {repo.label}") for p, head in first.items()}
+    if left_out:
+        say(f"{label}: {len(left_out):,} other files are left out")
+    archives = sorted(archives, key=_number_key)
+    first = {p: fetching.remote(repo, p).bytes_at(0, FIRST_BYTES) for p in archives}
+    kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
-    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_by_number)))
+    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_number_key)))
 
 
-def numbers_of(paths: Sequence[str]) -> list[int]:
+def number_files(paths: Sequence[str]) -> list[int]:
     """Number the files of a folder; return a number for each, all different.
 
     Where the paths are the same but for one number, it is that; where several numbers differ, the one after a word that
@@ -303,19 +310,19 @@ def numbers_of(paths: Sequence[str]) -> list[int]:
     >>> numbers_of(["run_7/epoch=9.ckpt", "run_8/epoch=7.ckpt"]), numbers_of(["acc=0.91.pt", "acc=0.92.pt"])
     ([7, 8], [0, 1])
     """
-    parts = [re.split("([0-9]+)", _stem(path)) for path in paths]
+    parts = [re.split("([0-9]+)", _without_suffix(path)) for path in paths]
     positions = list(range(len(paths)))
     if len({tuple(part[::2]) for part in parts}) != 1 or any(len(digits) > 18 for p in parts for digits in p[1::2]):
         return positions
     columns = list(zip(*([int(digits) for digits in part[1::2]] for part in parts), strict=True))
-    before = parts[0][::2]
-    varying = [at for at, column in enumerate(columns) if len(set(column)) > 1 or len(paths) == 1]
+    texts = parts[0][::2]
+    varying = [index for index, column in enumerate(columns) if len(set(column)) > 1 or len(paths) == 1]
     if len(varying) > 1 or len(paths) == 1:
-        varying = [at for at in varying if _SAYS_SO.search(before[at])]
-    chosen = columns[varying[0]] if len(varying) == 1 and not (varying[0] and before[varying[0]] == ".") else ()
-    return list(chosen) if chosen and len(set(chosen)) == len(paths) and max(chosen) < LARGEST else positions
+        varying = [index for index in varying if _ID_WORD_AT_END.search(texts[index])]
+    numbers = columns[varying[0]] if len(varying) == 1 and not (varying[0] and texts[varying[0]] == ".") else ()
+    return list(numbers) if numbers and len(set(numbers)) == len(paths) and max(numbers) < ID_LIMIT else positions
 
 
-def _stem(path: str) -> str:
+def _without_suffix(path: str) -> str:
     """Take off what says of which kind a file is; return the rest of its path."""
     return next((path[: -len(s)] for s in (SAFETENSORS, *PICKLES) if path.lower().endswith(s)), path)

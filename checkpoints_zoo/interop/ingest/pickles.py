@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     State = dict[str, Tensor]
 
 # How torch.save begins: a zip archive, or before version 1.6 a pickle of protocol 2.
-ZIP, OLD = b"PK\x03\x04", b"\x80\x02"
-DEPTH = 4  # of dicts in dicts that a state dict is looked for in
+ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80\x02"
+MAX_DEPTH = 4  # of dicts in dicts that a state dict is looked for in
 
 
 @dataclass(frozen=True)
-class Within:
+class StateDictPlace:
     """Where in a file the state dict lies.
 
     Args:
@@ -44,37 +44,37 @@ class Within:
     """
 
     key: str = ""
-    known: Tell | None = None
+    recogniser: Tell | None = None
 
 
-def lot_of_pickles(origin: Origin, within: Within) -> Lot:
+def members_of_pickles(origin: Origin, place: StateDictPlace) -> Lot:
     """Look into files of torch.save; return their members. A damaged file becomes a member that has failed.
 
     Args:
         origin: whose files they are.
-        within: where in the files the state dicts lie.
+        place: where in the files the state dicts lie.
 
     Raises:
         UsageError: a file that asks for code, or in which two state dicts fit.
     """
     heads: dict[Head, Head] = {}
     members, broken = [], []
-    for inside in origin.pickles:
+    for path in origin.pickles:
         try:
-            head = _chosen(origin.root / inside, within)
+            head = _choose_head(origin.root / path, place)
         except DamagedError as error:
-            broken.append((inside, str(error)))
+            broken.append((path, str(error)))
             continue
-        members.append(Lying(inside, inside, 0, heads.setdefault(head, head)))
+        members.append(Lying(path, path, 0, heads.setdefault(head, head)))
     return Lot(members, broken)
 
 
-def _chosen(path: Path, within: Within) -> Head:
+def _choose_head(path: Path, place: StateDictPlace) -> Head:
     """Find the state dict that is meant; return its head."""
-    heads = {key: head_of(state, f" of file {path}") for key, state in _states(path, within).items()}
-    if within.known is None or len(heads) == 1:
+    heads = {key: head_of(state, f" of file {path}") for key, state in _read_states(path, place).items()}
+    if place.recogniser is None or len(heads) == 1:
         return next(iter(heads.values()))
-    fitting = {key: head for key, head in heads.items() if _fits(head, within.known)}
+    fitting = {key: head for key, head in heads.items() if _is_recognised(head, place.recogniser)}
     if len(fitting) > 1:
         raise UsageError(
             f"file {path}",
@@ -87,7 +87,7 @@ def _chosen(path: Path, within: Within) -> Head:
     return next(iter(fitting.values()), None) or max(heads.values(), key=lambda head: len(head.tensors))
 
 
-def _fits(head: Head, known: Tell) -> bool:
+def _is_recognised(head: Head, known: Tell) -> bool:
     try:
         known(head)
     except LayoutError:
@@ -95,46 +95,46 @@ def _fits(head: Head, known: Tell) -> bool:
     return True
 
 
-def _states(path: Path, within: Within) -> dict[str, State]:
+def _read_states(path: Path, place: StateDictPlace) -> dict[str, State]:
     """Read the state dicts in a file of torch.save that can be the one that is meant; return key -> state dict.
 
     Raises:
         UsageError: the file asks for something that is not tensors: it was not opened. Or it has no such key.
         DamagedError: it is cut, or holds something else than tensors by name.
     """
-    loaded = _loaded(path)
-    found = dict(_nested(loaded))
-    if within.key:
-        if within.key not in found:
+    loaded = _load_file(path)
+    states = dict(_nested_states(loaded))
+    if place.key:
+        if place.key not in states:
             raise UsageError(
                 f"file {path}",
-                expected=f"a state dict under {within.key!r}",
-                found=f"{', '.join(map(repr, found)) or 'none'}" if "" not in found else "one without any key",
+                expected=f"a state dict under {place.key!r}",
+                found=f"{', '.join(map(repr, states)) or 'none'}" if "" not in states else "one without any key",
                 path=path,
             )
-        return {within.key: found[within.key]}
-    if within.known is None:
-        found = {key: state for key, state in found.items() if key in ("", "state_dict")}
-    if found:
-        return found
-    shown, others = f"a {type(loaded).__name__}", [key for key, _ in _nested(loaded) if key]
+        return {place.key: states[place.key]}
+    if place.recogniser is None:
+        states = {key: state for key, state in states.items() if key in ("", "state_dict")}
+    if states:
+        return states
+    description, keys = f"a {type(loaded).__name__}", [key for key, _ in _nested_states(loaded) if key]
     if isinstance(loaded, Mapping):
-        shown = ", ".join(f"{n!r}: {type(v).__name__}" for n, v in list(loaded.items())[:5]) or "an empty one"
+        description = ", ".join(f"{n!r}: {type(v).__name__}" for n, v in list(loaded.items())[:5]) or "an empty one"
     raise DamagedError(
         f"file {path}",
         expected="a state dict, tensors by name, or one under 'state_dict'",
-        found=shown,
-        do=f"Say which is meant: key={others[0]!r}, or --key {others[0]}" if others else "",
+        found=description,
+        do=f"Say which is meant: key={keys[0]!r}, or --key {keys[0]}" if keys else "",
         path=path,
     )
 
 
-def _nested(loaded: Any) -> Iterator[tuple[str, State]]:
+def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
     """Yield the state dicts in nested ones, each with its keys; one that lies in there twice only once."""
     import torch
 
     level, seen = [("", loaded)], set[int]()
-    for _ in range(DEPTH):
+    for _ in range(MAX_DEPTH):
         deeper = []
         for key, value in level:
             if not isinstance(value, Mapping) or id(value) in seen:
@@ -147,27 +147,27 @@ def _nested(loaded: Any) -> Iterator[tuple[str, State]]:
         level = deeper
 
 
-def _loaded(path: Path) -> Any:
+def _load_file(path: Path) -> Any:
     import torch
 
     with path.open("rb") as file:
         first = file.read(512)
-    if not first.startswith((ZIP, OLD)):
+    if not first.startswith((ZIP_START, PICKLE_START)):
         found = what_is(first) or f"something else: {first[:16]!r}"
         raise DamagedError(f"file {path}", expected="a file of torch.save", found=found, path=path)
-    if first.startswith(ZIP):
-        _check_plain(path)
+    if first.startswith(ZIP_START):
+        _check_zip(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Mapped where it can be: to look at names and shapes reads no weights.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP))
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP_START))
     except pickle.UnpicklingError as error:
-        what = _asked(path, str(error))
+        names = _unsafe_names(path, str(error))
         raise UsageError(
             f"file {path}",
             expected="tensors alone, as torch.load(weights_only=True) reads them",
-            found=f"a pickle that asks for {what}",
+            found=f"a pickle that asks for {names}",
             do="It was not opened and nothing was imported: a pickle can run code. "
             "If you made it yourself, save its state dict with safetensors.torch.save_file",
             path=path,
@@ -181,17 +181,17 @@ def _loaded(path: Path) -> Any:
         ) from error
 
 
-def _asked(path: Path, refused: str) -> str:
+def _unsafe_names(path: Path, refused: str) -> str:
     """Say what a pickle asks for that is not tensors, reading its opcodes alone; return that."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
-    found = re.search(r"GLOBAL ([\w.]+)", refused) or re.search(r"(Unsupported \w+ \S+)", refused)
-    first = [found[1]] if found else []
+    match = re.search(r"GLOBAL ([\w.]+)", refused) or re.search(r"(Unsupported \w+ \S+)", refused)
+    refused_names = [match[1]] if match else []
     try:
-        rest = sorted(set(get_unsafe_globals_in_checkpoint(path)) - set(first))
+        other_names = sorted(set(get_unsafe_globals_in_checkpoint(path)) - set(refused_names))
     except (ValueError, RuntimeError, OSError, pickle.UnpicklingError):  # not a zip archive
-        rest = []
-    names = first + rest
+        other_names = []
+    names = refused_names + other_names
     return few(names, 5) or "more"
 
 
@@ -218,12 +218,12 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
     return Head(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
 
 
-def raw(path: Path, within: Within, layout: Layout) -> bytearray:
+def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> bytearray:
     """Read a member's tensors; return their bytes one after another, as its layout says.
 
     Args:
         path: of the file.
-        within: where in it the state dict lies.
+        place: where in it the state dict lies.
         layout: that its head was found to have.
 
     Raises:
@@ -236,16 +236,16 @@ def raw(path: Path, within: Within, layout: Layout) -> bytearray:
     if (free := free_if_short(layout.nbytes)) is not None:
         expected = f"at most {free:,} bytes of tensors, the memory that is free"
         raise TooLargeError(f"file {path}", expected=expected, found=f"{layout.nbytes:,}", path=path)
-    wanted = [
+    tensors = [
         (t.stored or t.name, t.dtype, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors
     ]
-    for state in _states(path, within).values():
-        if list(head_of(state).tensors) == wanted:
-            return bytes_of(state)
+    for state in _read_states(path, place).values():
+        if list(head_of(state).tensors) == tensors:
+            return state_bytes(state)
     raise DamagedError(f"file {path}", expected="the tensors that it had before", found="others", path=path)
 
 
-def bytes_of(state: Mapping[str, Tensor]) -> bytearray:
+def state_bytes(state: Mapping[str, Tensor]) -> bytearray:
     """Return the bytes of a state dict's tensors, one after another."""
     import torch
 
@@ -263,14 +263,16 @@ def checksum_problem(path: Path) -> str:
     """
     try:
         with zipfile.ZipFile(path) as file:
-            summed = any(one.CRC for one in file.infolist())  # none with torch.serialization.set_crc32_options(False)
-            changed = file.testzip() if summed else None
+            has_checksums = any(
+                entry.CRC for entry in file.infolist()
+            )  # none with torch.serialization.set_crc32_options(False)
+            changed = file.testzip() if has_checksums else None
     except zipfile.BadZipFile:  # of before version 1.6
         return ""
     return "" if changed is None else f"values that are not those that were saved, by the checksum of {changed}"
 
 
-def _check_plain(path: Path) -> None:
+def _check_zip(path: Path) -> None:
     """Check that a zip archive is whole and holds no more bytes than it has itself: a few could else fill all memory.
 
     Raises:
@@ -278,9 +280,9 @@ def _check_plain(path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as file:
-            script = any("/code/" in name for name in file.namelist())
-            held = sum(one.file_size for one in file.infolist())
-            packed = any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist())
+            is_script = any("/code/" in name for name in file.namelist())
+            unpacked_bytes = sum(entry.file_size for entry in file.infolist())
+            is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
     except (NotImplementedError, ValueError, OSError) as error:  # torch's own reader may still unpack it
         found = f"one that can't be listed ({type(error).__name__}: {error})"[:200]
         expected = "a zip archive as torch.save writes it"
@@ -288,23 +290,23 @@ def _check_plain(path: Path) -> None:
     except zipfile.BadZipFile as error:
         found = f"{path.stat().st_size:,} bytes without the end that a zip archive has"
         raise DamagedError(f"file {path}", expected="a whole file of torch.save", found=found, path=path) from error
-    if not _one_directory(path):
+    if not _has_one_directory(path):
         found, expected = (
             "another list of them, or bytes after it",
             "a zip archive with one list of its files, at its end",
         )
         raise DamagedError(f"file {path}", expected=expected, found=found, path=path)
-    if script or packed or held > path.stat().st_size:
-        found = f"{held:,} bytes packed into {path.stat().st_size:,}"
+    if is_script or is_compressed or unpacked_bytes > path.stat().st_size:
+        found = f"{unpacked_bytes:,} bytes packed into {path.stat().st_size:,}"
         raise DamagedError(
             f"file {path}",
             expected="a zip archive as torch.save writes it, nothing compressed",
-            found="a TorchScript module, which is code" if script else found,
+            found="a TorchScript module, which is code" if is_script else found,
             path=path,
         )
 
 
-def _one_directory(path: Path) -> bool:
+def _has_one_directory(path: Path) -> bool:
     """Say whether the list of a zip archive's files lies where its end says, and right before it.
 
     zipfile takes the one right before the end, torch the one at the offset that the end names.
@@ -313,10 +315,10 @@ def _one_directory(path: Path) -> bool:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 98))
         tail = file.read()
-    at, (length, offset) = size - 22, struct.unpack("<2I", tail[-10:-2])
+    directory_end, (length, offset) = size - 22, struct.unpack("<2I", tail[-10:-2])
     if tail[-42:-38] == b"PK\x06\x07":  # of 64 bits, as torch.save writes it: a record of 56 bytes, and where it lies
-        at = size - 98
-        if tail[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail[-34:-26])[0] != at:
+        directory_end = size - 98
+        if tail[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail[-34:-26])[0] != directory_end:
             return False
         length, offset = struct.unpack("<2Q", tail[-58:-42])
-    return tail[-22:-18] == b"PK\x05\x06" and bool(offset + length == at)
+    return tail[-22:-18] == b"PK\x05\x06" and bool(offset + length == directory_end)

@@ -1,18 +1,51 @@
-"""The result of a comparison with HMC: the table of Xiao, Liu & Bamler 2023 (arXiv 2401.00611) with its own columns."""
+"""Gaussians over weights against HMC: the table of Xiao, Liu & Bamler 2023 (arXiv 2401.00611), and `zoo.compact`.
+
+HMC, an ensemble, VI, and Gaussians fitted to the draws of HMC and the ensemble are all compared with HMC. Each method
+is measured with all its runs and with random halves of them, which give the intervals.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import predictions
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.tables import stated, write_frame, write_text
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.evaluation import arguments
+from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
+from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
+from checkpoints_zoo.formats import disk
+from checkpoints_zoo.formats.text import aligned, whole
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import escaped
+from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, Mode, cited
+from checkpoints_zoo.methods.comparing.draws import Fits, fit_all
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
+from checkpoints_zoo.methods.fitting import DRAWS, RUNS
+from checkpoints_zoo.methods.hmc import Hmc
+from checkpoints_zoo.methods.vi import MeanField
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
+from checkpoints_zoo.populations.compact_posterior import (
+    LEVELS,
+    MOST_SAMPLES,
+    Compact,
+    evaluate_gaussian,
+    fit_compact_posterior,
+    fit_gaussians,
+)
+from checkpoints_zoo.populations.gaussian import Gaussian
+from checkpoints_zoo.populations.predictives import join_intervals
+from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.workers import usable_cores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +59,12 @@ ROWS = {
 }
 TITLES = {"hmc": "HMC", "ensemble": "ensemble", "vi": "VI"}
 _LATEX = {"sample": "sample", "q_d": "$q_d$", "q_r": "$q_r$", "q": "$q$"}
+
+# Temperature 1 is the posterior itself, whichever temperature predicts best. The chains start at modes, where the log
+# density is higher than at any draw: with a shorter warm-up or shorter trajectories they have not left the modes.
+HMC, VI, ENSEMBLE = Hmc(temperature=1.0, steps=50, warmup=100), MeanField(temperature=1.0), DeepEnsemble()
+DISTANCES = ("agreement", "total_variation")  # the rows that compare predictions
+_LEAST = {"samples": 1, "splits": 2}
 
 Figures = Mapping[str, Interval]
 
@@ -121,8 +160,8 @@ class CompactComparison:
             if version != VERSION:
                 raise FormatError("compact table", expected=f"version {VERSION}", found=str(version)[:80])
             values.pop("level")
-            table = {m: {c: _read(f) for c, f in columns.items()} for m, columns in values.pop("table").items()}
-            halves = {c: _read(f) for c, f in values.pop("halves").items()}
+            table = {m: {c: _intervals(f) for c, f in columns.items()} for m, columns in values.pop("table").items()}
+            halves = {c: _intervals(f) for c, f in values.pop("halves").items()}
             sources = {n: Source(**source) for n, source in values.pop("sources").items()}
             return cls(sources=sources, table=table, halves=halves, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -137,7 +176,10 @@ class CompactComparison:
         if self.halves:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
-                [f"{ROWS[row][0]}, half against half", *(stated(figures[row], 1) for figures in self.halves.values())]
+                [
+                    f"{ROWS[row][0]}, half against half",
+                    *(as_text(figures[row], 1) for figures in self.halves.values()),
+                ]
                 for row in ("agreement", "total_variation")
             ]
             blocks.append(aligned(rows, range(1, len(rows[0]))))
@@ -180,7 +222,7 @@ class CompactComparison:
         return write_text(texts[path.suffix.lower()](), path)
 
 
-def _read(values: Mapping[str, Any]) -> dict[str, Interval]:
+def _intervals(values: Mapping[str, Any]) -> dict[str, Interval]:
     return {name: Interval(**x) for name, x in values.items()}
 
 
@@ -188,7 +230,7 @@ def cells(result: CompactComparison) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: its words, and a text for each column in the table's order."""
     columns = [figures for of in result.table.values() for figures in of.values()]
     for row, (words, scale) in ROWS.items():
-        yield words, [stated(figures[row], scale) if row in figures else "-" for figures in columns]
+        yield words, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
 def headings(result: CompactComparison) -> list[str]:
@@ -199,8 +241,8 @@ def headings(result: CompactComparison) -> list[str]:
 def meaning(result: CompactComparison) -> list[str]:
     """Say what rows, columns and intervals mean; return the lines."""
     hmc, ensemble, vi = (result.sources.get(name) for name in ("hmc", "ensemble", "vi"))
-    sources = [f"HMC: {_count(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
-    sources += [f"VI: {_count(vi, 'fit')}"] if vi is not None else []
+    sources = [f"HMC: {_counted(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
+    sources += [f"VI: {_counted(vi, 'fit')}"] if vi is not None else []
     lines = [
         f"Measured on {result.data.split(' ')[0]}, {result.inputs:,} inputs. {'; '.join(sources)}.",
         f"{result.samples} samples of each q_d and q_r; draws aligned to {result.to}"
@@ -217,7 +259,427 @@ def meaning(result: CompactComparison) -> list[str]:
     return lines
 
 
-def _count(source: Source | None, word: str) -> str:
+def _counted(source: Source | None, word: str) -> str:
     if source is None:
         return ""
     return f"{source.draws:,} draws of {source.runs:,} {word}{'s' if source.runs != 1 else ''}"
+
+
+@overload
+def compact(
+    members: Collection,
+    data: ImageInput | None = None,
+    *,
+    against: None = None,
+    vi: None = None,
+    to: int | str | None = None,
+    samples: int | None = None,
+    splits: int = 20,
+    seed: int = 0,
+    levels: Sequence[float] = LEVELS,
+    statistics: ImageInput | None = None,
+    device: str | torch.device = "cpu",
+    batch: int = 512,
+) -> Compact: ...
+
+
+@overload
+def compact(
+    members: Collection,
+    data: ImageInput | None = None,
+    *,
+    against: Collection,
+    vi: Collection | None = None,
+    to: str | None = None,
+    samples: int | None = None,
+    splits: int = 20,
+    seed: int = 0,
+    statistics: ImageInput | None = None,
+    device: str | torch.device = "cpu",
+    batch: int = 512,
+) -> CompactComparison: ...
+
+
+def compact(
+    members: Collection,
+    data: ImageInput | None = None,
+    *,
+    against: Collection | None = None,
+    vi: Collection | None = None,
+    to: int | str | None = None,
+    samples: int | None = None,
+    splits: int = 20,
+    seed: int = 0,
+    levels: Sequence[float] = LEVELS,
+    statistics: ImageInput | None = None,
+    device: str | torch.device = "cpu",
+    batch: int = 512,
+) -> Compact | CompactComparison:
+    """Fit diagonal Gaussians to members before and after alignment, and compare them; return all figures.
+
+    Without `against` the Gaussians are compared with the ensemble of the members: a `Compact`. With `against`, draws
+    of HMC, the members, the draws and the Gaussians fitted to both are compared with HMC, as in the table of Xiao, Liu
+    and Bamler 2023: a `CompactComparison`. Members have the running statistics that they are stored with; the
+    statistics of every other network are estimated anew.
+
+    Args:
+        members: two or more, not aligned yet.
+        data: labelled images, as `images.of` takes them; None for the collection's own test set.
+        against: draws of HMC of the same network; the column `run` of their rows numbers the chains.
+        vi: with `against`, draws of variational posteriors, two or more of each `run`; None for none. Mean weights are
+            those of a run's draws.
+        to: id of the member that the others are aligned to, or "mean"; None for the first. With `against`, draws are
+            aligned to "mean" or to the first of each.
+        samples: networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
+        splits: random halves of members, chains and fits that the intervals come from.
+        seed: of samples and splits.
+        levels: without `against`, shares of weights to prune, 0..1.
+        statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
+            the collection's own.
+        device: where the networks run, in float32.
+        batch: images of a forward pass, at most.
+
+    Raises:
+        UsageError: fewer than two members or draws, draws of another network, images without labels or of other
+            classes, a number out of its range.
+        SymmetryError: an architecture whose symmetries can't be derived.
+        MemberNotFound: no member with the id `to`.
+        DamagedError: weights or logits that are not finite.
+
+    >>> import checkpoints_zoo as zoo
+    >>> members = zoo.load("convnet-digits", n=8)
+    >>> compact(members, splits=2, samples=4).gain.value > 0.1
+    True
+    >>> comparison = compact(members[4:], against=members[:4], samples=2, splits=2)
+    >>> comparison["hmc", "sample", "agreement"].value, comparison["ensemble", "sample", "agreement"].value > 0.9
+    (1.0, True)
+    """
+    if against is None:
+        if vi is not None:
+            raise UsageError("vi", expected="None without against=", found=type(vi).__name__, do="Give draws of HMC")
+        return fit_compact_posterior(
+            members, data, to=to, samples=samples, splits=splits, seed=seed, levels=levels, statistics=statistics,
+            device=device, batch=batch,
+        )  # fmt: skip
+    if levels is not LEVELS:
+        do = "Prune the Gaussians of one collection alone"
+        raise UsageError("levels", expected="none with against=", found=repr(list(levels))[:80], do=do)
+    return compare_with_hmc(
+        against, members, vi, data, to=to, samples=samples, splits=splits, seed=seed, statistics=statistics,
+        device=device, batch=batch,
+    )  # fmt: skip
+
+
+def compare_with_hmc(
+    hmc: Collection,
+    ensemble: Collection,
+    vi: Collection | None,
+    data: ImageInput | None,
+    *,
+    to: int | str | None,
+    samples: int | None,
+    splits: int,
+    seed: int,
+    statistics: ImageInput | None,
+    device: str | torch.device,
+    batch: int,
+) -> CompactComparison:
+    """Compare an ensemble, VI, and Gaussians fitted before and after alignment, with HMC; see `compact`."""
+    draws = {"hmc": hmc, "ensemble": ensemble} | ({} if vi is None else {"vi": vi})
+    for name, members in draws.items():
+        _check_network(name, members, hmc)
+    drawn_samples = min(len(hmc), MOST_SAMPLES) if samples is None else samples
+    for thing, number in (("samples", drawn_samples), ("splits", splits)):
+        _check_whole(thing, number, _LEAST[thing])
+    if to not in (None, "mean"):
+        raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
+    modes = {name: _sorted_by_run(name, members) for name, members in draws.items()}
+    evaluator = make_evaluator(hmc, data, statistics, device, batch)
+    measured: dict[str, MethodPredictives] = {}
+    with one_thread(hmc._member_nbytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
+        for name in ("hmc", "ensemble"):
+            target: int | str = modes[name].members.ids[0] if to is None else to
+            measured[name] = measure_draws(modes[name], target, evaluator, splits, drawn_samples, seed)
+        if vi is not None:
+            measured["vi"] = measure_gaussians(modes["vi"], evaluator, splits, seed)
+    return CompactComparison(
+        sources={n: Source(cited(draws[n]), len(mode.runs), len(mode.members)) for n, mode in modes.items()},
+        to="the first" if to is None else "the mean",
+        data=arguments.image_key(evaluator.test.data),
+        inputs=len(evaluator.test.data),
+        samples=drawn_samples,
+        splits=splits,
+        seed=seed,
+        statistics=evaluator.statistics,
+        table={
+            n: {c: table_column(method, c, measured["hmc"]) for c in method.columns} for n, method in measured.items()
+        },
+        halves={c: x for c in measured["hmc"].columns if (x := half_against_half(measured["hmc"], c))},
+    )
+
+
+def fit_and_compare(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    runs: int = RUNS,
+    draws: int = DRAWS,
+    hmc: Hmc = HMC,
+    vi: MeanField = VI,
+    workers: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    say: Callable[[str], object] = lambda text: None,
+    **options: Any,
+) -> CompactComparison:
+    """Fit HMC and VI to a recipe, train an ensemble by it, and compare all; return the paper's table.
+
+    What was fitted before, with the same settings, is read from the folder.
+
+    Args:
+        recipe: of the network.
+        out: folder of the draws.
+        runs, draws: chains of HMC and fits of VI, and draws of each; as many members as draws.
+        hmc, vi: the methods with their settings.
+        workers: processes; None for one a core.
+        seed: of fits, samples and splits.
+        device: to compute on.
+        say: told of the progress.
+        options: of `compact`.
+
+    Raises:
+        UsageError: a network that a method can't be used for, a package that is missing, and as `compact`.
+    """
+    numbers = {"runs": (runs, 1), "draws": (draws, 2), "steps": (hmc.steps, 1), "warmup": (hmc.warmup, 0)}
+    numbers |= {n: (options[n], least) for n, least in _LEAST.items() if options.get(n) is not None}
+    for thing, (number, least) in numbers.items():
+        _check_whole(thing, number, least)
+    root = Path(out).expanduser().absolute()
+    disk.check_folder(root)
+    fits = Fits(recipe, root, runs, draws, seed, device=device)
+    made, refused = fit_all(fits, (hmc, ENSEMBLE, vi), usable_cores() if workers is None else workers, say)
+    for name, reason in refused.items():
+        raise UsageError(f"method {name!r}", expected=f"one that can be fitted to {recipe.name}", found=reason)
+    by_name = {draws.name: draws for draws in made}
+    of_hmc, of_ensemble, of_vi = (by_name[method.name] for method in (hmc, ENSEMBLE, vi))
+    comparison = compact(
+        of_ensemble.members, against=of_hmc.members, vi=of_vi.members, seed=seed, device=device, **options
+    )
+    facts = {"hmc": of_hmc.facts, "ensemble": of_ensemble.facts, "vi": of_vi.facts}
+    return replace(comparison, sources={n: replace(source, facts=facts[n]) for n, source in comparison.sources.items()})
+
+
+def _check_whole(thing: str, number: object, least: int) -> None:
+    if (known := whole(number)) is None or known < least:
+        raise UsageError(f"{thing} of a compact table", expected=f"a whole number from {least}", found=repr(number))
+
+
+def _check_network(name: str, members: Collection, hmc: Collection) -> None:
+    if not isinstance(members, Collection):
+        raise UsageError(f"draws of {name}", expected="a Collection", found=type(members).__name__)
+    shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
+    if shapes != expected or members.classes != hmc.classes:
+        differ = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
+        raise UsageError(
+            f"draws of {name}",
+            expected=f"the tensors and classes of {hmc.name}",
+            found="other classes" if differ is None else f"others, such as {differ!r}",
+            do="All draws have to be of one network",
+        )
+
+
+def _sorted_by_run(name: str, members: Collection) -> Mode:
+    """Sort draws by their runs; each independent member is a run of its own."""
+    if len(members) < 2:
+        raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
+    columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
+    by_run: dict[int, list[int]] = {}
+    for at, (method, run) in enumerate(zip(*columns, strict=True)):
+        by_run.setdefault(at if method == INDEPENDENT else -1 if run is None else run, []).append(at)
+    runs = [by_run[run] for run in sorted(by_run)]
+    if name == "vi" and min(map(len, runs)) < 2:
+        raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
+    ends = list(accumulate(map(len, runs)))
+    places = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
+    return Mode(ONE, members.take([at for run in runs for at in run]), places)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Predictives of some networks on the test images, and the networks' accuracies.
+
+    Args:
+        probs: their mean probabilities, (predictive, input, class).
+        sample_accuracy: mean accuracy of the networks, (predictive,).
+        mean_accuracy: of the network of their mean weights, (predictive,); None where there is none.
+    """
+
+    probs: Tensor
+    sample_accuracy: Tensor
+    mean_accuracy: Tensor | None = None
+
+    def distances_to(self, others: Tensor) -> dict[str, Tensor]:
+        """Compare each predictive with another one; return figure -> (predictive,).
+
+        Args:
+            others: (input, class), or one for each predictive.
+        """
+        pairs = list(zip(self.probs, others.expand_as(self.probs), strict=True))
+        return {
+            "agreement": torch.stack([agreement(p, q, check=False) for p, q in pairs]),
+            "total_variation": torch.stack([total_variation(p, q, check=False) for p, q in pairs]),
+        }
+
+    @property
+    def accuracies(self) -> dict[str, Tensor]:
+        values = {"sample_accuracy": self.sample_accuracy}
+        return values if self.mean_accuracy is None else {**values, "mean_accuracy": self.mean_accuracy}
+
+
+@dataclass(frozen=True)
+class MethodPredictives:
+    """Predictives of a method's draws, and of the Gaussians fitted to them, for all runs and halves of them.
+
+    Args:
+        plan: halves of its runs (chains, or independent members), the first being all.
+        weights: (half, predictive), the share that each predictive has in a figure of a half.
+        columns: "sample", "q_d" and "q_r"; "q" of draws that are a Gaussian's already.
+        rest: predictive of the runs that a half lacks, (half - 1, input, class).
+    """
+
+    plan: Plan
+    weights: Tensor
+    columns: Mapping[str, Column]
+    rest: Tensor
+
+    def halves(self, values: Tensor) -> Tensor:
+        """Average a figure of each predictive (predictive,) into one of each half; return (half,)."""
+        return self.weights @ values
+
+    def interval(self, values: Tensor) -> Interval:
+        """Put an interval over the runs around a figure of each predictive (predictive,); return it."""
+        return _cut_at_0_and_1(self.plan.intervals(self.halves(values)[:, None])[0])
+
+
+def measure_draws(
+    mode: Mode, to: int | str, evaluator: Evaluator, splits: int, samples: int, seed: int
+) -> MethodPredictives:
+    """Measure draws, and Gaussians fitted to them before (q_d) and after (q_r) alignment; return the figures of both.
+
+    Each half of the runs has Gaussians of its own; both get the same noise, each half its own.
+
+    Args:
+        mode: the draws and their runs.
+        to: what they are aligned to, as `Collection.align` takes it.
+        evaluator: on the test images.
+        splits: random halves of the runs.
+        samples: networks drawn from each Gaussian.
+        seed: of halves and noise.
+    """
+    plan = jackknife_plan(len(mode.runs), seed, splits)
+    chosen = [_positions_of(mode, runs) for runs in plan.chosen]
+    probs = _probabilities(mode, evaluator)
+    columns = {"sample": _column_of_draws(probs, evaluator, chosen)}
+    for name, view in (("q_d", mode.members), ("q_r", mode.members.align(to=to))):
+        columns[name] = _column_of_gaussians(fit_gaussians(view, evaluator, chosen), evaluator, samples, seed)
+    rest = [probs[_positions_not_in(len(probs), half)].mean(0) for half in chosen[1:]]
+    others = torch.stack(rest) if rest else probs.new_zeros((0, *probs.shape[1:]))
+    return MethodPredictives(plan, torch.eye(len(chosen), dtype=torch.float64), columns, others)
+
+
+def measure_gaussians(mode: Mode, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
+    """Measure draws of runs that are a Gaussian's each, such as VI's: one predictive a run; return their figures.
+
+    The network of the means has the mean weights of a run's draws.
+
+    Args:
+        mode: the draws and their runs.
+        evaluator: on the test images.
+        splits: random halves of the runs.
+        seed: of the halves.
+    """
+    plan = jackknife_plan(len(mode.runs), seed, splits)
+    runs = [torch.tensor(run) for run in mode.runs]
+    weights = torch.zeros(len(plan.chosen), len(runs), dtype=torch.float64)
+    for row, some in zip(weights, plan.chosen, strict=True):
+        row[some] = 1 / len(some)
+    probs = _probabilities(mode, evaluator)
+    sample = _column_of_draws(probs, evaluator, runs)
+    means = [evaluator.accuracies(evaluator.log_probs(q.center)) for q in fit_gaussians(mode.members, evaluator, runs)]
+    columns = {"q": Column(sample.probs, sample.sample_accuracy, torch.cat(means))}
+    return MethodPredictives(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
+
+
+def table_column(method: MethodPredictives, column: str, against: MethodPredictives) -> dict[str, Interval]:
+    """Return a column of the table: figure -> value and interval, over the runs of the method and of the other.
+
+    Args:
+        method: whose column.
+        column: its name.
+        against: the method that it is compared with; if it is the same, each half is compared with its own draws.
+    """
+    of, target = method.columns[column], against.columns["sample"].probs
+    by_row = {}
+    if method is against:
+        by_row = {name: method.interval(values) for name, values in of.distances_to(target).items()}
+    else:
+        distances = of.distances_to(target[0])
+        # Figure of all runs of the method against each half of the others'.
+        theirs = [method.halves(torch.stack([n[row] for n in map(of.distances_to, target)]).T)[0] for row in DISTANCES]
+        for name, values in zip(DISTANCES, theirs, strict=True):
+            other = against.plan.intervals(values[:, None])[0]
+            by_row[name] = join_intervals([method.plan.intervals(method.halves(distances[name])[:, None])[0], other])
+    return by_row | {name: method.interval(values) for name, values in of.accuracies.items()}
+
+
+def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
+    """Compare one half of the runs, or its Gaussians, with the draws of the other; return figure -> mean over halves.
+
+    Low and high are where 95 % of the halves fall. Empty with fewer than three runs.
+    """
+    if not len(method.rest):
+        return {}
+    of = Column(method.columns[column].probs[1:], method.columns[column].sample_accuracy[1:])
+    by_row = {}
+    for name, values in of.distances_to(method.rest).items():
+        low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
+        by_row[name] = Interval(float(values.mean()), low, high)
+    return by_row
+
+
+def _cut_at_0_and_1(x: Interval) -> Interval:
+    """Return an interval cut at 0 and 1."""
+    if x.low is None or x.high is None:
+        return x
+    return Interval(x.value, max(0.0, x.low), min(1.0, x.high))
+
+
+def _probabilities(mode: Mode, evaluator: Evaluator) -> Tensor:
+    logits = predictions.logits(mode.members, evaluator.test.data, evaluator.device, batch=evaluator.test.batch)
+    return logits.double().softmax(-1)
+
+
+def _column_of_draws(probs: Tensor, evaluator: Evaluator, chosen: Sequence[Tensor]) -> Column:
+    right = evaluator.accuracies(probs)
+    return Column(torch.stack([probs[some].mean(0) for some in chosen]),
+                  torch.stack([right[some].mean() for some in chosen]))  # fmt: skip
+
+
+def _column_of_gaussians(fitted: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int) -> Column:
+    noise = torch.Generator().manual_seed(seed)
+    evaluated = [evaluate_gaussian(evaluator, q, samples, noise) for q in fitted]
+    return Column(
+        torch.stack([x.probs for x in evaluated]),
+        torch.stack([x.accuracies.mean() for x in evaluated]),
+        torch.tensor([x.mean_accuracy for x in evaluated], dtype=torch.float64),
+    )
+
+
+def _positions_of(mode: Mode, runs: Tensor) -> Tensor:
+    return torch.tensor([at for run in runs.tolist() for at in mode.runs[run]])
+
+
+def _positions_not_in(count: int, chosen: Tensor) -> Tensor:
+    rest = torch.ones(count, dtype=torch.bool)
+    rest[chosen] = False
+    return rest

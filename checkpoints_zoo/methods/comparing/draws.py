@@ -22,7 +22,7 @@ from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.training.pickling import Sent, Skeleton, received, sent
+from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import Job, choose_engine
 
@@ -129,7 +129,7 @@ class Fits:
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
-        return _received, (sent(self.recipe), *rest)
+        return _received, (serialize_recipe(self.recipe), *rest)
 
     def _search(self, method: Method) -> Method:
         problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
@@ -164,8 +164,8 @@ class Fits:
         return fitting.name_of(self.recipe, method.name, 1 if method.independent else self.runs)
 
 
-def _received(recipe: Sent, *rest: Any) -> Fits:
-    return Fits(received(recipe), *rest)
+def _received(recipe: SentRecipe, *rest: Any) -> Fits:
+    return Fits(rebuild_recipe(recipe), *rest)
 
 
 def methods_of(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:

@@ -195,7 +195,7 @@ def comparison_images(
         SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be had.
     """
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
-    inside, _ = arguments.labelled(chosen, members.description)
+    inside, _ = arguments.require_labels(chosen, members.description)
     named = OOD.get(inside.name) if ood is None else ood
     if named is None or (isinstance(named, str) and named == NO_OOD):
         return inside, None

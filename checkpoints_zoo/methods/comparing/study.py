@@ -110,7 +110,7 @@ def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Re
             found="neither",
             do="Give the recipe that its members were trained by (recipe=, --recipe), or no methods and draws of yours",
         )
-    chosen = recipes.named(members.name) if recipe is None else recipe
+    chosen = recipes.recipe_by_name(members.name) if recipe is None else recipe
     hashes = set(members.rows.column("recipe_hash").to_pylist()) - {None}
     if hashes - {chosen.hash}:
         raise UsageError(

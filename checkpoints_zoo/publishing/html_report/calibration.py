@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREEN, GREY, RED
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, diagonal, layout, line
 from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured
@@ -25,8 +25,8 @@ def part(found: Measured) -> Part:
     figures = found.report.ensemble
     caption = (
         tag("b", "Reliability. "), f"Of {found.together}, on {found.on}: ",
-        word("ece"), f" {stated(figures['ece'])}, ", word("adaptive_ece"), f" {stated(figures['adaptive_ece'])}, ",
-        word("ace"), f" {stated(figures['ace'])}{found.known}. (a) Accuracy of the inputs in each of 15 "
+        word("ece"), f" {as_text(figures['ece'])}, ", word("adaptive_ece"), f" {as_text(figures['adaptive_ece'])}, ",
+        word("ace"), f" {as_text(figures['ace'])}{found.known}. (a) Accuracy of the inputs in each of 15 "
         "bins of the largest probability, and the gap to the mean of it there; a bar below the diagonal says too much. "
         "Line: the predictions of all single members, pooled. (b) Share of the inputs, or of the pooled predictions, "
         "in each bin, on a logarithmic scale.",
@@ -58,7 +58,7 @@ def _scaled(found: Measured) -> list[Rows]:
 def _panels(found: Measured, whole: Bins, single: Bins) -> list[Panel]:
     bins = len(whole["inputs"])
     known = _known(whole)
-    ece = stated(found.report.ensemble["ece"])
+    ece = as_text(found.report.ensemble["ece"])
     told = f"Reliability diagram of the ensemble in {bins} bins, ECE {ece}; " + "; ".join(
         f"confidence {whole['confidence'][b]:.2f}, accuracy {whole['accuracy'][b]:.2f}" for b in known
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.figures import OOD_FIGURES
-from checkpoints_zoo.evaluation.tables import FAINTEST, stated
+from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
 from checkpoints_zoo.publishing.html_report.charts import Trace, axis, counts, diagonal, layout, line, stairs
 from checkpoints_zoo.publishing.html_report.definitions import word
 from checkpoints_zoo.publishing.html_report.gather import Measured
@@ -28,8 +28,8 @@ def part(found: Measured) -> Part:
         return Part("ood", title, [Note((ask,), True)])
     figures = found.report.ensemble
     names = ("auroc", "aupr", "fpr95")
-    told = [piece for n in names for piece in (word(n), f" {stated(figures[n])}", ", " if n != names[-1] else "")]
-    means = f"mean {stated(figures['mi_id'])} nats in and {stated(figures['mi_ood'])} nats out of distribution"
+    told = [piece for n in names for piece in (word(n), f" {as_text(figures[n])}", ", " if n != names[-1] else "")]
+    means = f"mean {as_text(figures['mi_id'])} nats in and {as_text(figures['mi_ood'])} nats out of distribution"
     caption = (
         tag("b", "Telling inputs apart. "), f"Of {found.together}; in distribution: {found.on}; out of it: ",
         f"{found.on_ood}. ", *told, f"{found.known}. (a) The score, the largest mean probability with its sign "
@@ -87,21 +87,21 @@ def _tradeoffs(found: Measured, inside: Array, outside: Array) -> list[Panel]:
     alarms, hits, _ = roc_curve(truth, np.concatenate([inside, outside]), drop_intermediate=False)
     figures = found.report.ensemble
     kept = _thin(alarms, hits)
-    roc = line(alarms[kept].tolist(), hits[kept].tolist(), f"AUROC {stated(figures['auroc'])}", BLUE, "solid",
+    roc = line(alarms[kept].tolist(), hits[kept].tolist(), f"AUROC {as_text(figures['auroc'])}", BLUE, "solid",
                hovertemplate="false positives %{x:.2%}, found %{y:.2%}<extra></extra>")  # fmt: skip
     share = len(outside) / (len(inside) + len(outside))
     with np.errstate(invalid="ignore"):
         precision = hits * len(outside) / (hits * len(outside) + alarms * len(inside))
     some = np.flatnonzero(hits > 0)
     some = some[_thin(hits[some], precision[some])]
-    pr = line(hits[some].tolist(), precision[some].tolist(), f"AUPR {stated(figures['aupr'])}", BLUE, "solid",
+    pr = line(hits[some].tolist(), precision[some].tolist(), f"AUPR {as_text(figures['aupr'])}", BLUE, "solid",
               hovertemplate="found %{x:.2%}, precision %{y:.2%}<extra></extra>")  # fmt: skip
     percent = {"tickformat": ".0%", "range": [-0.01, 1.01]}
     low = max(0.0, min(float(precision[some].min()), share) - 0.05)
     return [
-        Panel("roc", "ROC curve", f"ROC curve, AUROC {stated(figures['auroc'])}.", [diagonal(0, 1, "chance"), roc],
+        Panel("roc", "ROC curve", f"ROC curve, AUROC {as_text(figures['auroc'])}.", [diagonal(0, 1, "chance"), roc],
               layout(axis("test inputs flagged", **percent), axis("found", **percent))),
-        Panel("precision-recall", "Precision and recall", f"Precision-recall curve, AUPR {stated(figures['aupr'])}.",
+        Panel("precision-recall", "Precision and recall", f"Precision-recall curve, AUPR {as_text(figures['aupr'])}.",
               [line([0, 1], [share, share], "chance", GREY, "dash", hoverinfo="skip"), pr],
               layout(axis("recall: found", **percent), axis("precision", tickformat=".0%", range=[low, 1.01]))),
     ]  # fmt: skip

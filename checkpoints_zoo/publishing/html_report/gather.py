@@ -24,7 +24,7 @@ from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, Facts, PredictionSet, layout_of
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription, layout_of
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
@@ -183,7 +183,7 @@ class Computed(Predictions):
 
     def __init__(self, members: Collection, inside: ImageData, values: Tensor, labels: Tensor | None) -> None:
         _, inputs, classes = values.shape
-        facts = Facts(
+        facts = SetDescription(
             collection=members.name, set=f"{inside.name}-{inside.split}", data=inside.name, split=inside.split,
             revision=inside.revision, fingerprint=inside.fingerprint, inputs=inputs, classes=members.classes,
             preprocessing=dict(members.description.preprocessing), computed="float32",
@@ -213,9 +213,9 @@ class Computed(Predictions):
     def one(self, at: int) -> Tensor:
         return self.values[at]
 
-    def _of(self, positions: list[int]) -> Predictions:
+    def _select(self, positions: list[int]) -> Predictions:
         if not positions:
-            return super()._of(positions)
+            return super()._select(positions)
         near = slice(positions[0], positions[-1] + 1)  # the values of neighbours are not copied
         some = near if positions == list(range(near.start, near.stop)) else positions
         return Computed(self.members.take(positions), self.inside, self.values[some], self.truth)
@@ -237,7 +237,7 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     """
     labels = None
     if labelled:
-        inside, labels = arguments.labelled(inside, members.description)
+        inside, labels = arguments.require_labels(inside, members.description)
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         return Computed(members, inside, predictions.logits(members, inside, device), labels)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.populations.pairwise_information import Pairwise, upper
 from checkpoints_zoo.publishing.html_report.charts import (
     DOTS,
@@ -80,7 +80,7 @@ def _spread(name: str, title: str, pairs: Pairwise, figure: str) -> Panel:
     mean = pairs.figures[figure]
     traces = [
         bars(edges, heights, "pairs", BLUE if figure == "mi_id" else RED, "pairs") | {"showlegend": False},
-        upright(mean.value, max(heights) * 1.06, f"mean {stated(mean)}", GREY),
+        upright(mean.value, max(heights) * 1.06, f"mean {as_text(mean)}", GREY),
     ]
     told = (
         f"Histogram of the mutual information of {len(values):,} pairs, from {min(values):.3g} to {max(values):.3g} "
@@ -99,8 +99,8 @@ def _scatter(pairs: Pairwise) -> Panel:
     if len(x) <= DOTS:
         names = [f"members {pairs.ids[a]} and {pairs.ids[b]}" for a, b in zip(*at, strict=True)]
     correlation = pairs.figures["correlation"]
-    traces = dots(x, y, names, f"correlation {stated(correlation)}", BLUE, "ID %{x:.4g}, OOD %{y:.4g} nats")
-    told = f"One mutual information against the other, for {len(x):,} pairs: correlation {stated(correlation)}."
+    traces = dots(x, y, names, f"correlation {as_text(correlation)}", BLUE, "ID %{x:.4g}, OOD %{y:.4g} nats")
+    told = f"One mutual information against the other, for {len(x):,} pairs: correlation {as_text(correlation)}."
     drawn = layout(axis("in distribution (nats)", nticks=7), axis("out of distribution (nats)"))
     keyed = [{**trace, "showlegend": len(x) <= DOTS} for trace in traces]
     return Panel("pairs-scatter", "One against the other", told, keyed, drawn)
@@ -111,7 +111,7 @@ def _disagreement(pairs: Pairwise) -> tuple[Panel, int]:
     np.fill_diagonal(values, np.nan)
     mean = pairs.figures["disagreement"]
     trace, block = matrix(values, "inputs (%)", "members at %{x} and %{y}: %{z:.3g} %")
-    told = f"Disagreement of all pairs, mean {stated(mean, 100)} %."
+    told = f"Disagreement of all pairs, mean {as_text(mean, 100)} %."
     size = [-0.5, len(values) - 0.5]
     x = axis("member, by position", range=size, showgrid=False, constrain="domain")
     y = axis("member, by position", range=size[::-1], showgrid=False, scaleanchor="x", constrain="domain")

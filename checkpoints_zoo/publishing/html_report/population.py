@@ -12,7 +12,7 @@ from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
 from checkpoints_zoo.publishing.html_report.charts import axis, bars, count_axis, counts, edges_of, layout, upright
@@ -144,8 +144,8 @@ def _histogram(
     margin = 0.04 * (ends[1] - ends[0])
     traces = [
         bars(edges, heights, "members", BLUE, "members") | {"showlegend": False},
-        upright(mean.value * scale, top, f"members: {stated(mean, scale)}", GREY, "dash"),
-        upright(everyone.value * scale, top, f"ensemble: {stated(everyone, scale)}", RED),
+        upright(mean.value * scale, top, f"members: {as_text(mean, scale)}", GREY, "dash"),
+        upright(everyone.value * scale, top, f"ensemble: {as_text(everyone, scale)}", RED),
     ]
     told = (
         f"Histogram of the {title} of {counted(report.members, 'member')}, from {min(values):.4g} to "

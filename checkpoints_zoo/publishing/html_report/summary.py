@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.tables import FAINTEST, stated
+from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
 from checkpoints_zoo.publishing.html_report.charts import axis, layout, size_axis, sizes
 from checkpoints_zoo.publishing.html_report.definitions import WORDS, better, word
 from checkpoints_zoo.publishing.html_report.gather import Measured
@@ -38,7 +38,7 @@ def unit_of(figure: str) -> str:
 
 def cell(interval: Interval, scale: float = 1) -> Html:
     """Write a figure and, smaller, its interval; return the HTML."""
-    value, _, bounds = stated(interval, scale).replace("-", "−").partition(" ")
+    value, _, bounds = as_text(interval, scale).replace("-", "−").partition(" ")
     value = "–" if value == "−" else value
     return tag("span", value, *([" ", tag("small", bounds)] if bounds else []))
 

@@ -154,7 +154,7 @@ def test_blocks_change_nothing(name: str, stored: Stored, monkeypatch: pytest.Mo
     monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * members * classes)  # 7 inputs
     monkeypatch.setattr(subsets, "READ_BYTES", 14 * 2 * members * classes)  # two blocks
     monkeypatch.setattr(subsets, "MEMORY", 1)  # one subset
-    monkeypatch.setattr(subsets, "TOGETHER", 4)
+    monkeypatch.setattr(subsets, "SUBSETS_PER_WALK", 4)
     again = zoo.evaluate(inside, ood=outside, subsets=5, sizes=sizes)
     for size, figures in whole.curve.items():
         for figure, x in figures.items():

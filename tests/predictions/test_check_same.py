@@ -80,7 +80,7 @@ def test_the_error_says_which_members(members: zoo.Collection, sets: dict[str, P
     assert check_same(sets["out"], members) is sets["out"]
 
 
-def test_members_without_hashes_are_told_apart_by_the_name(tmp_path: Path, sets: dict[str, Predictions]) -> None:
+def test_members_without_hashes_are_compared_by_collection(tmp_path: Path, sets: dict[str, Predictions]) -> None:
     for name, same in (("tiny", True), ("other", False)):
         built = build(tmp_path / name, members=range(3), name=name)
         for row in built.rows:
@@ -102,7 +102,7 @@ def test_stored_predictions_take_the_place_of_the_images(members: zoo.Collection
     assert mixed["auroc"].value == pytest.approx(stored["auroc"].value, abs=0.01)
 
 
-def test_a_set_that_goes_while_it_is_read(tmp_path: Path) -> None:
+def test_a_set_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
     built = build(tmp_path, members=range(3))
     found = predict(load(built), few())
     walk = iter(found.blocks(10))
@@ -121,7 +121,7 @@ def test_a_set_that_goes_while_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("members", [1, 5])
-def test_equal_inputs_in_and_out_stay_level_after_scaling(tmp_path: Path, members: int) -> None:
+def test_equal_inputs_in_and_out_of_distribution_stay_equal_after_scaling(tmp_path: Path, members: int) -> None:
     """A detector can't tell them apart, whatever the temperature: the AUROC is 1/2 to the last bit."""
     generator = torch.Generator().manual_seed(0)
     logits, held = (3 * torch.randn(members, n, 4, generator=generator) for n in (61, 40))

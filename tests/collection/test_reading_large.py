@@ -9,7 +9,7 @@ import torch
 
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import DamagedError
-from tests.collection.test_store import BRAIN, COPIES, FULL, HALF, assert_same, located, looped
+from tests.collection.test_reading import BRAIN, COPIES, FULL, HALF, assert_same, located, looped
 from tests.support.scenarios import State, build
 
 
@@ -23,7 +23,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("net", ["convnet", "resnet8", "mlp"])
 @pytest.mark.parametrize("weights", [HALF, FULL, BRAIN])
 @pytest.mark.parametrize("case", COPIES)
-def test_members_of_any_place(tmp_path: Path, net: str, weights: torch.dtype, case: str) -> None:
+def test_members_at_any_offset(tmp_path: Path, net: str, weights: torch.dtype, case: str) -> None:
     members, per_shard = COPIES[case]
     built = build(tmp_path, net, range(5), weights=weights, per_shard=per_shard)
     stacked = reading.stack(located(built, members))

@@ -90,7 +90,7 @@ def test_blocks_change_nothing(
 ) -> None:
     monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * COUNT * 10)  # 7 inputs, 540 = 77 * 7 + 1
     monkeypatch.setattr(subsets, "READ_BYTES", 2 * 14 * COUNT * 10)  # two blocks
-    monkeypatch.setattr(subsets, "TOGETHER", 7)
+    monkeypatch.setattr(subsets, "SUBSETS_PER_WALK", 7)
     monkeypatch.setattr(subsets, "MEMORY", 3 * 4 * 540 * 10)  # 3 subsets
     close(zoo.evaluate(stored[0], ood=stored[1], subsets=12), report, smooth=1e-6, counted=1e-6)
 
@@ -144,7 +144,7 @@ def test_logits_in_float64_and_inside_0_to_1() -> None:
             assert row[8].item() == pytest.approx(metrics.disagreement(probs).item(), abs=1e-12)
 
 
-def test_extremes() -> None:
+def test_logits_of_extreme_size() -> None:
     """One member, one class present, ties, probabilities of 0 and 1."""
     logits = torch.tensor([[[1e4, 0.0], [1e4, 0.0], [0.0, 0.0]]])
     found = Population(logits, torch.zeros(3, dtype=torch.int64), None)
@@ -184,7 +184,7 @@ def refusals(
     yield lambda: zoo.evaluate(members[:2], "digits", ood=outside), f"{others}0-7."
 
 
-def test_what_does_not_go_together_is_refused(stored: tuple[Predictions, Predictions], members: zoo.Collection) -> None:
+def test_sets_that_do_not_match_are_refused(stored: tuple[Predictions, Predictions], members: zoo.Collection) -> None:
     for call, text in refusals(stored, members):
         with pytest.raises(UsageError) as caught:
             call()

@@ -60,7 +60,7 @@ def test_the_brier_score_is_exact(report: Report, brier: tuple[float, float]) ->
 
 
 @pytest.mark.slow
-def test_of_two_classes_with_gaussian_logits() -> None:
+def test_limit_of_gaussian_logits_of_two_classes() -> None:
     """p = sigmoid(shift + noise): the limit by quadrature, the mean of size k by many draws."""
     generator = torch.Generator().manual_seed(3)
     inputs, members, spread = 150, 48, 1.5
@@ -117,7 +117,7 @@ def test_between_sizes_the_distance_is_straight_in_1_over_k() -> None:
     assert other.needed("nll", 0.3 + 0.1 * (1 / 3 - 1 / 4) * 4).extrapolated == 3
 
 
-def test_a_size_counts_once_no_larger_one_is_further_off() -> None:
+def test_a_size_counts_if_no_larger_size_is_farther_away() -> None:
     crossing = smooth(-0.5, 0.01, 0.2, 0.02)
     assert crossing.needed("ece", 0.1).members == 6  # not 2: four members are 0.2 off
     assert smooth(0.0, 0.0, 0.0).needed("nll", 1e-9).members == 1
@@ -154,7 +154,7 @@ def test_one_member_has_no_limit() -> None:
         report.needed("nll", 0.1)
 
 
-def test_sizes_that_were_asked_for_do_not_change_the_brier_scores_answer(report: Report) -> None:
+def test_the_measured_sizes_do_not_change_the_answer_for_the_brier_score(report: Report) -> None:
     other = zoo.evaluate(zoo.load("convnet-digits", n=MEMBERS), sizes=[5], subsets=20)
     assert other.needed("brier", 0.002) == report.needed("brier", 0.002)
     assert other.growth["nll"].sizes == (1, 5, 6, 12)
@@ -177,7 +177,7 @@ def test_sizes_that_were_asked_for_do_not_change_the_brier_scores_answer(report:
         ("nll", None, "found None."),
     ],
 )
-def test_what_can_not_be_asked(report: Report, figure: str, within: float, text: str) -> None:
+def test_bad_distances_are_refused(report: Report, figure: str, within: float, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         report.needed(figure, within)
     assert text in str(caught.value)
@@ -186,7 +186,7 @@ def test_what_can_not_be_asked(report: Report, figure: str, within: float, text:
     assert text.partition("one of")[0] in str(caught.value)
 
 
-def test_the_report_shows_what_was_asked(report: Report) -> None:
+def test_the_report_shows_the_members_needed(report: Report) -> None:
     facts = json.loads(report.to_json())
     assert [x["figure"] for x in facts["needed"]] == ["nll", "brier", "accuracy"]
     assert facts["needed"][1]["extrapolated"] == report.needed("brier", "10%").extrapolated
@@ -199,7 +199,7 @@ def lines_at(axes: Any, style: str) -> list[float]:
     return [float(line.get_xdata()[0]) for line in axes.lines if line.get_linestyle() == style]
 
 
-def test_the_pictures_mark_what_was_asked(report: Report, tmp_path: Path) -> None:
+def test_the_pictures_mark_the_members_needed(report: Report, tmp_path: Path) -> None:
     found = report.needed("nll", 0.01)
     panels: dict[str, Any] = {str(axes.get_label()): axes for axes in draw(report).axes}
     assert lines_at(panels["nll"], ":") == [found.members]
@@ -222,7 +222,7 @@ def test_the_pictures_mark_what_was_asked(report: Report, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_command_line_says_it(tmp_path: Path) -> None:
+def test_the_command_line_prints_the_members_needed(tmp_path: Path) -> None:
     asked = ("convnet-digits", "-n", "4", "--sizes", "2")
     result = run("evaluate", *asked, "--within", "brier=0.002", "--within", "accuracy=0.05")
     assert result.exit_code == 0, result.output
@@ -243,6 +243,6 @@ def test_the_command_line_says_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spread", [1e7, 1e299, math.inf, math.nan])
-def test_members_whose_halves_gain_nothing_say_nothing_about_bounds(spread: float) -> None:
+def test_no_bounds_if_halves_are_no_better_than_members(spread: float) -> None:
     found = Growth((1, 4), (0.8, 0.2), Interval(0.1, None, None), spread, (0.0, 0.0)).needed("nll", 0.1)
     assert (found.low, found.high, found.extrapolated) == (1, None, 8)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
-from checkpoints_zoo.methods.comparing.compact_study import compare_compact
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, compact
 from tests.support import scenarios
 from tests.support.few_digits import some
 
@@ -50,7 +49,7 @@ def draws(tmp_path_factory: pytest.TempPathFactory) -> Draws:
 
 @pytest.fixture(scope="module")
 def found(draws: Draws) -> CompactComparison:
-    return compare_compact(**draws, data=TEST, samples=SAMPLES, seed=SEED)  # type: ignore[arg-type]
+    return compact(draws["ensemble"], TEST, against=draws["hmc"], vi=draws["vi"], samples=SAMPLES, seed=SEED)
 
 
 def probs_of(stacked: dict[str, Tensor]) -> np.ndarray:
@@ -164,13 +163,13 @@ def test_alignment_moves_the_mean_of_permuted_copies_back(draws: Draws, tmp_path
         states, "convnet", method="hmc", out=tmp_path, name="convnet-digits-hmc", like="convnet-digits",
         run=[0, 0, 1, 1, 2, 2],
     )  # fmt: skip
-    x = compare_compact(hmc, draws["ensemble"], data=TEST, samples=3)
+    x = compact(draws["ensemble"], TEST, against=hmc, samples=3)
     assert x["hmc", "q_r", "mean_accuracy"].value > 0.95
     assert x["hmc", "q_d", "mean_accuracy"].value < 0.5
     assert x["hmc", "q_r", "total_variation"].value < 0.02 < x["hmc", "q_d", "total_variation"].value
     assert x.halves["q_r"]["agreement"].value > 0.97
     assert "vi" not in x.table
-    mean = compare_compact(hmc, draws["ensemble"], data=TEST, samples=3, to="mean")
+    mean = compact(draws["ensemble"], TEST, against=hmc, samples=3, to="mean")
     assert (x.to, mean.to) == ("the first", "the mean")
     assert mean["hmc", "q_r", "mean_accuracy"].value > 0.95
 
@@ -181,7 +180,7 @@ def test_all_draws_count_however_runs_are_numbered(draws: Draws, tmp_path: Path)
         stacked, "convnet", method="hmc", out=tmp_path, name="c-hmc-multi", like="convnet-digits",
         run=[5, 2, 2, 5, 5, 7, 5, 5, 5],
     )  # fmt: skip
-    found = compare_compact(hmc, draws["ensemble"], data=TEST, samples=1)
+    found = compact(draws["ensemble"], TEST, against=hmc, samples=1)
     assert (found.sources["hmc"].runs, found.sources["hmc"].draws) == (3, 9)
     check(found, "hmc", "sample", (1, 0, right(probs_of(stacked)).mean(), None))
     chains = [
@@ -192,7 +191,7 @@ def test_all_draws_count_however_runs_are_numbered(draws: Draws, tmp_path: Path)
         for i, j in itertools.combinations(range(3), 2)
     ]
     assert found.halves["sample"]["total_variation"].value == pytest.approx(np.mean(held), abs=1e-4)
-    alone = compare_compact(hmc[1:3], draws["ensemble"], data=TEST, samples=1)
+    alone = compact(draws["ensemble"], TEST, against=hmc[1:3], samples=1)
     assert (alone.sources["hmc"].runs, alone.halves) == (1, {})
     assert alone["hmc", "sample", "sample_accuracy"].low is None
 
@@ -222,17 +221,21 @@ def test_what_a_table_cannot_take(draws: Draws) -> None:
     with pytest.raises(
         UsageError, match="draws of ensemble: expected the tensors and classes of convnet-digits-hmc-mul"
     ):
-        compare_compact(hmc, zoo.load("resnet8-digits", n=2))
+        compact(zoo.load("resnet8-digits", n=2), against=hmc)
     with pytest.raises(UsageError, match=r"draws of vi: .* two or more of each run; found one of some\. Draw more"):
-        compare_compact(hmc, ensemble, ensemble)
+        compact(ensemble, against=hmc, vi=ensemble)
     with pytest.raises(UsageError, match="draws of hmc: expected two or more; found 1"):
-        compare_compact(hmc[:1], ensemble, vi)
+        compact(ensemble, against=hmc[:1], vi=vi)
     with pytest.raises(UsageError, match="samples of a compact table: expected a whole number from 1; found 0"):
-        compare_compact(hmc, ensemble, vi, samples=0)
+        compact(ensemble, against=hmc, vi=vi, samples=0)
     with pytest.raises(UsageError, match="what draws are aligned to: expected None or 'mean'; found 'first'"):
-        compare_compact(hmc, ensemble, vi, to="first")
+        compact(ensemble, against=hmc, vi=vi, to="first")
     with pytest.raises(UsageError, match="draws of vi: expected a Collection; found str"):
-        compare_compact(hmc, ensemble, "vi")  # type: ignore[arg-type]
+        compact(ensemble, against=hmc, vi="vi")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="vi: expected None without against=; found Collection"):
+        compact(ensemble, vi=vi)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"levels: expected none with against=; found \[0\.5\]"):
+        compact(ensemble, against=hmc, levels=[0.5])  # type: ignore[call-overload]
     for text in ("[]", "{}", '{"version": 1}', "no", "3"):
         with pytest.raises(FormatError, match="compact table: expected the JSON that `to_json` gives"):
             CompactComparison.from_json(text)

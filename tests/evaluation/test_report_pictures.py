@@ -17,7 +17,7 @@ from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import report as reports
-from checkpoints_zoo.evaluation.tables import stated
+from checkpoints_zoo.evaluation.tables import as_text
 from tests.support.reports import Bounds, Drawn
 
 
@@ -128,7 +128,7 @@ def shares(patch: Any) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("ood", [True, False])
-def test_information_is_shared_out(ood: bool) -> None:
+def test_histograms_of_information_sum_to_one(ood: bool) -> None:
     report, panels = sketched(16, ood)
     axes = panels["information"]
     names = ["mi_id", "mi_ood"] if ood else ["mi_id"]
@@ -157,7 +157,7 @@ def test_one_member_has_no_information() -> None:
     assert [t.get_text() for t in axes_of(agreeing)["information"].texts] == ["none: the members agree on all inputs"]
 
 
-def test_the_foot_names_the_members_without_the_folder() -> None:
+def test_the_note_names_the_members_without_the_folder() -> None:
     report = Drawn(5)
     foot = str(reports.draw(report).get_supxlabel())
     assert foot.endswith(f"\nMembers: {'4' * 40}/convnet-digits#0-4~01234567")
@@ -223,11 +223,11 @@ def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.Mon
     ],
 )
 def test_a_figure_has_the_digits_its_interval_allows(figure: Bounds, scale: float, text: str) -> None:
-    assert stated(figure, scale) == text
+    assert as_text(figure, scale) == text
 
 
 @pytest.mark.slow
-def test_places_that_can_not_be_written_to(tmp_path: Path) -> None:
+def test_paths_that_can_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path, found in ((tmp_path / "file" / "r.png", "File exists"), (tmp_path / f"{'x' * 300}.png", "File name")):
         with pytest.raises(UsageError) as caught:
@@ -244,7 +244,7 @@ def test_places_that_can_not_be_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_there_stays_if_drawing_fails(tmp_path: Path) -> None:
+def test_an_older_picture_stays_if_drawing_fails(tmp_path: Path) -> None:
     path = Drawn(3).plot(tmp_path / "r.png")
     before = path.read_bytes()
     broken = Drawn(3)

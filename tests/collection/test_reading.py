@@ -88,7 +88,7 @@ COPIES: dict[str, tuple[list[int], int]] = {
 @pytest.mark.parametrize("net", ["resnet8", "mlp"])
 @pytest.mark.parametrize("case", COPIES)
 @pytest.mark.parametrize("dtype", [None, FULL, WIDE])
-def test_all_others_are_copies(tmp_path: Path, net: str, case: str, dtype: torch.dtype | None) -> None:
+def test_unevenly_spaced_members_are_copies(tmp_path: Path, net: str, case: str, dtype: torch.dtype | None) -> None:
     members, per_shard = COPIES[case]
     built = build(tmp_path, net, range(5), weights=HALF, per_shard=per_shard)
     stacked = stack(located(built, members), dtype=dtype)
@@ -209,7 +209,7 @@ def test_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, "float16", float])
-def test_dtypes_that_cannot_be(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_bad_dtypes_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     with pytest.raises(UsageError) as caught:
         stack(located(build(tmp_path)), dtype=dtype)
     assert str(caught.value) == (
@@ -218,7 +218,7 @@ def test_dtypes_that_cannot_be(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta", 3.5, None, ""])
-def test_devices_that_are_not_there(tmp_path: Path, device: str) -> None:
+def test_missing_devices_are_refused(tmp_path: Path, device: str) -> None:
     members = zoo.load("tiny", source=build(tmp_path).root)
     for use in (
         members.stack,
