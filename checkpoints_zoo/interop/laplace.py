@@ -148,7 +148,7 @@ def _replacement(norm: Any) -> nn.Module | None:
     return None
 
 
-def _norm_record(name: str, norm: Any, before: str, layer: Any) -> Norm:
+def _norm_record(name: str, norm: Any, before: str, layer: Any) -> FoldableNorm:
     kernel = f"{before}.weight", "" if layer.bias is None else f"{before}.bias"
     affine = [f"{name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
     own = f"{name}.running_mean", f"{name}.running_var", affine[0], affine[1]
