@@ -138,7 +138,7 @@ def _would_fetch_all(selection: Selection, members: Collection) -> bool:
 
 
 def _table_output(symmetry_table: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.symmetry.table import text
+    from checkpoints_zoo.symmetry.table import format_table
 
     with_streams, without_streams = (symmetry_table.log10_permutations(streams=streams) for streams in (True, False))
     values = {
@@ -151,7 +151,7 @@ def _table_output(symmetry_table: Table, tensors: bool) -> tuple[dict[str, Any],
         "scales": [asdict(scale) for scale in symmetry_table.scales.values()],
         "tensors": {name: asdict(axes) for name, axes in symmetry_table.tensors.items()},
     }
-    return values, [text(symmetry_table, tensors=tensors)]
+    return values, [format_table(symmetry_table, tensors=tensors)]
 
 
 def _mass_output(
