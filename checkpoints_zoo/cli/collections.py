@@ -11,9 +11,9 @@ from checkpoints_zoo.cli import main
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, resolve, source_of
+from checkpoints_zoo.sources.source import Source, collection_source, open_source
 
 
 @click.command()
@@ -24,8 +24,8 @@ from checkpoints_zoo.sources.source import Source, resolve, source_of
 def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""
     broken: list[ZooError] = []
-    listed = list(_catalog() if source is None else _of(resolve(source, ""), broken))
-    shown = [{**row, "bytes": in_bytes(row["bytes"])} for row in listed]
+    listed = list(_catalog() if source is None else _of(open_source(source, ""), broken))
+    shown = [{**row, "bytes": format_bytes(row["bytes"])} for row in listed]
     out.data(listed, table(shown, right=["bytes"]))
     if str(source or "").startswith(hub.SCHEME) and _offline():
         out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
@@ -46,12 +46,12 @@ def _of(source: Source, broken: list[ZooError]) -> Iterator[dict[str, Any]]:
     """Yield a row for each collection of a folder; a damaged one does not hide the others."""
     for name in source.collections():
         try:
-            x, rows = source_of(name, source).read(name)
+            x, rows = collection_source(name, source).read_collection(name)
         except ZooError as error:
             broken.append(error)
             continue
         members = len(set(rows.column("member").to_pylist()))
-        size = manifest.total(rows, "nbytes")
+        size = manifest.sum_of(rows, "nbytes")
         yield _row(name, members, x.architecture, x.dataset, size, x.licence, source.label)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.sources.source import Found, find
+from checkpoints_zoo.sources.source import SelectedMembers, select_members
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -38,9 +38,9 @@ class Selection:
         build = None if self.architecture is None else imported(self.architecture)
         return load(**self._chosen(), architecture=build)
 
-    def find(self) -> Found:
+    def find(self) -> SelectedMembers:
         """Select as `zoo.load` does, importing neither torch nor pandas; return what the manifest says."""
-        return find(**self._chosen())
+        return select_members(**self._chosen())
 
     def _chosen(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "architecture"}

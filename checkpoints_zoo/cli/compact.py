@@ -14,7 +14,7 @@ from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import PLACES, png
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.compact_posterior import Compact
@@ -72,7 +72,7 @@ def compact_command(
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     members = selection.load()
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)} …")
     found = compact(members, data, to=to, **options)
     if plot:
         out.say(f"picture: {found.plot(plot)}")

@@ -9,10 +9,10 @@ import click
 
 from checkpoints_zoo.cli.common import Selection, finding
 from checkpoints_zoo.cli.main import Output, facts, output
-from checkpoints_zoo.formats.manifest import check_located, total
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.manifest import check_located, sum_of
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import Found
+from checkpoints_zoo.sources.source import SelectedMembers
 
 
 @click.command()
@@ -34,7 +34,7 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
         "citation": found.citation,
         "members": found.rows.num_rows,
         "files": len(set(found.rows.column("path").drop_null().to_pylist())),
-        "bytes": total(found.rows, "nbytes"),
+        "bytes": sum_of(found.rows, "nbytes"),
         "fetched": not dry_run,
     }
     if dest is None:
@@ -43,15 +43,15 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
         about |= _copied(found, dest, dry_run, out)
     if dest is None and not dry_run:
         found.source.locate(found.description, found.rows)
-    sizes = {key: in_bytes(value) for key, value in about.items() if key.endswith("bytes")}
+    sizes = {key: format_bytes(value) for key, value in about.items() if key.endswith("bytes")}
     out.data(about, facts({**about, **sizes, "fetched": "no" if dry_run else "yes"}))
 
 
-def _copied(found: Found, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
+def _copied(found: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
     """Copy members into a folder, or only plan to; return what that needs: files and bytes there, bytes cached."""
-    plan = copying.plan(found, dest)
+    plan = copying.plan_copy(found, dest)
     if not dry_run:
-        copying.copy(found, dest, out.say)
+        copying.copy_members(found, dest, out.say)
     return {
         "dest": plan.target.root,
         "shards": len(plan.shards),

@@ -16,7 +16,7 @@ from checkpoints_zoo.cli.main import Output, facts, output
 from checkpoints_zoo.cli.measure import PLACES
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, given_columns, ingest
 
 
@@ -96,7 +96,7 @@ def command(
     )
     values = asdict(done)
     shown = (
-        {**values, "bytes": in_bytes(done.bytes), "read": in_bytes(done.read)}
+        {**values, "bytes": format_bytes(done.bytes), "read": format_bytes(done.read)}
         if isinstance(done, ImportPlan)
         else values
     )

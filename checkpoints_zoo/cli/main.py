@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo import errors
-from checkpoints_zoo.formats.text import aligned, did_you_mean, finite_or_null
+from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null
 
 # Name -> its file, with the function where the file has more than one command, and its line in the help.
 COMMANDS = {
@@ -165,7 +165,7 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
         for at, key in enumerate(rows[0])
         if key in right or all(isinstance(row[key], int | float | None) for row in rows)
     }
-    return aligned([list(rows[0]), *([text(row[key]) for key in rows[0]] for row in rows)], numbers)
+    return align_columns([list(rows[0]), *([text(row[key]) for key in rows[0]] for row in rows)], numbers)
 
 
 def facts(values: Mapping[str, Any]) -> str:

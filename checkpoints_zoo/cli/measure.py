@@ -17,7 +17,7 @@ from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -88,7 +88,7 @@ class Measurement:
         members = self.selection.load()
         if self.stored is None:
             on = f"{self.data or members.description.dataset}{f' against {self.ood}' if self.ood else ''}"
-            out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
+            out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {on} …")
         else:
             out.say(f"{members.name}: stored predictions of {len(members)} members, {self._set_of(members)} …")
         data, ood, held_out = self.shown(members, self.ood)

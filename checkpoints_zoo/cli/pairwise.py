@@ -11,7 +11,7 @@ from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import PLACES, png
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.pairwise_information import Pairwise
@@ -63,7 +63,7 @@ def command(
 
     if stored is None:
         on = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"
-        out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
+        out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {on} …")
         found = pairwise(members, data, ood, device=device, seed=seed)
     else:
         from checkpoints_zoo.predictions import predictions_of

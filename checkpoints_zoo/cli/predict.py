@@ -9,7 +9,7 @@ import click
 from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, facts, output
 from checkpoints_zoo.cli.measure import PLACES
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 
 @click.command()
@@ -44,7 +44,7 @@ def command(
     cluster, store the same bytes as one.
     """
     members = selection.load()
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {data} …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {data} …")
     from checkpoints_zoo.predictions import predict
 
     devices = [each.strip() for each in device.split(",")]
@@ -64,4 +64,4 @@ def command(
         "path": path,
         "citation": found.citation,
     }
-    out.data(values, facts({**values, "bytes": in_bytes(size)}))
+    out.data(values, facts({**values, "bytes": format_bytes(size)}))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.main import Output, facts, output, printable
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.publisher import Plan, publish
 
 SHOWN = 20
@@ -34,7 +34,7 @@ def command(folder: str, repo: str, sample: int, out: Output, **options: Any) ->
     if isinstance(done, Plan):
         out.data(done.to_json(), _facts(done))
     else:
-        out.data(asdict(done), facts({**asdict(done), "bytes": in_bytes(done.bytes)}))
+        out.data(asdict(done), facts({**asdict(done), "bytes": format_bytes(done.bytes)}))
 
 
 def _facts(plan: Plan) -> str:
@@ -42,7 +42,10 @@ def _facts(plan: Plan) -> str:
     values = plan.to_json()
     lists = ("upload", "there", "unnamed", "ignored", "to_come")
     lines = {key: value for key, value in values.items() if key not in (*lists, "there_bytes")}
-    lines |= {"bytes": in_bytes(plan.bytes), "there": f"{len(plan.there)} files, {in_bytes(values['there_bytes'])}"}
+    lines |= {
+        "bytes": format_bytes(plan.bytes),
+        "there": f"{len(plan.there)} files, {format_bytes(values['there_bytes'])}",
+    }
     titles = {
         "upload": "to upload:",
         "unnamed": "in the repo, and named by no row any more (they stay):",

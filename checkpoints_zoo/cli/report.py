@@ -6,7 +6,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, output, table
 from checkpoints_zoo.cli.measure import Measurement, measuring
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 NONE = "none"
 
@@ -51,4 +51,4 @@ def command(measurement: Measurement, path: str, out: Output) -> None:
         }
         for p in values["parts"]
     ]
-    out.data(values, table(rows), f"{page.path}, {in_bytes(values['bytes'])}")
+    out.data(values, table(rows), f"{page.path}, {format_bytes(values['bytes'])}")

@@ -10,9 +10,9 @@ import click
 from checkpoints_zoo.cli.common import Selection, finding
 from checkpoints_zoo.cli.main import Output, facts, output, percent, table
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.manifest import is_null, total
-from checkpoints_zoo.formats.text import did_you_mean, in_bytes
-from checkpoints_zoo.sources.source import Found
+from checkpoints_zoo.formats.manifest import is_null, sum_of
+from checkpoints_zoo.formats.text import did_you_mean, format_bytes
+from checkpoints_zoo.sources.source import SelectedMembers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
     if out.format == "json":
         out.data({**about, "rows": _rows(found.rows, names or found.rows.column_names)})
         return
-    about |= {"members": f"{about['members']:,} of {about.pop('of'):,}", "bytes": in_bytes(about["bytes"])}
+    about |= {"members": f"{about['members']:,} of {about.pop('of'):,}", "bytes": format_bytes(about["bytes"])}
     rows = _rows(found.rows.slice(0, MOST_ROWS), names or _telling(found.rows))
     more = found.rows.num_rows - len(rows)
     out.data(
@@ -66,7 +66,7 @@ def _cell(name: str, value: Any) -> Any:
     return percent(value) if name in SHARES else value
 
 
-def _about(found: Found) -> dict[str, Any]:
+def _about(found: SelectedMembers) -> dict[str, Any]:
     x = found.description
     return {
         "name": x.name,
@@ -76,7 +76,7 @@ def _about(found: Found) -> dict[str, Any]:
         "classes": list(x.classes),
         "members": found.rows.num_rows,
         "of": found.of,
-        "bytes": total(found.rows, "nbytes"),
+        "bytes": sum_of(found.rows, "nbytes"),
         "licence": x.licence,
         "cite_as": x.citation,
         "citation": found.citation,

@@ -12,7 +12,7 @@ from checkpoints_zoo.cli.common import Selection, selecting
 from checkpoints_zoo.cli.main import Output, facts, output, table
 from checkpoints_zoo.cli.measure import png
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -68,7 +68,7 @@ def symmetries_command(
         return
     values = {"name": members.name, "citation": members.citation, **values}
     if mass is None and not any(of_mass.values()) and _fetches_all(selection, members):
-        size = f"{len(members):,} members, {in_bytes(members.nbytes)}"
+        size = f"{len(members):,} members, {format_bytes(members.nbytes)}"
         out.say(f"{members.name}: mass left out, as {size}, would be fetched; -n N or --mass asks for it")
     elif mass is not False:
         some = _snapshots(selection, members) if along else members
@@ -150,7 +150,7 @@ def _masses(
     if along and len(set(epochs)) < 2:
         found = f"only epoch {epochs[0]}" if epochs else "none"
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, minimising their mass …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, minimising their mass …")
     every = minimal_mass(members, **options)
     last = masses_of(every, last_snapshots(every, epochs)) if along else every
     values: dict[str, Any] = {"mass": _values(every, epochs) | {k: v for k, v in options.items() if k != "device"}}
@@ -234,7 +234,7 @@ def align_command(
     from checkpoints_zoo.populations.alignment_table import alignment_of
 
     members = selection.load()
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, aligned to {to} …")
     aligned = members.align(to)
     found = alignment_of(aligned)
     values: dict[str, Any] = json.loads(found.to_json())

@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import few, nearest
+from checkpoints_zoo.formats.text import first_few, nearest_name
 from checkpoints_zoo.images.classes import CLASSES
 from checkpoints_zoo.images.image_data import ImageData
 from checkpoints_zoo.images.reading import FORMATS, UNREADABLE, batches
@@ -197,7 +197,7 @@ def load(name: str, split: str = "test") -> ImageData:
             f"data set {name!r}",
             expected=f"one of {', '.join(DATASETS)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest(name, DATASETS)!r}",
+            do=f"Use the nearest name, {nearest_name(name, DATASETS)!r}",
         )
     splits = DATASETS[name]
     if split not in splits:
@@ -264,9 +264,9 @@ def read_from_hub(name: str, split: str) -> ImageData:
         FormatError: the repo holds something else than expected.
     """
     hub_set = HUB_SETS[name]
-    repo = hub.resolve(f"{hub.SCHEME}datasets/{hub_set.repo}")
+    repo = hub.resolve_address(f"{hub.SCHEME}datasets/{hub_set.repo}")
     where = f"data set {name!r} of {repo.label}@{repo.commit[:8]}"
-    paths = [hub.fetch(repo, inside) for inside in _files(repo, hub_set, split, where)]
+    paths = [hub.fetch_file(repo, inside) for inside in _files(repo, hub_set, split, where)]
     total = _rows(paths, hub_set.inputs[split], where)
     ours = _positions(_class_names(repo, hub_set, paths[0], where), hub_set, where)
     pixels, labels = _decode(paths, hub_set, total, where)
@@ -281,7 +281,7 @@ def _files(repo: hub.Repo, hub_set: HubSet, split: str, where: str) -> list[str]
 
     stem = f"{hub_set.folder}/{hub_set.splits[split]}"
     numbered = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
-    listed = hub.files(repo, hub_set.folder)
+    listed = hub.list_files(repo, hub_set.folder)
     found = [(int(match[1]), int(match[2]), path) for path in listed if (match := numbered.fullmatch(path))]
     if found and [number for number, _, _ in sorted(found)] == list(range(found[0][1])):
         return [path for _, _, path in sorted(found)]
@@ -291,7 +291,7 @@ def _files(repo: hub.Repo, hub_set: HubSet, split: str, where: str) -> list[str]
         here = f"{len(found)} of {found[0][1]}" if found else "none of them"
         expected += " in the cache, since HF_HUB_OFFLINE is set"
         raise NetworkError(where, expected=expected, found=here, do="Load it once online")
-    raise SourceNotFound(where, expected=expected, found=few(listed, 6) or "no such folder", do=CHANGED)
+    raise SourceNotFound(where, expected=expected, found=first_few(listed, 6) or "no such folder", do=CHANGED)
 
 
 def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, where: str) -> Sequence[str]:
@@ -305,10 +305,10 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, where: str) -> Seq
     features = datasets.Features.from_arrow_schema(pq.read_schema(path))
     if not _fits(features, hub_set):
         for card in CARDS:
-            if not hub.has(repo, card):
+            if not hub.has_file(repo, card):
                 continue
             try:
-                described = datasets.info.DatasetInfosDict.from_directory(hub.fetch(repo, card).parent)
+                described = datasets.info.DatasetInfosDict.from_directory(hub.fetch_file(repo, card).parent)
             except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
                 found = f"{type(error).__name__}: {error}"[:200]
                 raise FormatError(where, expected=f"a card {card}", found=found, do=CHANGED) from error

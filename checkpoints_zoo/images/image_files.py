@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, TooLargeError, UsageError
-from checkpoints_zoo.formats.shard_files import what_is
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.images.data_sets import DATASETS
 from checkpoints_zoo.images.reading import SPLITS, Columns, Gathered, PixelFormat, RawImages, add, batches, choose_split
 from checkpoints_zoo.networks.device import free_if_short
@@ -139,7 +139,7 @@ def _read_pictures(folder: Path, split: str, wanted: PixelFormat) -> RawImages:
     of_class = [flat] if flat else [list(_pictures([folder / name], deep=True)) for name in classes]
     empty = [name for name, files in zip(classes, of_class, strict=not flat) if not files]
     if empty and not flat:
-        found = f"none in {few([repr(name) for name in empty], 1)}"
+        found = f"none in {first_few([repr(name) for name in empty], 1)}"
         raise FormatError(where, expected="images in the folder of every class", found=found)
     gathered = Gathered(wanted, sum(map(len, of_class)), where)
     for files in of_class:
@@ -203,13 +203,13 @@ def _read_address(address: str, split: str | None, columns: Columns, wanted: Pix
     """
     from huggingface_hub import is_offline_mode
 
-    place, path = hub.apart(address, "images")
-    repo = hub.resolve(place)
+    place, path = hub.split_address(address, "images")
+    repo = hub.resolve_address(place)
     where = f"{repo.label}@{repo.commit[:8]}{'/' if path else ''}{path}"
     if path.lower().endswith(".parquet"):
         some, name = [path], ""
     else:
-        there = hub.files(repo, path, below=True)
+        there = hub.list_files(repo, path, below=True)
         files = [file for file in there if file.lower().endswith(".parquet")]
         if not files:
             kinds = sorted({PurePosixPath(file).suffix or file for file in there})
@@ -219,7 +219,7 @@ def _read_address(address: str, split: str | None, columns: Columns, wanted: Pix
             listed = f"{len(there):,} files ({', '.join(kinds[:8])})" if there else "no such folder, or an empty one"
             raise SourceNotFound(where, expected="Parquet files", found=listed, path=path)
         some, name = _chosen(files, split, where)
-    found = _read_tables([hub.fetch(repo, file) for file in some], columns, wanted, where)
+    found = _read_tables([hub.fetch_file(repo, file) for file in some], columns, wanted, where)
     return RawImages(found.images, found.labels, found.classes, name, repo.commit)
 
 
@@ -248,13 +248,15 @@ def _chosen(files: Sequence[str], split: str | None, where: str) -> tuple[list[s
     folders = sorted({folder for folder, _ in sorts})
     if len(folders) > 1:
         do = "Give the path of the folder, or of a file, that is meant"
-        raise UsageError(where, expected="Parquet files of one data set", found=f"some in {few(folders, 6)}", do=do)
+        raise UsageError(
+            where, expected="Parquet files of one data set", found=f"some in {first_few(folders, 6)}", do=do
+        )
     name = choose_split([name for _, name in sorts], split if any(name for _, name in sorts) else None, where)
     some = sorts[folders[0], name]
     parts = [_NUMBERED.fullmatch(PurePosixPath(file).stem) for file in some]
     if parts[0] is not None and [int(part[2]) for part in parts if part] != list(range(int(parts[0][3]))):
         expected = f"files {name}-00000-of-{parts[0][3]}.parquet and so on, all of them"
-        raise FormatError(where, expected=expected, found=few([PurePosixPath(f).name for f in some], 6))
+        raise FormatError(where, expected=expected, found=first_few([PurePosixPath(f).name for f in some], 6))
     return some, name
 
 
@@ -317,7 +319,7 @@ def _schema(path: Path) -> pa.Schema:
 def _kind(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return what_is(file.read(512))
+            return guess_kind(file.read(512))
     except OSError:
         return ""
 
