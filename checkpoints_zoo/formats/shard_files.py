@@ -295,7 +295,7 @@ def hash_members(locations: Sequence[Location]) -> list[str]:
 def tensor_prefix(member: int, epoch: int | None = None) -> str:
     """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
 
-    >>> prefix(123), tensor_prefix(123, 40)
+    >>> tensor_prefix(123), tensor_prefix(123, 40)
     ('000123/', '000123@40/')
     """
     return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
