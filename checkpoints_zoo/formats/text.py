@@ -42,7 +42,7 @@ def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
 def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
     """Write text as code within a line; return plain text where a table would take it apart, or there is none.
 
-    >>> code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
+    >>> markdown_code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
     ('`lr=0.1`', '``a`b``', 'a\\\\|b')
     """
     shown = one_line(text, longest)
@@ -89,7 +89,7 @@ def counted(number: int, noun: str) -> str:
 def format_bytes(count: int) -> str:
     """Write a number of bytes; return the text.
 
-    >>> in_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
+    >>> format_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
     ('512 B', '936.4 kB', '23 GB')
     """
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -101,7 +101,7 @@ def format_bytes(count: int) -> str:
 def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
     """Write one value, a few with how many have each, or the range of many; return the text.
 
-    >>> values_of([0.1, 0.1, None]), summarize_values([1, 2, 1]), summarize_values([*range(100)])
+    >>> summarize_values([0.1, 0.1, None]), summarize_values([1, 2, 1]), summarize_values([*range(100)])
     ('`0.1` (1 member without)', '`1` (2 members), `2` (1 member)', '`0` to `99`')
     """
     counts = Counter(v for v in values if v is not None)
