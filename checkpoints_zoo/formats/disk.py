@@ -90,6 +90,31 @@ def check_folder(root: Path) -> None:
         pass
 
 
+def check_output(path: Path, kind: str = "file") -> None:
+    """Check that a file or a folder can be written, before the work whose result it takes; leave nothing behind.
+
+    Args:
+        path: of the file or folder.
+        kind: "file" or "folder".
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    folder = path if kind == "folder" else path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    found = "a folder of that name" if kind == "file" and path.is_dir() else ""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        found = f"{error.strerror or error}: {folder}"
+    if found:
+        raise StorageError(
+            f"{kind} {path}", expected="a place that can be written to", found=found, do="Give another one", path=path
+        )
+
+
 @contextmanager
 def writing_into(root: Path) -> Iterator[None]:
     """Make a folder, and turn errors of its disk into a StorageError."""

@@ -51,7 +51,7 @@ def test_cache_lists_and_drops(hub: Hub, tiny: Built) -> None:
     assert sum(kept.bytes for kept in cache.kept()) == line["bytes"]
     missing = run("cache", "--drop", "no/body")
     assert missing.exit_code == 3
-    assert "repo no/body: expected one that " in missing.stderr
+    assert "repo no/body: expected a repo with " in missing.stderr
     assert values(run("cache", "--drop", "all", "--format", "json")) == [line]
     assert cache.kept() == []
 

@@ -129,7 +129,7 @@ def test_a_fault_that_stays(
     assert shown == text if text.endswith(".") else shown.startswith(text)
     assert WRITER not in shown
     assert left() == before  # the member that was there before, and nothing half
-    assert main.code_of(caught.value) == {NetworkError: 5, DamagedError: 4}.get(kind, 3)
+    assert main.exit_code(caught.value) == {NetworkError: 5, DamagedError: 4}.get(kind, 3)
     hub.faults.clear()
     assert sound(tiny, "0,1")
     assert hub.log.leaks(WRITER) == []
@@ -180,4 +180,4 @@ def test_without_a_network(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NetworkError) as caught:
         read()
     assert str(caught.value).startswith(f"revision 'main' of {ADDRESS}: expected an answer from 127.0.0.1:9; found Con")
-    assert main.code_of(caught.value) == 5
+    assert main.exit_code(caught.value) == 5
