@@ -48,7 +48,7 @@ def _source_rows(source: Source, errors: list[ZooError]) -> Iterator[dict[str, A
     """Yield a row for each collection of a source, and append the errors of damaged collections."""
     for name in source.collections():
         try:
-            description, rows = collection_source(name, source).read(name)
+            description, rows = collection_source(name, source).read_collection(name)
         except ZooError as error:
             errors.append(error)
             continue
