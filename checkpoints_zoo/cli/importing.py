@@ -15,7 +15,7 @@ from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import IMAGES, import_function
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, given_columns, ingest
 
 
@@ -116,7 +116,7 @@ def command(
     )
     values = asdict(done)
     shown = (
-        {**values, "bytes": in_bytes(done.bytes), "read": in_bytes(done.read)}
+        {**values, "bytes": format_bytes(done.bytes), "read": format_bytes(done.read)}
         if isinstance(done, ImportPlan)
         else values
     )

@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo import errors
-from checkpoints_zoo.formats.text import aligned, did_you_mean, finite_or_null
+from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null
 
 # Name -> its file (and function, if the file has several commands), and its line in the help.
 COMMANDS = {
@@ -167,7 +167,7 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
         for column, key in enumerate(rows[0])
         if key in right or all(isinstance(row[key], int | float | None) for row in rows)
     }
-    return aligned([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
+    return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
 
 
 def fact_lines(values: Mapping[str, Any]) -> str:

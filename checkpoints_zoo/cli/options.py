@@ -14,7 +14,7 @@ import click
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.sources.source import Found, find
+from checkpoints_zoo.sources.source import SelectedMembers, select_members
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -43,9 +43,9 @@ class Selection:
         build = None if self.architecture is None else import_function(self.architecture)
         return load(**self._load_arguments(), architecture=build)
 
-    def find(self) -> Found:
+    def find(self) -> SelectedMembers:
         """Select as `zoo.load` does, importing neither torch nor pandas; return the manifest's rows."""
-        return find(**self._load_arguments())
+        return select_members(**self._load_arguments())
 
     def other_collection(self, name: str, source: str | None = None) -> Selection:
         """Return a selection of all members of another collection of the same architecture.

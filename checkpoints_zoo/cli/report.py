@@ -9,7 +9,7 @@ import click
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.measure import Measurement, measurement_options
 from checkpoints_zoo.cli.options import OutputFile
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 
 @click.command()
@@ -45,4 +45,4 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
         }
         for part in values["parts"]
     ]
-    out.data(values, table(rows), f"{page.path}, {in_bytes(values['bytes'])}")
+    out.data(values, table(rows), f"{page.path}, {format_bytes(values['bytes'])}")

@@ -21,10 +21,10 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import resolve
+from checkpoints_zoo.sources.source import open_source
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -118,12 +118,12 @@ def verify_command(
             found = verify_predictions(members, kind, sample)
             problems += found
             stored = prediction_sets.read_set(members.source, one, kind).rows
-            size = manifest.total(stored, "nbytes")
+            size = manifest.sum_of(stored, "nbytes")
             line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
             checked.append(line)
     out.data(
         {"checked": checked, "retrained": trained, "problems": [asdict(p) for p in problems]},
-        table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
+        table([{**row, "bytes": format_bytes(row["bytes"])} for row in checked], right=["bytes"]),
         "\n".join(_line_of(each) for each in trained),
         "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_checked(sample)}.",
     )
@@ -166,11 +166,11 @@ def _is_folder(name: str) -> bool:
 
 def _collections_of(place: str) -> tuple[str, list[str]]:
     """Return a source at the commit that it has now, and the names of its collections, one at least."""
-    source = resolve(place, "")
+    source = open_source(place, "")
     names = source.collections()
     if not names:
         raise SourceNotFound(f"source {place}", expected="manifests/NAME.parquet", found="none", path=place)
-    return source.shown, names
+    return source.display_name, names
 
 
 def _checked(sample: int) -> str:
@@ -202,7 +202,7 @@ def audit_command(place: str, out: Output) -> int:
     listed = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
     out.data(
         about | listed,
-        fact_lines({**about, "bytes": in_bytes(found.bytes)}),
+        fact_lines({**about, "bytes": format_bytes(found.bytes)}),
         "\n".join(_lines(found.findings)) or "Nothing is wrong with them.",
         "\n".join(f"note: {line}" for line in _lines(found.notes)),
     )

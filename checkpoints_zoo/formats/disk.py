@@ -61,7 +61,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lacking(root: Path, needed: int) -> str:
+def shortage_of_room(root: Path, needed: int) -> str:
     """Return how many bytes a folder's disk has free if these are fewer than needed, "" if there is room."""
     free = shutil.disk_usage(root).free
     return f"{free:,} bytes free" if free < needed else ""
@@ -73,7 +73,7 @@ def check_room(root: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    if found := lacking(root, needed):
+    if found := shortage_of_room(root, needed):
         raise StorageError(
             f"folder {root}", expected=f"room for {needed:,} bytes", found=found,
             do="Free some, or give a folder on another disk", path=root,

@@ -23,7 +23,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.text import aligned, whole
+from checkpoints_zoo.formats.text import align_columns, whole_number
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import escaped
 from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, Mode, cited
@@ -172,7 +172,7 @@ class CompactComparison:
     def to_text(self) -> str:
         """Return the table for people, and what it means."""
         rows = [["", *headings(self)], *([words, *values] for words, values in cells(self))]
-        blocks = [aligned(rows, range(1, len(rows[0])))]
+        blocks = [align_columns(rows, range(1, len(rows[0])))]
         if self.halves:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
@@ -182,7 +182,7 @@ class CompactComparison:
                 ]
                 for row in ("agreement", "total_variation")
             ]
-            blocks.append(aligned(rows, range(1, len(rows[0]))))
+            blocks.append(align_columns(rows, range(1, len(rows[0]))))
         return "\n\n".join([*blocks, "\n".join(meaning(self))])
 
     def to_latex(self) -> str:
@@ -470,7 +470,7 @@ def fit_and_compare(
 
 
 def _check_whole(thing: str, number: object, least: int) -> None:
-    if (known := whole(number)) is None or known < least:
+    if (known := whole_number(number)) is None or known < least:
         raise UsageError(f"{thing} of a compact table", expected=f"a whole number from {least}", found=repr(number))
 
 

@@ -226,7 +226,7 @@ def fit_all(
     refused: dict[str, str] = {}
     if any(fits.existing(method) is None for method in methods):
         # Two calls with one folder: the second waits, and finds what the first has fitted.
-        with cache.locked(cache.writable("local/fits"), str(fits.out.resolve())):
+        with cache.locked(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             left = [method for method in methods if fits.existing(method) is None]
             refused = _fitted(fits, left, workers, say)
     fitted = [fits.existing(method) for method in methods]

@@ -8,7 +8,7 @@ from pathlib import Path
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.draw_ensembles import modes
@@ -50,7 +50,7 @@ def prepare(
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
-        if (known := whole(number)) is None or known < least:
+        if (known := whole_number(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
     arguments.check_draws(seed)
     check_device(device)
