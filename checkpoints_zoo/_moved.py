@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from checkpoints_zoo.images import Given
     from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
     from checkpoints_zoo.populations.loss_barrier import Barriers
+    from checkpoints_zoo.predictions import Predictions
+    from checkpoints_zoo.publishing.html_report import Page
 
 MOVED = {
     "checkpoints_zoo.architectures": "checkpoints_zoo.networks.architectures",
@@ -49,3 +51,10 @@ def compare_compact(
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     return compact(ensemble, data, against=hmc, vi=vi, **options)
+
+
+def report(members: Collection | Predictions, *args: Any, **options: Any) -> Page:
+    """Make the report page: `zoo.report_page(members, …)` now."""
+    from checkpoints_zoo.publishing.html_report import report_page
+
+    return report_page(members, *args, **options)

@@ -30,14 +30,14 @@ def command(measurement: Measurement, path: str, out: Output) -> None:
     digits are shown photos; --ood none leaves these figures out. With --stored no weights are read: the parts that need
     them say so.
     """
-    from checkpoints_zoo.publishing.html_report import report
-    from checkpoints_zoo.publishing.html_report.making import DEFAULT
+    from checkpoints_zoo.publishing.html_report import report_page
+    from checkpoints_zoo.publishing.html_report.assembling import DEFAULT
 
     asked = measurement
     members = asked.selection.load()
     default = DEFAULT if asked.stored is None else None
     data, ood, held_out = asked.shown(members, {None: default, NONE: None}.get(asked.ood, asked.ood))
-    page = report(
+    page = report_page(
         members, data, ood, path=path, sizes=asked.sizes, temperature=asked.temperature, held_out=held_out,
         within=asked.within, device=asked.device, seed=asked.seed, say=out.say,
     )  # fmt: skip

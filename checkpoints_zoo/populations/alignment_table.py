@@ -196,14 +196,15 @@ def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
     title = f"{result.collection}: {len(result)} member{'s' * (len(result) != 1)} aligned to {result.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(1, panels)
-    _distances(axes[0], result)
-    _transpositions(axes[1], result)
+    draw_distances(axes[0], result)
+    draw_transpositions(axes[1], result)
     if lines:
         _losses(axes[2], lines)
     return figure
 
 
-def _distances(axes: Axes, result: Alignment) -> None:
+def draw_distances(axes: Axes, result: Alignment) -> None:
+    """Draw the squared distance of each member to the reference after the alignment over the one before."""
     axes.scatter(result.before.tolist(), result.after.tolist(), s=14, color=BLUE, edgecolors="none")
     most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
@@ -214,7 +215,7 @@ def _distances(axes: Axes, result: Alignment) -> None:
     axes.set_ylabel("squared distance aligned")
 
 
-def _transpositions(axes: Axes, result: Alignment) -> None:
+def draw_transpositions(axes: Axes, result: Alignment) -> None:
     """Draw a box a group, of the share of the transpositions that there can be."""
     groups = [name for name, size in result.sizes.items() if size > 1]
     shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]

@@ -305,15 +305,15 @@ def draw(pairs: Pairwise) -> Figure:
     figure.suptitle(_title(pairs), fontsize=13, fontweight="bold", parse_math=False)
     figure.supxlabel(_notes(pairs), fontsize=8, color=GREY, parse_math=False)
     grid = figure.add_gridspec(down, across)
-    inside = _pairs(pairs.inside.information)
-    _spread(figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE)
+    inside = values_of_pairs(pairs.inside.information)
+    draw_spread(figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE)
     if pairs.outside is not None:
-        outside = _pairs(pairs.outside.information)
+        outside = values_of_pairs(pairs.outside.information)
         axes = figure.add_subplot(grid[0, 1], label="ood")
-        _spread(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
-        _scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
+        draw_spread(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
+        draw_scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
     title = f"{'b' if pairs.outside is None else 'd'}  Disagreement"
-    _matrix(figure.add_subplot(grid[-1, 1], label="disagreement"), pairs, title)
+    draw_disagreements(figure.add_subplot(grid[-1, 1], label="disagreement"), pairs, title)
     return figure
 
 
@@ -333,14 +333,14 @@ def _notes(pairs: Pairwise) -> str:
     return f"{'; '.join(sets)}. {note}."
 
 
-def _pairs(matrix: Tensor) -> list[float]:
+def values_of_pairs(matrix: Tensor) -> list[float]:
     """Return the values of the upper triangle, a row after the other."""
     kept = matrix.new_ones(matrix.shape).triu(1).bool()
     values: list[float] = matrix[kept].tolist()
     return values
 
 
-def _spread(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
+def draw_spread(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
     """Draw how the information of pairs spreads, and its mean."""
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(high, 1e-9):
@@ -358,7 +358,7 @@ def _spread(axes: Axes, values: Sequence[float], mean: Interval, title: str, col
     axes.legend(loc="upper left")
 
 
-def _scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
+def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
     """Draw the two informations of each pair; say how they correlate."""
     if len(inside) <= DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
@@ -373,7 +373,7 @@ def _scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], corr
     axes.legend(loc="upper left", handlelength=0, handletextpad=0)
 
 
-def _matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
+def draw_disagreements(axes: Axes, pairs: Pairwise, title: str) -> None:
     """Draw the disagreements of all pairs, members in their order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
     known = 100 * matrix[~matrix.isnan()]
