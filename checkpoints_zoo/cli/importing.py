@@ -17,7 +17,7 @@ from checkpoints_zoo.cli.measure import PLACES
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, given_columns, ingest
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_columns
 
 
 @click.command()
@@ -89,7 +89,7 @@ def command(
     told = (
         None
         if columns is None
-        else given_columns.make_reader(given_columns.read_csv(Path(columns)), options["evaluate"] is not None)
+        else user_columns.make_reader(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
     )
     done = ingest(
         sources, name, out=target, hash=hashed, given=given, net=net, build=build, columns=told, say=out.say, **options

@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import Given, Preprocess
-from checkpoints_zoo.interop.ingest import NetSpec, given_columns, ingest
+from checkpoints_zoo.interop.ingest import NetSpec, ingest, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -111,7 +111,7 @@ def from_checkpoints(
         build=chosen_net.build, columns=column_reader, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
-    warn_of_left_out(FolderSource(root, root.as_uri()), name, given_columns.read_files(root, name))
+    warn_of_left_out(FolderSource(root, root.as_uri()), name, user_columns.read_files(root, name))
     return load(name, source=root, architecture=chosen_net.build)
 
 
@@ -178,7 +178,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 
 def make_column_reader(
     columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool
-) -> given_columns.ColumnReader | None:
+) -> user_columns.ColumnReader | None:
     """Return the function that maps files -> members to members -> columns; None without columns.
 
     Args:
@@ -191,21 +191,21 @@ def make_column_reader(
     if columns is None:
         return None
     if isinstance(columns, str | Path):
-        return given_columns.make_reader(given_columns.read_csv(Path(columns).expanduser()), measured)
+        return user_columns.make_reader(user_columns.read_csv(Path(columns).expanduser()), measured)
     if not isinstance(columns, Mapping):
-        return given_columns.make_reader(given_columns.rows_by_file(_records(columns), "columns by file"), measured)
-    given_columns.check_names(columns)
+        return user_columns.make_reader(user_columns.rows_by_file(_records(columns), "columns by file"), measured)
+    user_columns.check_names(columns)
     if measured:
-        given_columns.check_unmeasured(columns)
-    return lambda files: given_columns.columns_of_members(columns, list(files.values()))
+        user_columns.check_unmeasured(columns)
+    return lambda files: user_columns.columns_of_members(columns, list(files.values()))
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame, with the file of each under "file"."""
     if not hasattr(frame, "to_dict") or not hasattr(frame, "index"):
         raise UsageError("columns", expected="a mapping, a DataFrame or a CSV file", found=type(frame).__name__)
-    if given_columns.FILE_COLUMN not in frame.columns:
-        frame = frame.rename_axis(index=given_columns.FILE_COLUMN).reset_index()
+    if user_columns.FILE_COLUMN not in frame.columns:
+        frame = frame.rename_axis(index=user_columns.FILE_COLUMN).reset_index()
     records: list[dict[str, Any]] = frame.to_dict(orient="records")
     return records
 

@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counte
 from checkpoints_zoo.formats.shard_files import Location, prefix
 from checkpoints_zoo.images import Given
 from checkpoints_zoo.interop.checkpoints import Facts, choose_net, facts_to_json, warn_of_left_out
-from checkpoints_zoo.interop.ingest import given_columns, importing, measuring, pickles, shards
+from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
@@ -105,7 +105,7 @@ def from_samples(
     chosen_net, draw_count = choose_net(architecture, arguments), count_draws(samples)
     checked_columns = _check_columns(columns, method, run, evaluate is not None)
     if draw_count is not None:
-        given_columns.columns_of_members(checked_columns, range(draw_count))
+        user_columns.columns_of_members(checked_columns, range(draw_count))
     reader, json_facts = DrawReader(chosen_net.module(), order, buffers), facts_to_json(facts)
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
@@ -120,18 +120,18 @@ def from_samples(
                     writer.begin(
                         pickles.head_of(state), reader.counters, chosen_net.architecture or str(chosen_net.custom_name)
                     )
-                    new_description = given_columns.make_description(
+                    new_description = user_columns.make_description(
                         name, chosen_net.facts(), writer.layouts, json_facts, like
                     )
-                    given_columns.check_net(new_description, chosen_net.build)
-                    description = given_columns.keep_earlier_facts(new_description, json_facts, like, target)
+                    user_columns.check_net(new_description, chosen_net.build)
+                    description = user_columns.keep_earlier_facts(new_description, json_facts, like, target)
                     test_images = None
                     if evaluate is not None:
                         test_images = importing.images_for(evaluate, description, chosen_net.build)
                 writer.add(state)
             if writer.head is None:
                 raise UsageError("samples", expected="one draw or more", found="none")
-            writer.finish(given_columns.columns_of_members(checked_columns, range(len(writer.rows))))
+            writer.finish(user_columns.columns_of_members(checked_columns, range(len(writer.rows))))
             table = manifest.table(writer.rows)
             manifest.validate(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
@@ -163,7 +163,7 @@ def _check_columns(
 ) -> Row:
     """Check the columns before a draw is read; return them, with the column `run`."""
     checked = dict(columns or {})
-    given_columns.check_names(checked)
+    user_columns.check_names(checked)
     if repeated := sorted({"method", "run", "draw"} & set(checked)):
         raise UsageError(
             f"column {repeated[0]!r}",
@@ -172,7 +172,7 @@ def _check_columns(
             do="Leave it out: draws are counted in each run" if repeated[0] == "draw" else "",
         )
     if has_images:
-        given_columns.check_unmeasured(checked)
+        user_columns.check_unmeasured(checked)
     if method == INDEPENDENT and run is not None:
         raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT!r}")
     return checked | ({} if run is None else {"run": run})
@@ -437,7 +437,7 @@ class DrawWriter:
     def _existing_columns(self, index: int) -> Row:
         """Return the columns of a draw in the existing manifest, such as its figures."""
         return (
-            {n: v for n, v in self.existing[index].items() if n not in given_columns.IMPORT_COLUMNS}
+            {n: v for n, v in self.existing[index].items() if n not in user_columns.IMPORT_COLUMNS}
             if index < len(self.existing)
             else {}
         )

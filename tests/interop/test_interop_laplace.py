@@ -131,8 +131,8 @@ def test_norms_that_cant_be_folded(kind: str) -> None:
         folded(Wrong(kind))
     assert str(refused.value) == (
         "batch norm 'norm' of Wrong: expected running statistics, and a linear layer or convolution before it that "
-        "only this norm reads; found a norm without them. Use laplace's subset_of_weights='last_layer' with the member's "
-        "own module."
+        "only this norm reads; found a norm without them. Use laplace's subset_of_weights='last_layer' with the "
+        "member's own module."
     )
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import checkpoint_members, given_columns, shards
-from checkpoints_zoo.interop.ingest.given_columns import ColumnReader
+from checkpoints_zoo.interop.ingest import checkpoint_members, shards, user_columns
 from checkpoints_zoo.interop.ingest.measuring import fill_columns
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
 from checkpoints_zoo.interop.ingest.origin import FileFilter, Origin, Say, find_origin
 from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, plan_of_gzips, status_counts, survey_origin
+from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
@@ -119,7 +119,7 @@ def ingest(
         if reshard is None:
             survey.write(target)
         else:
-            description = given_columns.keep_earlier_facts(survey.description, given, like, target)
+            description = user_columns.keep_earlier_facts(survey.description, given, like, target)
             shards.record_import(target, name, fingerprint)
             reader = shards.MemberReader(
                 origin,
@@ -128,8 +128,8 @@ def ingest(
                 options.state_dict_place(origin),
             )
             shards.reshard(reader, survey.rows.to_pylist(), target, say)
-            given_columns.write_files(root, name, survey.files)
-        given_columns.write_columns(target, name, survey.user_columns)
+            user_columns.write_files(root, name, survey.files)
+        user_columns.write_columns(target, name, survey.user_columns)
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
         return _summary(target, name)
