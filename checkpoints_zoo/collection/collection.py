@@ -515,21 +515,22 @@ class Collection:
         >>> bool((first.diff() <= 0).all())
         True
         """
-        maps.check_options(scale, permute)
+        maps.check_words(scale, permute)
         # Impossible options and architectures without a table are refused here, not at the first batch.
         table = self.symmetry_table
         if scale is not None and permute == "norm":
             maps.check_norms(table, streams, approximate)
         return self._viewed(Canonical(scale, permute, streams, approximate))
 
-    def align(self, to: int | str | Member = 0) -> Collection:
+    def align(self, to: int | str | Member | None = None) -> Collection:
         """Permute the members' units as they are read so that they match a reference; return a view of the members.
 
         Each member is matched when it is first read; this view and its slices keep the permutations.
 
         Args:
             to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
-                the mean of all selected members, aligned; the memory then holds all members once.
+                the mean of all selected members, aligned; the memory then holds all members once. None for the first
+                selected member.
 
         Raises:
             MemberNotFound: no such member is selected.
@@ -548,6 +549,9 @@ class Collection:
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
             return self._viewed(AlignedToMean(self._match_mean))
+        if to is None:
+            self._check_not_empty()
+            to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
         unchanged = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
@@ -572,7 +576,7 @@ class Collection:
         if isinstance(symmetries, Element):
             rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
         else:
-            rows, element = files.read_symmetries(Path(symmetries), self.rows)
+            rows, element = files.read(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
         return self._viewed(Transformed(rows, element, origin))
@@ -614,7 +618,7 @@ class Collection:
         steps = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
         with disk.writing_into(Path(path).parent):
-            files.write_symmetries(Path(path), self.rows, element, steps)
+            files.write(Path(path), self.rows, element, steps)
         return Path(path)
 
     def _viewed(self, step: Step) -> Collection:

@@ -1,9 +1,8 @@
 """Does a permuted start end permuted? Transpositions, distance and loss barrier after training against those before.
 
 The study of Xiao, Liu, Bamler 2023 (arXiv 2401.00611), on handwritten digits. Two members start from one
-initialisation. The units of the second member are permuted by some transpositions. Both are trained on the same images
-in different orders: with the same order, both would end as the same network, permuted. Then the second is matched to
-the first.
+initialisation, the second one's permuted by some transpositions of units, and are trained on the same images in other
+orders: in the same order both would end as the same network, permuted. Then the second is matched to the first.
 
 `python -m docs.studies.transpositions --out study.json` trains and measures; `--plot study.png` draws.
 """
@@ -29,7 +28,7 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations.loss_barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
-from checkpoints_zoo.symmetry.canonical.alignment import match_weights
+from checkpoints_zoo.symmetry.canonical.alignment import match
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs
@@ -43,7 +42,7 @@ POINTS = 25
 
 @dataclass(frozen=True)
 class Pair:
-    """The two members of one run.
+    """A run's second member beside its first.
 
     Args:
         run: number of the run: the seed of the initialisation and of the first member's order.
@@ -62,7 +61,7 @@ class Pair:
     aligned_barrier: float
 
 
-def join_states(parts: Sequence[StackState]) -> StackState:
+def joined(parts: Sequence[StackState]) -> StackState:
     """Stack several states of members that have not been trained; return one state."""
 
     def together(kind: str) -> Tensors:
@@ -78,16 +77,16 @@ def join_states(parts: Sequence[StackState]) -> StackState:
     )
 
 
-def train_and_measure(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> list[Pair]:
+def study(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> list[Pair]:
     """Train the pairs in one stack and measure them; return one Pair a run and count.
 
     Args:
-        recipe: recipe of the members, without running statistics.
-        counts: numbers of transpositions at the start.
-        runs: number of initialisations.
+        recipe: of the members, without running statistics.
+        counts: transpositions at the start.
+        runs: initialisations.
 
     Raises:
-        UsageError: more transpositions than the units allow.
+        UsageError: more transpositions than there can be.
     """
     states, orders = [], []
     for run in range(runs):
@@ -97,7 +96,7 @@ def train_and_measure(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int 
             second = 1000 * (run + 1) + count
             states.append(initial_state(replace(recipe, init_seed=run, init_permutation=count), [second]))
             orders.append(second)
-    state, data = join_states(states), images.load(recipe.dataset, "train")
+    state, data = joined(states), images.load(recipe.dataset, "train")
     for epoch in train_epochs(recipe, orders, state, data):
         print(f"{recipe.name}: epoch {epoch}/{recipe.epochs}, loss {float(state.loss.mean()):.4f}", file=sys.stderr)
     module = build_architecture(recipe.architecture, **recipe.arguments)
@@ -108,19 +107,19 @@ def train_and_measure(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int 
         at = run * (1 + len(counts))
         first = {name: tensor[at] for name, tensor in state.params.items()}
         others = {name: tensor[at + 1 : at + 1 + len(counts)] for name, tensor in state.params.items()}
-        pairs += _measure_pairs(recipe, table, test, run, counts, first, others)
+        pairs += _measured(recipe, table, test, run, counts, first, others)
     return pairs
 
 
-def _measure_pairs(
+def _measured(
     recipe: Recipe, table: Table, test: ImageData, run: int, counts: Sequence[int], first: Tensors, others: Tensors
 ) -> list[Pair]:
-    permutations = match_weights(table, others, first).permutations
-    aligned = permute(table, others, permutations)
-    after = torch.stack([transpositions(p) for p in permutations.values()]).sum(0)
+    found = match(table, others, first).permutations
+    aligned = permute(table, others, found)
+    after = torch.stack([transpositions(p) for p in found.values()]).sum(0)
     distances = [squared_distance(table, params, first) for params in (others, aligned)]
     barriers = [
-        [_loss_barrier(recipe, test, first, {n: t[i] for n, t in params.items()}) for i in range(len(counts))]
+        [_barrier(recipe, test, first, {n: t[i] for n, t in params.items()}) for i in range(len(counts))]
         for params in (others, aligned)
     ]
     return [
@@ -129,7 +128,7 @@ def _measure_pairs(
     ]
 
 
-def _loss_barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -> float:
+def _barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -> float:
     """Return the largest loss on the line minus the mean of its ends, nats."""
     line = interpolate(first, second, torch.linspace(0, 1, POINTS))
     with torch.device("meta"):
@@ -142,7 +141,7 @@ def _loss_barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tenso
     return float(losses.max() - (losses[0] + losses[-1]) / 2)
 
 
-def draw_pairs(pairs: Sequence[Pair], path: Path) -> Path:
+def draw(pairs: Sequence[Pair], path: Path) -> Path:
     """Draw the three figures of the study, mean and standard deviation over the runs; return the path."""
     from matplotlib.figure import Figure
 
@@ -153,8 +152,8 @@ def draw_pairs(pairs: Sequence[Pair], path: Path) -> Path:
         return [float(v.mean()) for v in values], [float(v.std()) for v in values]
 
     def figure() -> Figure:
-        result = Figure(figsize=(13, 4), dpi=DPI, layout="constrained")
-        panels = result.subplots(1, 3)
+        drawn = Figure(figsize=(13, 4), dpi=DPI, layout="constrained")
+        panels = drawn.subplots(1, 3)
         for panel, title, lines in (
             (panels[0], "transpositions", {"after": ("after training", BLUE)}),
             (panels[1], "squared distance", {"distance": ("as trained", RED), "aligned_distance": ("matched", GREEN)}),
@@ -168,7 +167,7 @@ def draw_pairs(pairs: Sequence[Pair], path: Path) -> Path:
         panels[0].plot(counts, counts, color="black", linewidth=0.8, linestyle=":", label="as before")
         for panel in panels:
             panel.legend(frameon=False)
-        return result
+        return drawn
 
     return save(figure, path_of(path), "transpositions before and after training")
 
@@ -182,23 +181,23 @@ def main(out: Path, plot: Path | None, runs: int) -> None:
     recipe = replace(convnet_digits(), stack_width=runs * (1 + len(COUNTS)))
     try:
         if out.exists():
-            pairs = read_pairs(out)
+            pairs = read(out)
         else:
-            pairs = train_and_measure(recipe, runs=runs)
+            pairs = study(recipe, runs=runs)
             values = {"recipe": recipe.hash, "torch": str(torch.__version__), "pairs": [asdict(p) for p in pairs]}
             out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if plot:
-            draw_pairs(pairs, plot)
+            draw(pairs, plot)
     except ZooError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
 
 
-def read_pairs(path: Path) -> list[Pair]:
-    """Read the pairs of a study from its file; return them."""
+def read(path: Path) -> list[Pair]:
+    """Read the pairs of a study that was written; return them."""
     names = {field.name for field in fields(Pair)}
-    pairs = json.loads(path.read_text(encoding="utf-8"))["pairs"]
-    return [Pair(**{name: value for name, value in pair.items() if name in names}) for pair in pairs]
+    found = json.loads(path.read_text(encoding="utf-8"))["pairs"]
+    return [Pair(**{name: value for name, value in pair.items() if name in names}) for pair in found]
 
 
 if __name__ == "__main__":
