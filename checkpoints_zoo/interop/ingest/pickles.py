@@ -274,15 +274,9 @@ def checksum_problem(path: Path) -> str:
             # There are none with torch.serialization.set_crc32_options(False).
             has_checksums = any(entry.CRC for entry in file.infolist())
             changed = file.testzip() if has_checksums else None
-<<<<<<< HEAD
-    except zipfile.BadZipFile:  # written before torch 1.6
-        return ""
-    return "" if changed is None else f"values that differ from the saved ones, by the checksum of {changed}"
-=======
     except PARSER_ERRORS as error:
         return f"a zip archive that can't be read ({type(error).__name__}: {error})"[:200]
-    return "" if changed is None else f"values that are not those that were saved, by the checksum of {changed}"
->>>>>>> main
+    return "" if changed is None else f"values that differ from the saved ones, by the checksum of {changed}"
 
 
 def _check_zip(path: Path) -> None:
