@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, 
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given, Preprocess
+from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -445,7 +445,7 @@ class Collection:
             compile=compile,
         )
 
-    def predict(self, data: Given, out: str | Path | None = None, **options: Any) -> Predictions:
+    def predict(self, data: ImageInput, out: str | Path | None = None, **options: Any) -> Predictions:
         """Run the members on images and store their logits in float16 beside the manifest; return these predictions.
 
         Members whose predictions are stored already are not run again.
@@ -515,7 +515,7 @@ class Collection:
         >>> bool((first.diff() <= 0).all())
         True
         """
-        maps.check_words(scale, permute)
+        maps.check_options(scale, permute)
         # Impossible options and architectures without a table are refused here, not at the first batch.
         table = self.symmetry_table
         if scale is not None and permute == "norm":
@@ -576,7 +576,7 @@ class Collection:
         if isinstance(symmetries, Element):
             rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
         else:
-            rows, element = files.read(Path(symmetries), self.rows)
+            rows, element = files.read_symmetries(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
         return self._viewed(Transformed(rows, element, origin))
@@ -618,7 +618,7 @@ class Collection:
         steps = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
         with disk.writing_into(Path(path).parent):
-            files.write(Path(path), self.rows, element, steps)
+            files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 
     def _viewed(self, step: Step) -> Collection:

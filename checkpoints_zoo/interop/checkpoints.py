@@ -14,7 +14,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.images import Given, Preprocess
+from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.interop.ingest import NetSpec, ingest, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
@@ -55,7 +55,7 @@ def from_checkpoints(
     key: str = "",
     prefix: str = "",
     columns: Mapping[str, Any] | pd.DataFrame | str | Path | None = None,
-    evaluate: Given | None = None,
+    evaluate: ImageInput | None = None,
     like: str | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,

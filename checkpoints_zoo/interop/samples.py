@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
 from checkpoints_zoo.formats.shard_files import Location, prefix
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.interop.checkpoints import Facts, choose_net, facts_to_json, warn_of_left_out
 from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
@@ -54,7 +54,7 @@ def from_samples(
     buffers: nn.Module | Mapping[str, Tensor] | None = None,
     run: int | Sequence[int] | None = None,
     columns: Mapping[str, Any] | None = None,
-    evaluate: Given | None = None,
+    evaluate: ImageInput | None = None,
     like: str | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,

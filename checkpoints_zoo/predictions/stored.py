@@ -20,7 +20,7 @@ from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError,
 from checkpoints_zoo.formats import manifest, selection, shard_files
 from checkpoints_zoo.formats.shard_files import Location, read_at
 from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given, ImageData, in_order
+from checkpoints_zoo.images import ImageData, ImageInput, in_order
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription
@@ -34,7 +34,7 @@ def predictions_of(
     name: str,
     *,
     source: str | Path | None = None,
-    data: Given | None = None,
+    data: ImageInput | None = None,
 ) -> Predictions:
     """Find stored predictions of members, reading no logits yet; return them.
 

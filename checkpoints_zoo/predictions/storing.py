@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LockedError, Usage
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import Location, prefix
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import pack_member
 from checkpoints_zoo.predictions import prediction_sets
@@ -39,7 +39,7 @@ Packed = tuple[int, bytearray]  # position among the members, logits as they are
 
 def predict(
     members: Members,
-    data: Given,
+    data: ImageInput,
     out: str | Path | None = None,
     *,
     name: str | None = None,

@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import (
 )
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, duplicates
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import prediction_sets
 
 # Another processor may round a borderline image over; more than this many is no rounding.
@@ -29,7 +29,7 @@ KEY = ("member", "epoch")
 THEIRS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
-def verify(members: Collection, sample: int = 8, data: Given | None = None) -> list[Problem]:
+def verify(members: Collection, sample: int = 8, data: ImageInput | None = None) -> list[Problem]:
     """Check members against their manifest; return the problems found, [] for none.
 
     Every member's tensors are where the manifest says, hash to its sha256 and are finite; no two members hold the

@@ -1,1 +1,1 @@
-"""Train populations from named recipes; `zoo-cli train` is their command."""
+"""Training: populations of networks from recipes, in stacks, resumable; `zoo-cli train` is its command line."""

@@ -65,7 +65,7 @@ def test_ensemble_stays_in_eval_mode_and_moves(members: Collection) -> None:
         ensemble.train()
     assert str(caught.value) == (
         "ensemble.train(): expected eval mode: the members are finished, and batch statistics would mix their inputs."
-        " Take members[i].model() to train one of them further."
+        " Use members[i].model() to train one of them further."
     )
     assert not ensemble.training
     assert ensemble.eval() is ensemble.train(False) is ensemble
@@ -87,7 +87,7 @@ def test_ensemble_says_which_inputs_it_takes(members: Collection) -> None:
             ensemble(wrong)
         assert str(caught.value) == (
             f"inputs of the ensemble: expected torch.float32 on cpu; found {wrong.dtype} on cpu."
-            " Give members.preprocess(images), then .to(...) if another device or dtype is meant."
+            " Give members.preprocess(images).to(device, dtype)."
         )
 
 

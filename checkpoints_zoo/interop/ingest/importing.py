@@ -20,7 +20,7 @@ from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.images import Given, ImageData
+    from checkpoints_zoo.images import ImageData, ImageInput
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def ingest(
     out: str | Path | None = None,
     reshard: str | Path | None = None,
     hash: bool = False,
-    evaluate: Given | None = None,
+    evaluate: ImageInput | None = None,
     given: Mapping[str, Any] | None = None,
     like: str | None = None,
     net: NetSpec | None = None,
@@ -162,7 +162,7 @@ def _find_origin(
     return origin
 
 
-def images_for(evaluate: Given, description: Description, build: Build | None) -> ImageData:
+def images_for(evaluate: ImageInput, description: Description, build: Build | None) -> ImageData:
     """Load test images and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:

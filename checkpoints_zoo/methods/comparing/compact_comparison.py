@@ -24,7 +24,7 @@ from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackkn
 from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import aligned, whole
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import escaped
 from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, Mode, cited
 from checkpoints_zoo.methods.comparing.draws import Fits, fit_all
@@ -268,7 +268,7 @@ def _counted(source: Source | None, word: str) -> str:
 @overload
 def compact(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     against: None = None,
     vi: None = None,
@@ -277,7 +277,7 @@ def compact(
     splits: int = 20,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact: ...
@@ -286,7 +286,7 @@ def compact(
 @overload
 def compact(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     against: Collection,
     vi: Collection | None = None,
@@ -294,7 +294,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> CompactComparison: ...
@@ -302,7 +302,7 @@ def compact(
 
 def compact(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     against: Collection | None = None,
     vi: Collection | None = None,
@@ -311,7 +311,7 @@ def compact(
     splits: int = 20,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact | CompactComparison:
@@ -374,13 +374,13 @@ def compare_with_hmc(
     hmc: Collection,
     ensemble: Collection,
     vi: Collection | None,
-    data: Given | None,
+    data: ImageInput | None,
     *,
     to: int | str | None,
     samples: int | None,
     splits: int,
     seed: int,
-    statistics: Given | None,
+    statistics: ImageInput | None,
     device: str | torch.device,
     batch: int,
 ) -> CompactComparison:

@@ -9,7 +9,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.draw_ensembles import modes
 from checkpoints_zoo.methods.comparing.draws import Fits, check_draws, methods_of
@@ -28,8 +28,8 @@ SUBSETS = 100  # of runs or members, for the jackknife
 def prepare(
     collection: Collection | str,
     methods: Iterable[str] | None = None,
-    data: Given | None = None,
-    ood: Given | None = None,
+    data: ImageInput | None = None,
+    ood: ImageInput | None = None,
     *,
     out: str | Path | None = None,
     reference: Collection | str | None = None,
@@ -146,8 +146,8 @@ def _check_same(thing: str, members: Collection, reference: Collection) -> None:
 def compare(
     collection: Collection | str,
     methods: Iterable[str] | None = None,
-    data: Given | None = None,
-    ood: Given | None = None,
+    data: ImageInput | None = None,
+    ood: ImageInput | None = None,
     *,
     out: str | Path | None = None,
     reference: Collection | str | None = None,

@@ -17,7 +17,7 @@ from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
 from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
 from checkpoints_zoo.formats.text import counted, in_bytes
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
 from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
@@ -89,14 +89,14 @@ class Scaling:
     """What is asked of temperature scaling and of limits, as in `evaluate`."""
 
     temperature: bool
-    held_out: float | Given | Predictions | None
+    held_out: float | ImageInput | Predictions | None
     within: Mapping[str, float | str] | None
 
 
 def measure(
     members: Collection | Predictions,
-    data: Given | Predictions | None,
-    ood: Given | Predictions | None,
+    data: ImageInput | Predictions | None,
+    ood: ImageInput | Predictions | None,
     sizes: Iterable[int] | None,
     scaling: Scaling,
     subsets: int,
@@ -133,9 +133,9 @@ def measure(
 
 def _predicted(
     members: Collection | Predictions,
-    data: Given | Predictions | None,
-    ood: Given | Predictions | None,
-    held_out: float | Given | Predictions | None,
+    data: ImageInput | Predictions | None,
+    ood: ImageInput | Predictions | None,
+    held_out: float | ImageInput | Predictions | None,
     device: str | torch.device,
     say: Say,
 ) -> tuple[Predictions, Predictions | None]:
