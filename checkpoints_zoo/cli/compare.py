@@ -14,7 +14,7 @@ from checkpoints_zoo.cli.measure import PLACES, png
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.methods.comparing.prepared import Todo
+    from checkpoints_zoo.methods.comparing.prepared import RemainingWork
 
 FRAMES = (".csv", ".parquet")
 
@@ -136,7 +136,7 @@ def _load(selection: Selection, name: str, source: str | None) -> Collection:
     return Selection(name, None, None, None, None, source, selection.architecture).load()
 
 
-def _todo(todo: Todo) -> str:
+def _todo(todo: RemainingWork) -> str:
     return facts(
         {
             "to be fitted": list(todo.fits) or "nothing",

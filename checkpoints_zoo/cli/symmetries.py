@@ -144,7 +144,13 @@ def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
 def _masses(
     members: Collection, out: Output, options: dict[str, Any], along: bool, plot: str | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.populations.mass import along_training, last_snapshots, mass_figure, masses_of, minimal_mass
+    from checkpoints_zoo.populations.mass import (
+        along_training,
+        last_snapshots,
+        mass_figure,
+        minimal_mass,
+        select_masses,
+    )
 
     epochs = [int(epoch) for epoch in members.rows.column("epoch").to_pylist()]
     if along and len(set(epochs)) < 2:
@@ -152,7 +158,7 @@ def _masses(
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, minimising their mass …")
     every = minimal_mass(members, **options)
-    last = masses_of(every, last_snapshots(every, epochs)) if along else every
+    last = select_masses(every, last_snapshots(every, epochs)) if along else every
     values: dict[str, Any] = {"mass": _values(every, epochs) | {k: v for k, v in options.items() if k != "device"}}
     blocks = [str(last)]
     if along:
@@ -231,12 +237,12 @@ def align_command(
     """
     if barrier and isinstance(to, str):
         raise click.UsageError("--barrier needs a member to draw lines from, not the mean.")
-    from checkpoints_zoo.populations.alignment_table import alignment_of
+    from checkpoints_zoo.populations.alignment_table import measure_alignment
 
     members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
     aligned = members.align(to)
-    found = alignment_of(aligned)
+    found = measure_alignment(aligned)
     values: dict[str, Any] = json.loads(found.to_json())
     lines = None
     if barrier:

@@ -25,11 +25,11 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
-WATCHED = 100  # inputs whose probabilities are watched
+MAX_SIZE = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
+WATCHED_INPUTS = 100  # inputs whose probabilities are watched
 _PIECE = 200  # inputs a forward pass: what a layer gives the next stays in a CPU's cache
 DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro
-ENOUGH = 10  # trajectories for dual averaging to find a size
+MIN_ADAPTATION = 10  # trajectories for dual averaging to find a size
 
 # From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
 Density = Callable[[Tensors], tuple[Tensor, Tensors]]
@@ -75,10 +75,10 @@ class Hmc:
         modes, buffers = problem.modes(runs)
         posterior = Posterior(problem, modes, buffers, self.temperature)
         chains = sample(posterior, modes, draws, warmup=self.warmup, steps=self.steps, seed=seed, target=self.target)
-        kept = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
+        fixed = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
         states = [
             {n: d[run].float().contiguous() for n, d in chains.draws.items()}
-            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in kept.items()}
+            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in fixed.items()}
             for run in range(runs)
         ]
         of_all = _facts_of_all(problem, chains, states, self.temperature) if draws >= 4 else {}
@@ -94,10 +94,10 @@ class Hmc:
 
     def _check(self, problem: Problem) -> None:
         weights = sum(p.numel() for p in problem.network().parameters())
-        if weights * problem.count > MOST:
+        if weights * problem.count > MAX_SIZE:
             raise UsageError(
                 f"{self.name} of recipe {problem.recipe.name!r}",
-                expected=f"at most {MOST:,} parameters times inputs: each step takes the gradient of all inputs",
+                expected=f"at most {MAX_SIZE:,} parameters times inputs: each step takes the gradient of all inputs",
                 found=f"{weights:,} parameters, {problem.count:,} inputs",
                 do="Take sghmc, which takes minibatches",
             )
@@ -180,8 +180,8 @@ def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
 
 def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
     """Return what all chains say together, of what symmetries of the weights don't change."""
-    every = max(1, problem.count // WATCHED)
-    inputs, labels = problem.inputs[::every][:WATCHED].cpu(), problem.labels[::every][:WATCHED].cpu()
+    every = max(1, problem.count // WATCHED_INPUTS)
+    inputs, labels = problem.inputs[::every][:WATCHED_INPUTS].cpu(), problem.labels[::every][:WATCHED_INPUTS].cpu()
     skeleton = problem.network().eval().requires_grad_(False)
     with torch.no_grad():
         logits = torch.stack([Runner(skeleton, problem.whole(state))(inputs) for state in states])
@@ -242,13 +242,13 @@ def sample(
     Raises:
         UsageError: a start where the density is not finite.
 
-    >>> normal = differentiated(lambda at: -at["x"].square().sum(1) / 2)
+    >>> normal = lambda at: (-at["x"].square().sum(1).double() / 2, {"x": -at["x"]})
     >>> chains = sample(normal, {"x": torch.zeros(4, 3)}, 500, warmup=200, steps=4, seed=0)
     >>> chains.draws["x"].shape, bool((chains.draws["x"].var() - 1).abs() < 0.1)
     (torch.Size([4, 500, 3]), True)
     """
-    flow, count = Target(density, start), len(next(iter(start.values())))
-    point = flow(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
+    flat_density, count = FlatDensity(density, start), len(next(iter(start.values())))
+    point = flat_density(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
     if not bool((point.level.isfinite() & point.gradient.isfinite().all(1)).all()):
         raise UsageError("start of the chains", expected="finite log densities", found=str(point.level.tolist())[:80])
     scale = torch.ones_like(point.position[0])
@@ -262,34 +262,36 @@ def sample(
         drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
         return torch.stack(drawn).to(point.position) * scale
 
-    sizes = StepSizes(first_size(flow, point, momenta(), scale), target)
-    kept, levels = [], []
-    chances, divergences = [], torch.zeros(count, dtype=torch.int64)
+    sizes = StepSizes(first_size(flat_density, point, momenta(), scale), target)
+    positions, levels = [], []
+    probabilities, divergences = [], torch.zeros(count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
-        if trajectory == warmup // 2 >= ENOUGH:  # near a mode longer steps are accepted than where chains go then
+        if (
+            trajectory == warmup // 2 >= MIN_ADAPTATION
+        ):  # near a mode longer steps are accepted than where chains go then
             sizes = StepSizes(sizes.average, target)
         length = int(torch.randint(least, most + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
         before = momenta()
-        end, after, sound = leapfrog(flow, point, before, size, length, scale)
-        chance = acceptance(point, before, end, after, scale).where(sound, 0.0)
-        luck = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(chance)
-        taken = luck < chance
-        point = Point(*(_where(taken, new, old) for new, old in zip(end, point, strict=True)))
+        end, after, stable = leapfrog(flat_density, point, before, size, length, scale)
+        probability = acceptance(point, before, end, after, scale).where(stable, 0.0)
+        uniform = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(probability)
+        accepted = uniform < probability
+        point = Point(*(_where(accepted, new, old) for new, old in zip(end, point, strict=True)))
         if trajectory < warmup:
-            sizes.learn(chance)
+            sizes.learn(probability)
             continue
-        kept.append(point.position.cpu())
+        positions.append(point.position.cpu())
         levels.append(point.level.cpu())
-        chances.append(chance.cpu())
-        divergences += (~sound).cpu()
+        probabilities.append(probability.cpu())
+        divergences += (~stable).cpu()
     return Chains(
-        flow.apart(torch.stack(kept, 1)),
+        flat_density.unflatten(torch.stack(positions, 1)),
         torch.stack(levels, 1),
-        torch.stack(chances).mean(0),
+        torch.stack(probabilities).mean(0),
         sizes.average.cpu(),
         divergences,
-        flow.calls,
+        flat_density.calls,
     )
 
 
@@ -301,7 +303,7 @@ class Point(NamedTuple):
     gradient: Tensor
 
 
-class Target:
+class FlatDensity:
     """A density of flat positions.
 
     Args:
@@ -315,33 +317,17 @@ class Target:
 
     def __call__(self, position: Tensor) -> Point:
         self.calls += 1
-        level, gradient = self.density(self.apart(position))
+        level, gradient = self.density(self.unflatten(position))
         return Point(position, level, torch.cat([gradient[name].flatten(1) for name in self.shapes], 1))
 
-    def apart(self, position: Tensor) -> Tensors:
+    def unflatten(self, position: Tensor) -> Tensors:
         """Return the tensors of flat positions (…, dimension), name -> (…, *shape)."""
         parts = torch.split(position, [shape.numel() for shape in self.shapes.values()], -1)
         return {n: p.reshape(*p.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
 
 
-def differentiated(log_density: Callable[[Tensors], Tensor]) -> Density:
-    """Make a density with its gradient from one that torch can differentiate; return it.
-
-    Args:
-        log_density: from stacked tensors to (chain,), each chain's of its own tensors alone.
-    """
-
-    def density(positions: Tensors) -> tuple[Tensor, Tensors]:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in positions.items()}
-        levels = log_density(leaves)
-        slopes = torch.autograd.grad(levels.sum(), list(leaves.values()))
-        return levels.detach().double(), dict(zip(leaves, slopes, strict=True))
-
-    return density
-
-
 def leapfrog(
-    flow: Target, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
+    flat_density: FlatDensity, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
 ) -> tuple[Point, Tensor, Tensor]:
     """Follow the leapfrog; return where it ends, the momenta there, and which chains are sound, (chain,).
 
@@ -356,18 +342,18 @@ def leapfrog(
         scale: root of the mass of each dimension, (dimension,).
     """
     start, began = point, energy(point, momenta, scale)
-    sound = torch.ones_like(began, dtype=torch.bool)
+    stable = torch.ones_like(began, dtype=torch.bool)
     step = size[:, None].to(momenta)
     for _ in range(steps):
         half = momenta + step / 2 * point.gradient
-        point = flow(point.position + step * half / scale.square())
+        point = flat_density(point.position + step * half / scale.square())
         momenta = half + step / 2 * point.gradient
         off = (energy(point, momenta, scale) - began).abs()
-        sound = sound & (off < DIVERGENT) & point.gradient.isfinite().all(1)
-        if not bool(sound.all()):
-            point = Point(*(_where(sound, new, old) for new, old in zip(point, start, strict=True)))
-            momenta = _where(sound, momenta, torch.zeros_like(momenta))
-    return point, momenta, sound
+        stable = stable & (off < DIVERGENT) & point.gradient.isfinite().all(1)
+        if not bool(stable.all()):
+            point = Point(*(_where(stable, new, old) for new, old in zip(point, start, strict=True)))
+            momenta = _where(stable, momenta, torch.zeros_like(momenta))
+    return point, momenta, stable
 
 
 def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
@@ -380,7 +366,7 @@ def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: T
     return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
 
 
-def first_size(flow: Target, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
+def first_size(flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
     """Double or halve a step size till one step is accepted with probability 1/2 or so (algorithm 4); return each's.
 
     Args:
@@ -390,8 +376,8 @@ def first_size(flow: Target, point: Point, momenta: Tensor, scale: Tensor, size:
     sizes = torch.full_like(point.level, size)
     up, moving = None, torch.ones_like(sizes, dtype=torch.bool)
     for _ in range(60):
-        end, after, sound = leapfrog(flow, point, momenta, sizes, 1, scale)
-        high = acceptance(point, momenta, end, after, scale).where(sound, 0.0) > 0.5
+        end, after, stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
+        high = acceptance(point, momenta, end, after, scale).where(stable, 0.0) > 0.5
         up = high if up is None else up
         moving = moving & (high == up)
         if not bool(moving.any()):
@@ -414,16 +400,16 @@ class StepSizes:
         self._pull, self._log = torch.log(10 * first), torch.zeros_like(first)
         self._off = torch.zeros_like(first)
 
-    def learn(self, chance: Tensor) -> None:
+    def learn(self, probability: Tensor) -> None:
         """Take account of the probabilities (chain,) with which a trajectory was accepted."""
         self.seen += 1
         weight = 1 / (self.seen + 10)
-        self._off = (1 - weight) * self._off + weight * (self.target - chance)
+        self._off = (1 - weight) * self._off + weight * (self.target - probability)
         trial = self._pull - math.sqrt(self.seen) / 0.05 * self._off
         share = self.seen**-0.75
         self._log = share * trial + (1 - share) * self._log
         self.trial, self.average = trial.exp(), self._log.exp()
 
 
-def _where(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)
+def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -86,22 +86,24 @@ class Range:
     fits: Callable[[Any], bool]
 
 
-def number(expected: str, fits: Callable[[float], bool]) -> Range:
+def finite_number(expected: str, fits: Callable[[float], bool]) -> Range:
     """Make a range of finite numbers; return it.
 
-    >>> number("above 0", lambda value: value > 0).fits(float("nan"))
+    >>> finite_number("above 0", lambda value: value > 0).fits(float("nan"))
     False
     """
-    return Range(f"a number {expected}", lambda value: _is(value, int, float) and math.isfinite(value) and fits(value))
+    return Range(
+        f"a number {expected}", lambda value: _is_instance(value, int, float) and math.isfinite(value) and fits(value)
+    )
 
 
-def whole(least: int) -> Range:
+def whole_number(least: int) -> Range:
     """Make the range of whole numbers from one on; return it.
 
-    >>> whole(1).expected, whole(1).fits(2.5)
+    >>> whole_number(1).expected, whole_number(1).fits(2.5)
     ('a whole number from 1', False)
     """
-    return Range(f"a whole number from {least}", lambda value: _is(value, int) and value >= least)
+    return Range(f"a whole number from {least}", lambda value: _is_instance(value, int) and value >= least)
 
 
 def one_of(*values: str) -> Range:
@@ -109,13 +111,13 @@ def one_of(*values: str) -> Range:
     return Range(" or ".join(values), lambda value: value in values)
 
 
-def _is(value: object, *kinds: type) -> bool:
+def _is_instance(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-POSITIVE = number("above 0", lambda value: value > 0)
-SHARE = number("between 0 and 1", lambda value: 0 < value < 1)
-_FROM_0 = number("from 0", lambda value: value >= 0)
+POSITIVE = finite_number("above 0", lambda value: value > 0)
+SHARE = finite_number("between 0 and 1", lambda value: 0 < value < 1)
+_FROM_0 = finite_number("from 0", lambda value: value >= 0)
 
 # A setting means the same in every method that has it.
 _RANGES: dict[str, Range] = {
@@ -125,19 +127,19 @@ _RANGES: dict[str, Range] = {
     "var_clamp": _FROM_0,
     "rate": SHARE,
     "target": SHARE,
-    "friction": number("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "exploring": number("from 0 and below 1", lambda value: 0 <= value < 1),
-    "init_log_sd": number("that is finite", lambda value: True),
-    "burn_in": whole(0),
-    "warmup": whole(0),
-    "thinning": whole(1),
-    "batch_size": whole(1),
-    "cycle": whole(1),
-    "cycles": whole(1),
-    "epochs": whole(1),
-    "steps": whole(1),
-    "samples": whole(1),
-    "max_num_models": whole(2),
+    "friction": finite_number("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "exploring": finite_number("from 0 and below 1", lambda value: 0 <= value < 1),
+    "init_log_sd": finite_number("that is finite", lambda value: True),
+    "burn_in": whole_number(0),
+    "warmup": whole_number(0),
+    "thinning": whole_number(1),
+    "batch_size": whole_number(1),
+    "cycle": whole_number(1),
+    "cycles": whole_number(1),
+    "epochs": whole_number(1),
+    "steps": whole_number(1),
+    "samples": whole_number(1),
+    "max_num_models": whole_number(2),
     "diag_covariance": Range("True or False", lambda value: isinstance(value, bool)),
     "start": one_of("mode", "random"),
     "prior": one_of("weight-decay", "evidence"),
@@ -161,8 +163,8 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
         if not ranges[name].fits(value):
             raise UsageError(f"{name} of {method.name}", expected=ranges[name].expected, found=repr(value))
     for name, count in (("runs", runs), ("draws", draws)):
-        if not whole(1).fits(count):
-            raise UsageError(f"{name} of {method.name}", expected=whole(1).expected, found=repr(count))
+        if not whole_number(1).fits(count):
+            raise UsageError(f"{name} of {method.name}", expected=whole_number(1).expected, found=repr(count))
 
 
 def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:

@@ -28,7 +28,7 @@ Tensors = dict[str, Tensor]
 FIRST_SEED = 1_000_000  # of the modes: no published member has it
 
 
-def read(path: Path) -> Tensors:
+def read_modes(path: Path) -> Tensors:
     """Read states that were kept; return them.
 
     Raises:
@@ -41,12 +41,12 @@ def read(path: Path) -> Tensors:
         raise DamagedError(f"modes {path}", expected="a safetensors file", found=str(error), do=do) from error
 
 
-def train(
+def train_modes(
     recipe: Recipe,
     images: ImageData,
     runs: int,
     device: torch.device,
-    what: str,
+    description: str,
     gradient: Callable[[Recipe, Sequence[int]], Gradient] | None = None,
 ) -> Tensors:
     """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
@@ -71,25 +71,25 @@ def train(
         for _ in train_epochs(recipe, ids, state, images, None if gradient is None else gradient(recipe, ids)):
             pass
         if bool((state.failed_step >= 0).any()):
-            raise UsageError(what, expected="finite losses", found="others", do="Lower lr of the recipe")
+            raise UsageError(description, expected="finite losses", found="others", do="Lower lr of the recipe")
         final = stored_tensors(recipe, state.params, state.buffers, state.averages, images)
         stacks.append({name: final[name].detach().cpu() for name in (*state.params, *state.buffers)})
     return {name: torch.cat([stack[name] for stack in stacks]).contiguous() for name in stacks[0]}
 
 
-def twins(network: nn.Module) -> dict[str, str]:
+def tied_names(network: nn.Module) -> dict[str, str]:
     """Find tied parameters: further names in the state dict -> the first one, under which it is trained and drawn.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> net[1].weight = net[0].weight
-    >>> twins(net)
+    >>> tied_names(net)
     {'1.weight': '0.weight'}
     """
     parameters = dict(network.named_parameters())
     return {name: first for name, first in first_names(network).items() if name != first and first in parameters}
 
 
-def random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
+def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
     """Name a buffer that is another whenever the network is built, running statistics aside; return "" without one.
 
     Args:

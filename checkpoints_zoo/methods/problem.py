@@ -29,7 +29,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.methods.modes import Tensors, random_buffer, read, train, twins
+from checkpoints_zoo.methods.modes import Tensors, find_random_buffer, read_modes, tied_names, train_modes
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
@@ -37,7 +37,7 @@ from checkpoints_zoo.training.optimizers import first_scaling
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-PIECE = 500  # inputs a forward pass
+FORWARD_BATCH = 500  # inputs a forward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,10 @@ class Problem:
     held_out: ImageData | None = None
     folder: Path | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (it can't be changed)
-    _known: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
+    _trained_modes: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
 
     def __post_init__(self) -> None:
-        self._functional, self._random  # noqa: B018 (built now: random initialisation can't be mapped by torch.vmap)
+        self._functional, self._random_buffer  # noqa: B018 (built now: random initialisation can't be mapped by torch.vmap)
 
     @classmethod
     def of(
@@ -84,15 +84,15 @@ class Problem:
                 found=f"{recipe.weight_decay:g}",
             )
         images = recipe.split("train")
-        kept = len(images) - held_out
-        if held_out < 0 or kept < recipe.batch_size:
+        left = len(images) - held_out
+        if held_out < 0 or left < recipe.batch_size:
             raise UsageError(
                 f"images held out of {images.name!r}",
                 expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
                 found=f"{held_out:,}",
             )
-        held = _part(images, slice(kept, None)) if held_out else None
-        return cls(recipe, _part(images, slice(0, kept)), held, folder, torch.device(device))
+        held_images = _select(images, slice(left, None)) if held_out else None
+        return cls(recipe, _select(images, slice(0, left)), held_images, folder, torch.device(device))
 
     @property
     def count(self) -> int:
@@ -134,13 +134,13 @@ class Problem:
         return module.requires_grad_(False)
 
     @cached_property
-    def _random(self) -> str:
-        return random_buffer(self.recipe.module, self.device)
+    def _random_buffer(self) -> str:
+        return find_random_buffer(self.recipe.module, self.device)
 
     def _check_buffers(self) -> None:
-        if self._random:
+        if self._random_buffer:
             raise UsageError(
-                f"buffer {self._random!r} of architecture {self.recipe.architecture!r}",
+                f"buffer {self._random_buffer!r} of architecture {self.recipe.architecture!r}",
                 expected="the same values whenever the network is built: draws are of the parameters alone",
                 found="others each time",
                 do="Build it from a seed of its own, or make it a parameter",
@@ -159,10 +159,6 @@ class Problem:
         self._check_buffers()
         logits: Tensor = functional_call(self._functional, dict(params), (inputs,))
         return logits
-
-    def log_likelihood(self, params: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return log p(labels | inputs, params) of one network, nats, summed over the inputs."""
-        return -F.cross_entropy(self.forward(params, inputs), labels, reduction="sum")
 
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return log p(params), nats, with its constant."""
@@ -198,9 +194,9 @@ class Problem:
         pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
         size = min(size, self.count)
         while True:
-            drawn = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
-            order = torch.stack([torch.randperm(self.count, generator=g) for g in drawn]).to(self.device)
-            views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in drawn])
+            generators = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
+            order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
+            views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in generators])
             for first in range(0, self.count - size + 1, size):
                 seen = order[:, first : first + size]
                 images = augmentation(
@@ -220,18 +216,18 @@ class Problem:
         Raises:
             UsageError: a loss that was not finite.
         """
-        if runs not in self._known:
-            self._known[runs] = self._found(runs)
-        return self._split({name: tensor.clone() for name, tensor in self._known[runs].items()})
+        if runs not in self._trained_modes:
+            self._trained_modes[runs] = self._load_or_train_modes(runs)
+        return self._split_states({name: tensor.clone() for name, tensor in self._trained_modes[runs].items()})
 
-    def _found(self, runs: int) -> Tensors:
+    def _load_or_train_modes(self, runs: int) -> Tensors:
         """Read modes from the folder, or train them, and keep them there; return their states."""
-        kept = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
-        if kept is not None and kept.is_file():
-            return read(kept)
-        states = train(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
-        if kept is not None:
-            with replacing(kept, "wb") as file:
+        path = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
+        if path is not None and path.is_file():
+            return read_modes(path)
+        states = train_modes(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
+        if path is not None:
+            with replacing(path, "wb") as file:
                 file.write(save(states))
         return states
 
@@ -251,19 +247,23 @@ class Problem:
         facts = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
-    def _split(self, states: Tensors) -> tuple[Tensors, Tensors]:
-        own = [name for name, _ in self.network().named_parameters()]  # not a file's order: noise is drawn in it
-        placed = {name: tensor.to(self.device) for name, tensor in states.items()}
-        return {n: placed[n] for n in own}, {n: t for n, t in placed.items() if n not in own}
+    def _split_states(self, states: Tensors) -> tuple[Tensors, Tensors]:
+        parameter_names = [
+            name for name, _ in self.network().named_parameters()
+        ]  # not a file's order: noise is drawn in it
+        on_device = {name: tensor.to(self.device) for name, tensor in states.items()}
+        return {n: on_device[n] for n in parameter_names}, {
+            n: t for n, t in on_device.items() if n not in parameter_names
+        }
 
     @cached_property
-    def twins(self) -> dict[str, str]:
+    def tied_names(self) -> dict[str, str]:
         """Further names of tied parameters in a state dict -> the first one."""
-        return twins(self.network())
+        return tied_names(self.network())
 
     def whole(self, states: Mapping[str, Tensor]) -> Tensors:
         """Give tied parameters all their names: they are trained and drawn under the first; return name -> tensor."""
-        return {**states, **{name: states[first] for name, first in self.twins.items()}}
+        return {**states, **{name: states[first] for name, first in self.tied_names.items()}}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
         """Make stacked parameters whole state dicts; return name -> (draw, *shape), float32 on the CPU.
@@ -285,10 +285,10 @@ class Problem:
             if name not in states and not is_counter(name):
                 states[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            states = reestimate(skeleton, states, list(torch.split(self.inputs.cpu(), PIECE)))
+            states = reestimate(skeleton, states, list(torch.split(self.inputs.cpu(), FORWARD_BATCH)))
         return {name: tensor.contiguous() for name, tensor in states.items()}
 
 
-def _part(images: ImageData, some: slice) -> ImageData:
+def _select(images: ImageData, some: slice) -> ImageData:
     labels = None if images.labels is None else images.labels[some]
     return replace(images, images=images.images[some], labels=labels)

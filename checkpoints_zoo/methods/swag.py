@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from checkpoints_zoo.interop.optional_packages import import_optional
-from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
+from checkpoints_zoo.methods.method import Range, Run, check_settings, whole_number
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.sgd import train_on
+from checkpoints_zoo.methods.sgd import continue_training
 from checkpoints_zoo.training.seeds import derive_seed
 
 
@@ -64,14 +64,16 @@ class Swag:
         """
         rank = Range(
             f"a whole number from 2 to epochs, {self.epochs}",
-            lambda value: whole(2).fits(value) and value <= self.epochs,
+            lambda value: whole_number(2).fits(value) and value <= self.epochs,
         )
         check_settings(self, runs, draws, max_num_models=rank)
-        weights = train_on(problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1))
+        weights = continue_training(
+            problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1)
+        )
         with torch.random.fork_rng(devices=[]):
-            return [self._drawn(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
+            return [self._draw(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
 
-    def _drawn(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
+    def _draw(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
         gathered = self.gather(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
         by_name: dict[str, list[torch.Tensor]] = {}
         for draw in range(draws):

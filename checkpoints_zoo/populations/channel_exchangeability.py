@@ -113,10 +113,10 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         )
     parts: dict[str, list[Tensor]] = {}
     for _, params in members.batches(members._members_within(_BATCH)):
-        for name, values in largest(table, params).items():
+        for name, values in largest_weights(table, params).items():
             parts.setdefault(name, []).append(values)
     largest_of = {name: torch.cat(values) for name, values in parts.items()}
-    return _tested(table, largest_of, members.ids, seed, simulations)
+    return _test_layers(table, largest_of, members.ids, seed, simulations)
 
 
 def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000) -> Corollary:
@@ -138,10 +138,10 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         DamagedError: weights that are not finite.
     """
     members = stacked_in(table, params)
-    return _tested(table, largest(table, params), range(members), seed, simulations)
+    return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
 
 
-def largest(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Find the largest weight of each unit in the first kernel that writes it; return group -> (member, unit).
 
     Args:
@@ -169,7 +169,9 @@ def largest(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _tested(table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int) -> Corollary:
+def _test_layers(
+    table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int
+) -> Corollary:
     for thing, number, least in (("members", len(ids), 2), ("simulations", simulations, 1)):
         if number < least:
             raise UsageError(thing, expected=f"{least} or more", found=str(number))
@@ -177,19 +179,19 @@ def _tested(table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed
     for i, (name, unit_values) in enumerate(values.items()):
         rng = np.random.default_rng([seed, i])
         group = table.groups[name]
-        units = _places(unit_values, _orbits(table, group), rng)
+        units = _largest_units(unit_values, _orbits(table, group), rng)
         blocks = units.shape[1]
         counts = torch.bincount(units.flatten(), minlength=group.size)
-        inside = group.size // blocks
+        units_per_block = group.size // blocks
         statistic = int(counts.square().sum())
-        simulated = _simulate(len(ids), blocks, inside, simulations, rng)
+        simulated = _simulate(len(ids), blocks, units_per_block, simulations, rng)
         # Ranks among equal values are drawn, so that the rank of the statistic is uniform among all, and so is p.
-        above, level = int((simulated > statistic).sum()), int((simulated == statistic).sum())
-        p = (above + rng.random() * (level + 1)) / (simulations + 1)
-        chi_squared = statistic * inside / len(ids) - len(ids) * blocks
-        freedom = blocks * (inside - 1)
+        above, ties = int((simulated > statistic).sum()), int((simulated == statistic).sum())
+        p = (above + rng.random() * (ties + 1)) / (simulations + 1)
+        chi_squared = statistic * units_per_block / len(ids) - len(ids) * blocks
+        freedom = blocks * (units_per_block - 1)
         tests.append((name, group.writers[0][0], units, counts, chi_squared, freedom, float(p)))
-    adjusted = holm([test[-1] for test in tests])
+    adjusted = adjust_p_values_by_holm([test[-1] for test in tests])
     layers = tuple(LayerTest(*test, p) for test, p in zip(tests, adjusted, strict=True))
     return Corollary(tuple(ids), layers, simulations, seed)
 
@@ -202,7 +204,7 @@ def _orbits(table: Table, group: Group) -> Tensor:
     return blocks.repeat_interleave(group.size // group.blocks)
 
 
-def _places(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
+def _largest_units(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
     """Find the unit with the largest value in each orbit, ties broken at random; return (member, orbit)."""
     chance = torch.from_numpy(rng.random(values.shape))
     result = []
@@ -231,10 +233,10 @@ def _simulate(
     return sums
 
 
-def holm(values: Sequence[float]) -> list[float]:
+def adjust_p_values_by_holm(values: Sequence[float]) -> list[float]:
     """Adjust p-values for their number; return them in the same order (Holm 1979).
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> adjust_p_values_by_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     adjusted, largest_so_far = [0.0] * len(values), 0.0

@@ -17,11 +17,11 @@ from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 
-PIECE = 1 << 27  # bytes of networks that are made at once
+STACK_BYTES = 1 << 27  # bytes of networks that are made at once
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputBatches:
     """Images as batches of inputs, of about the same size, as often as they are asked for.
 
     Args:
@@ -53,9 +53,9 @@ class Evaluator:
     """
 
     skeleton: nn.Module
-    test: Inputs
+    test: InputBatches
     labels: Tensor
-    training: Inputs | None
+    training: InputBatches | None
 
     @property
     def device(self) -> torch.device:
@@ -119,22 +119,24 @@ def make_evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    on, skeleton = check_device(device), members._skeleton()
-    chosen = arguments.images_of(members.description) if data is None else images.of(data)
-    test, labels = arguments.require_labels(chosen, members.description)
+    place, skeleton = check_device(device), members._skeleton()
+    test_images = arguments.images_of(members.description) if data is None else images.of(data)
+    test, labels = arguments.require_labels(test_images, members.description)
     if not len(test):
         raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
     training = None
     if has_statistics(skeleton):
-        source = arguments.images_of(members.description, "train") if statistics is None else _training(statistics)
+        source = (
+            arguments.images_of(members.description, "train") if statistics is None else _statistics_images(statistics)
+        )
         if len(source) < 2:
             found = f"{len(source)} of {source.name!r}"
             raise UsageError("images to estimate running statistics on", expected="two or more", found=found)
-        training = Inputs(source, members.preprocess, on, batch)
-    return Evaluator(skeleton, Inputs(test, members.preprocess, on, batch), labels, training)
+        training = InputBatches(source, members.preprocess, place, batch)
+    return Evaluator(skeleton, InputBatches(test, members.preprocess, place, batch), labels, training)
 
 
-def _training(statistics: Given) -> ImageData:
+def _statistics_images(statistics: Given) -> ImageData:
     """Return images for running statistics: the training split, if they are a name alone."""
     by_name = isinstance(statistics, str) and statistics in images.DATASETS
     return images.of(statistics, split="train" if by_name else None)

@@ -18,7 +18,7 @@ ONE, MULTI, MEMBERS = "one", "multi", "members"
 
 
 @dataclass(frozen=True)
-class Mode:
+class DrawEnsemble:
     """Draws that are measured in one way.
 
     Args:
@@ -53,7 +53,7 @@ class Mode:
         return metrics.Plan(plan.members, chosen, plan.complete, plan.widen, plan.whole)
 
 
-def modes(name: str, members: Collection) -> list[Mode]:
+def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     """Sort a method's draws into the ways to measure them; return these: one and multi mode, or members alone.
 
     Args:
@@ -68,7 +68,7 @@ def modes(name: str, members: Collection) -> list[Mode]:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = {n: members.rows.column(n).to_pylist() for n in ("method", "run", "draw")}
     if set(columns["method"]) == {INDEPENDENT}:
-        return [everyone(members)]
+        return [independent_members(members)]
     by_run: dict[int, list[tuple[int, int]]] = {}
     for at, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
         by_run.setdefault(-1 if run is None else run, []).append((at if draw is None else draw, at))
@@ -81,20 +81,20 @@ def modes(name: str, members: Collection) -> list[Mode]:
     return ways
 
 
-def everyone(members: Collection) -> Mode:
+def independent_members(members: Collection) -> DrawEnsemble:
     """Return members as independent ones, whatever their rows say."""
-    return Mode(MEMBERS, members, tuple((at,) for at in range(len(members))))
+    return DrawEnsemble(MEMBERS, members, tuple((at,) for at in range(len(members))))
 
 
-def _mode(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> Mode:
+def _mode(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
     starts, count = [], 0
     for run in runs:
         starts.append(tuple(range(count, count + len(run))))
         count += len(run)
-    return Mode(name, members.take([at for run in runs for at in run]), tuple(starts))
+    return DrawEnsemble(name, members.take([at for run in runs for at in run]), tuple(starts))
 
 
-def content(members: Collection) -> str:
+def content_hash(members: Collection) -> str:
     """Return a hash of what tells members from others, wherever they lie, and of what a view does to them.
 
     From content hashes, or where the bytes lie in the source if these are null.
@@ -109,7 +109,7 @@ def content(members: Collection) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def cited(members: Collection) -> str:
+def portable_citation(members: Collection) -> str:
     """Return a citation without the folder of this machine."""
     label, at, rest = members.citation.rpartition("@")
     return rest if label.startswith("file:") else f"{label}{at}{rest}"

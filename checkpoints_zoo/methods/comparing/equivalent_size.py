@@ -56,18 +56,18 @@ class Curve:
         """
         distances = self.monotone()
         side = 1.0 if self.values[0] >= self.limit else -1.0
-        wanted = side * (value - self.limit)
-        if wanted <= 0:
+        distance_wanted = side * (value - self.limit)
+        if distance_wanted <= 0:
             return math.inf
-        if wanted > distances[0]:
+        if distance_wanted > distances[0]:
             return 0.0
         for at in range(1, len(distances)):
-            if wanted > distances[at]:
-                share = (distances[at - 1] - wanted) / (distances[at - 1] - distances[at])
+            if distance_wanted > distances[at]:
+                share = (distances[at - 1] - distance_wanted) / (distances[at - 1] - distances[at])
                 return 1 / ((1 - share) / self.sizes[at - 1] + share / self.sizes[at])
-            if wanted == distances[at] and (at + 1 == len(distances) or distances[at + 1] < wanted):
+            if distance_wanted == distances[at] and (at + 1 == len(distances) or distances[at + 1] < distance_wanted):
                 return float(self.sizes[at])
-        return self.sizes[-1] * distances[-1] / wanted
+        return self.sizes[-1] * distances[-1] / distance_wanted
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Worth:
         return cls(float(values["members"]), low, high, values["at_hand"], values["limit"])
 
 
-def worth_of(curve: Curve, figure: Estimate) -> Worth | None:
+def equivalent_size(curve: Curve, figure: Estimate) -> Worth | None:
     """Place a figure on the population's curve; return how many members it is worth, None where that says nothing.
 
     Args:
@@ -133,7 +133,7 @@ def worth_of(curve: Curve, figure: Estimate) -> Worth | None:
     return Worth(curve.size_of(figure.value), low, high, curve.sizes[-1], curve.limit)
 
 
-def all_worth(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, Worth]:
+def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, Worth]:
     """Place all figures that grow with the size; return figure -> how many members it is worth.
 
     Args:
@@ -141,6 +141,8 @@ def all_worth(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dic
         figures: of an ensemble.
     """
     placed = {
-        n: worth_of(Curve.from_growth(growth[n]), figures[n]) for n in WORTH_FIGURES if n in growth and n in figures
+        n: equivalent_size(Curve.from_growth(growth[n]), figures[n])
+        for n in WORTH_FIGURES
+        if n in growth and n in figures
     }
     return {n: x for n, x in placed.items() if x is not None}

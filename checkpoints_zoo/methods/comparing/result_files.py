@@ -20,7 +20,7 @@ from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
-from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, Mode, content
+from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, content_hash
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
 from checkpoints_zoo.populations.channel_exchangeability import corollary
 
@@ -32,7 +32,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class CellTask:
     """A cell to be measured.
 
     Args:
@@ -43,7 +43,7 @@ class Task:
     """
 
     method: str
-    mode: Mode
+    mode: DrawEnsemble
     run: int | None
     measured: str
 
@@ -65,13 +65,13 @@ class Task:
         return None if self.run is not None else self.mode.plan(seed, subsets)
 
 
-def tasks_of(method: str, mode: Mode) -> Iterator[Task]:
+def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
     """List the cells of draws in one mode: those of one mode run by run, with the corollary of the first alone."""
     if mode.name != ONE:
-        yield from (Task(method, mode, None, what) for what in MEASURED)
+        yield from (CellTask(method, mode, None, what) for what in MEASURED)
         return
     for run in range(len(mode.runs)):
-        yield from (Task(method, mode, run, what) for what in MEASURED if run == 0 or what != "corollary")
+        yield from (CellTask(method, mode, run, what) for what in MEASURED if run == 0 or what != "corollary")
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class Measuring:
 
     @cached_property
     def _reference(self) -> str:
-        return content(self.closeness.reference)
+        return content_hash(self.closeness.reference)
 
-    def key(self, task: Task) -> dict[str, Any]:
+    def key(self, task: CellTask) -> dict[str, Any]:
         """Return the facts that decide a cell's values."""
         key: dict[str, Any] = {
             "definition": DEFINITION, "method": task.method, "mode": task.place, "measured": task.measured,
-            "draws": content(task.draws), "seed": self.closeness.seed,
+            "draws": content_hash(task.draws), "seed": self.closeness.seed,
         }  # fmt: skip
         if task.run is None:
             key |= {"subsets": self.closeness.subsets, "runs": [list(run) for run in task.mode.runs]}
@@ -107,7 +107,7 @@ class Measuring:
             }
         return key
 
-    def __call__(self, task: Task, device: str) -> dict[str, Any]:
+    def __call__(self, task: CellTask, device: str) -> dict[str, Any]:
         """Measure a cell; return its values as JSON values."""
         plan = task.plan(self.closeness.seed, self.closeness.subsets)
         if task.measured != "uncertainty":
@@ -141,7 +141,7 @@ class Cells:
 
     def path(self, key: Key) -> Path:
         """Return where a cell lies: its name tells the method, the mode and what was measured, and hashes the key."""
-        digest = hashlib.sha256(_text(key).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(_canonical_json(key).encode()).hexdigest()[:12]
         return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
 
     def read(self, key: Key) -> Values | None:
@@ -153,10 +153,12 @@ class Cells:
             return None
         except (ValueError, OSError):
             content = None
-        if not isinstance(content, dict) or content.get("sha256") != _digest(content.get("key"), content.get("values")):
+        if not isinstance(content, dict) or content.get("sha256") != _checksum(
+            content.get("key"), content.get("values")
+        ):
             self.say(f"{path} is damaged: measured anew")
             return None
-        if _text(content["key"]) != _text(key):
+        if _canonical_json(content["key"]) != _canonical_json(key):
             self.say(f"{path} is another cell: measured anew")
             return None
         values: Values = content["values"]
@@ -168,17 +170,17 @@ class Cells:
         Raises:
             StorageError: a place that can't be written to.
         """
-        content = {"key": dict(key), "values": values, "sha256": _digest(key, values)}
+        content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
         with disk.writing_into(self.folder), replacing(self.path(key)) as file:
             file.write(text)
-        kept: Values = json.loads(text)["values"]
-        return kept
+        stored: Values = json.loads(text)["values"]
+        return stored
 
 
-def _text(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _digest(key: Any, values: Any) -> str:
-    return hashlib.sha256(_text([key, values]).encode()).hexdigest()
+def _checksum(key: Any, values: Any) -> str:
+    return hashlib.sha256(_canonical_json([key, values]).encode()).hexdigest()
