@@ -35,9 +35,9 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.symmetry import Table, symmetries
-from checkpoints_zoo.symmetry.canonical.balancing import balance
+from checkpoints_zoo.symmetry.canonical.balancing import balance_scales
 from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
-from checkpoints_zoo.symmetry.canonical.monomials import collect
+from checkpoints_zoo.symmetry.canonical.monomials import collect_monomials
 
 CLOSE = 1e-6
 TIGHT = 1e-13
@@ -177,10 +177,10 @@ def resnet18(repeats: int) -> dict[str, float]:
 
     def sums() -> Any:
         with torch.inference_mode():
-            return collect(table, params, names, list(table.scales), torch.float64)
+            return collect_monomials(table, params, names, list(table.scales), torch.float64)
 
     monomials = sums()
-    least = float(balance(monomials, TIGHT, 1000).history[-1])
+    least = float(balance_scales(monomials, TIGHT, 1000).history[-1])
     matrices: list[Matrix] = []
     for block in monomials.blocks:
         mass, (rows,) = block.mass[0].numpy(), block.rows
@@ -191,7 +191,7 @@ def resnet18(repeats: int) -> dict[str, float]:
 
     def ours() -> Any:
         with torch.inference_mode():
-            return balance(monomials, 2.5e-7, 1000)
+            return balance_scales(monomials, 2.5e-7, 1000)
 
     sides = [
         ours,

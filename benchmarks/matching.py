@@ -33,7 +33,7 @@ from torch import Tensor
 
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import Table, permute, random_element, symmetries
-from checkpoints_zoo.symmetry.canonical.alignment import match
+from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 
 Params = dict[str, Tensor]
 MEMBERS = 4
@@ -96,7 +96,7 @@ def compared(key: str, table: Table, reference: Params, members: Sequence[Params
         start = time.perf_counter()
         theirs = [plain(table, reference, member, seed) for member in members]
         between = time.perf_counter()
-        ours = match(table, stacked, reference, seed=seed)
+        ours = match_weights(table, stacked, reference, seed=seed)
         end = time.perf_counter()
         times[0].append((end - between) * 1000)
         times[1].append((between - start) * 1000)

@@ -82,7 +82,7 @@ _MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.met
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
-        warn(f"zoo.{name} is zoo.{_RENAMED[name]} from version 0.2 on, and goes in the next one", DeprecationWarning, 2)
+        warn(f"zoo.{name} is zoo.{_RENAMED[name]} now; the old name goes in 0.3", DeprecationWarning, 2)
         return getattr(import_module("checkpoints_zoo._moved"), name)
     if name in _MODULES:
         value = import_module(f"checkpoints_zoo.{_MODULES[name]}")

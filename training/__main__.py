@@ -1,6 +1,6 @@
-"""Train members: `python -m training RECIPE`, as `python -m checkpoints_zoo.cli.train RECIPE`."""
+"""`python -m training`: the same program as `zoo-cli`, which also knows the forms of version 0.1."""
 
-from checkpoints_zoo.cli.train import command
+from checkpoints_zoo.cli.old_forms import run_old_form
 
 if __name__ == "__main__":
-    command()
+    run_old_form("python -m training", current=True)

@@ -66,6 +66,18 @@ COMMANDS = {
         "verify:audit_command",
         "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
     ),
+    "recipes": (
+        "train:recipes_command",
+        "List the recipes that come with the package, or those of a Python file, whose code runs.",
+    ),
+    "train": (
+        "train:train_command",
+        "Train members of a recipe and export them as a source: shards, manifest, description.",
+    ),
+    "train-merge": (
+        "train:merge_command",
+        "Put members that were trained into several folders together into one source.",
+    ),
     "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
     "publish": ("publish", "Check a folder and put it on the Hub."),
     "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
@@ -267,7 +279,9 @@ def _message(error: BaseException) -> str:
         return f"{message}{'' if message.endswith('?') else '.'} See `{error.ctx.command_path} --help`."
     if isinstance(error, click.ClickException):
         return error.format_message()
-    return str(error)
+    # Workers name their job in a note: "in job members 0-3: ...".
+    jobs = [note.split(":")[0] for note in getattr(error, "__notes__", []) if note.startswith("in job ")]
+    return f"{error}{f' ({jobs[0]})' if jobs else ''}"
 
 
 def discard_output() -> None:
@@ -338,7 +352,12 @@ class Group(click.Group):
         sys.exit(code)
 
 
-@click.group(cls=Group, invoke_without_command=True, no_args_is_help=False)
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="checkpoints-zoo", prog_name="zoo-cli")
 @click.pass_context
 def main(ctx: click.Context) -> None:

@@ -125,7 +125,7 @@ def _fetches_all(selection: Selection, members: Collection) -> bool:
 
 
 def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.symmetry.table import text
+    from checkpoints_zoo.symmetry.table import format_table
 
     every, inner = (found.log10_permutations(streams=streams) for streams in (True, False))
     values = {
@@ -138,7 +138,7 @@ def _table(found: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
         "scales": [asdict(scale) for scale in found.scales.values()],
         "tensors": {name: asdict(axes) for name, axes in found.tensors.items()},
     }
-    return values, [text(found, tensors=tensors)]
+    return values, [format_table(found, tensors=tensors)]
 
 
 def _masses(

@@ -1,49 +1,83 @@
-"""`python -m training RECIPE --members 0-63 --out out/`: train members and export them as a source; merge, verify.
-
-Without a clone it is `python -m checkpoints_zoo.cli.train`. Talk goes to stderr; an error is one line and an exit code.
-"""
+"""`zoo-cli train`, `zoo-cli train-merge` and `zoo-cli recipes`: members trained and exported as a source."""
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import TextIOWrapper
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.main import BUG, INTERRUPTED, USAGE, code_of, table
-from checkpoints_zoo.errors import LockedError, UsageError, ZooError
-from checkpoints_zoo.workers import Engine, choose_engine
+from checkpoints_zoo.cli.main import Output, facts, output, table
+from checkpoints_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from checkpoints_zoo.training.population import Progress
+    from checkpoints_zoo.workers import Engine
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe", required=False)
-@click.option("--members", metavar="IDS", help="Ids, such as 0-63 or 3,5,8-11; an id is the member's seed.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the source.")
-@click.option("--list", "listing", is_flag=True, help="List the recipes, or those of the file RECIPE, and stop.")
+@dataclass(frozen=True)
+class Hardware:
+    """The devices and processes that train: the options --device, --workers and --ray."""
+
+    devices: str
+    workers: int | None
+    ray: str | None
+
+    def engine(self, say: Callable[[str], object]) -> Engine:
+        """Return the engine that trains on them.
+
+        Args:
+            say: told of workers that died.
+
+        Raises:
+            UsageError: a device that this machine does not have.
+        """
+        from checkpoints_zoo.workers import choose_engine
+
+        devices = [device.strip() for device in self.devices.split(",")]
+        if self.ray is None:
+            from checkpoints_zoo.networks.device import check_device
+
+            for device in devices:
+                check_device(device)
+        return choose_engine(self.workers, devices, self.ray, say)
+
+
+def training_on(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say what trains, and pass it the Hardware as `hardware`."""
+
+    @click.option(
+        "--device", "--devices", "devices", default="cpu", metavar="DEVICE,…",
+        help="What to train on, such as cuda, or cuda:0,cuda:1; for two workers on one: cuda,cuda.",
+    )  # fmt: skip
+    @click.option(
+        "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device if not given."
+    )
+    @click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
+    @wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        chosen = {field.name: options.pop(field.name) for field in fields(Hardware)}
+        return command(*args, hardware=Hardware(**chosen), **options)
+
+    return wrapped
+
+
+@click.command()
+@click.argument("recipe", metavar="RECIPE")
+@click.option("--members", required=True, metavar="IDS", help="Ids, such as 0-63 or 3,5,8-11: the members' seeds.")
+@click.option("-o", "--out", "folder", required=True, metavar="DIR", type=FOLDER, help="Folder of the source.")
 @click.option(
     "--set", "changes", multiple=True, metavar="FIELD=VALUE",
     help="Set a field of the recipe, such as lr=0.05 or epochs=1; may be given again.",
 )  # fmt: skip
-@click.option("--name", help="Name of the collection; by default the recipe's.")
-@click.option(
-    "--device", "--devices", "devices", default="cpu", show_default=True, metavar="DEVICE[,DEVICE...]",
-    help="What to train on, such as cuda, or cuda:0,cuda:1; for two workers on one: cuda,cuda.",
-)  # fmt: skip
-@click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device by default."
-)
-@click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
+@click.option("--name", metavar="NAME", help="Name of the collection; the recipe's if not given.")
+@training_on
 @click.option("--log-json", is_flag=True, help="Write a JSON line a member to stderr too.")
 @click.option(
     "--init-permutation", type=click.IntRange(min=0), default=0, metavar="TRANSPOSITIONS",
@@ -53,61 +87,76 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "--init-seed", type=click.IntRange(min=0, max=2**31 - 1), metavar="SEED",
     help="Start all members from one initialisation, this seed's; each sees the images in its own order.",
 )  # fmt: skip
-def main(
-    recipe: str | None,
-    members: str | None,
-    out: Path | None,
-    listing: bool,
+@output
+def train_command(
+    recipe: str,
+    members: str,
+    out: Output,
+    folder: Path,
     changes: tuple[str, ...],
     name: str | None,
-    devices: str,
-    workers: int | None,
-    ray: str | None,
+    hardware: Hardware,
     log_json: bool,
     init_permutation: int,
     init_seed: int | None,
 ) -> None:
-    """Train members of RECIPE and export them as a source: shards, manifest, description.
+    """Train members of a recipe and export them as a source: shards, manifest, description.
 
-    RECIPE is a name of --list, or a Python file that defines RECIPE or RECIPES (FILE.py:NAME takes one of several).
-    Members that OUT holds already are left alone; a run that was killed goes on where it was saved.
-
-    \b
-    Two further commands, each with a --help of its own:
-      python -m training merge   puts members of several folders together
-      python -m training verify  trains some members again and compares
+    RECIPE is a name that `zoo-cli recipes` lists, or a Python file that defines RECIPE or RECIPES (FILE.py:NAME takes
+    one of several). Members that the folder holds already are left alone; a run that was killed goes on where it was
+    saved.
     """
     began = time.monotonic()
-    if not listing:
-        for option, value in (("argument 'RECIPE'", recipe), ("option '--members'", members), ("option '--out'", out)):
-            if value is None:
-                raise click.UsageError(f"Missing {option}.")
-    with failing():
-        from checkpoints_zoo.formats.selection import format_ids, parse_ids
-        from checkpoints_zoo.training.export import train_into
-        from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.formats.selection import format_ids, parse_ids
+    from checkpoints_zoo.training.export import train_into
+    from checkpoints_zoo.training.recipes import choose_recipe
 
-        if recipe is None or members is None or out is None or listing:
-            click.echo(table_of(recipe))
-            return
-        ids = [member for member, epoch in parse_ids(members) if epoch is None]
-        if len(ids) < len(parse_ids(members)):
-            raise UsageError("--members", expected="ids without epochs", found=members)
-        what = choose_recipe(recipe, changes, name, init_permutation, init_seed)
+    ids = [member for member, epoch in parse_ids(members) if epoch is None]
+    if len(ids) < len(parse_ids(members)):
+        raise UsageError("--members", expected="ids without epochs", found=members)
+    what = choose_recipe(recipe, changes, name, init_permutation, init_seed)
 
-        def progress(p: Progress) -> None:
-            stack = format_ids([(m, None) for m in p.members])
-            accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
-            seconds = time.monotonic() - began
-            say(f"{what.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
+    def progress(p: Progress) -> None:
+        stack = format_ids([(m, None) for m in p.members])
+        accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
+        seconds = time.monotonic() - began
+        out.say(f"{what.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
 
-        on = engine_of(devices, workers, ray)
-        trained = train_into(what, ids, out, on, say, progress, log=say if log_json else lambda line: None)
-        say(f"{what.name}: {trained} members trained into {out} in {time.monotonic() - began:.0f} s")
+    engine, log = hardware.engine(out.say), out.say if log_json else lambda line: None
+    try:
+        trained = train_into(what, ids, folder, engine, out.say, progress, log=log)
+    except KeyboardInterrupt:
+        out.say("the same command goes on where it was")
+        raise
+    values = {"collection": what.name, "trained": trained, "seconds": round(time.monotonic() - began), "path": folder}
+    out.data(values, facts(values))
 
 
-def table_of(text: str | None) -> str:
-    """Return a table of the recipes of a file, or of those that come with the package, by the names they are chosen by.
+@click.command()
+@click.argument("file", metavar="[FILE.py]", required=False)
+@output
+def recipes_command(file: str | None, out: Output) -> None:
+    """List the recipes that come with the package, or those of a Python file, whose code runs.
+
+    "at once": how many members are trained together on one device.
+    """
+    rows = recipe_rows(file)
+    shown = [
+        {
+            "recipe": row["recipe"], "members": f"{row['members']:,}", "architecture": row["architecture"],
+            "data": row["dataset"], "epochs": row["epochs"], "at once": row["stack_width"],
+            "precision": row["precision"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    out.data(rows, table(shown, right=["members"]))
+
+
+def recipe_rows(text: str | None) -> list[dict[str, Any]]:
+    """Return a row for each recipe of a file, or of the package, by the names they are chosen by.
+
+    Args:
+        text: a file, a recipe's name, or None for all of the package.
 
     Raises:
         UsageError: no such recipe or file.
@@ -117,125 +166,37 @@ def table_of(text: str | None) -> str:
 
     recipes = {name: make() for name, make in RECIPES.items()}
     if text is not None:
-        recipes = (
-            recipe_files.read_recipes(Path(text)) if recipe_files.is_recipe_file(text) else {text: recipe_by_name(text)}
-        )
-    return table(
-        [
-            {
-                "recipe": name, "members": f"{r.members:,}", "architecture": r.architecture, "data": r.dataset,
-                "epochs": r.epochs, "at once": r.stack_width, "precision": r.precision,
-            }
-            for name, r in recipes.items()
-        ],
-        right=["members"],
-    )  # fmt: skip
+        is_file = recipe_files.is_recipe_file(text)
+        recipes = recipe_files.read_recipes(Path(text)) if is_file else {text: recipe_by_name(text)}
+    return [
+        {
+            "recipe": name, "members": r.members, "architecture": r.architecture, "dataset": r.dataset,
+            "epochs": r.epochs, "stack_width": r.stack_width, "precision": r.precision,
+        }
+        for name, r in recipes.items()
+    ]  # fmt: skip
 
 
-@click.command("merge", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
-@click.option("--out", required=True, type=FOLDER, help="Folder of the source; it may hold members already.")
-@click.option("--name", "names", multiple=True, help="A collection; by default all that the folders have.")
-def merge_command(folders: tuple[Path, ...], out: Path, names: tuple[str, ...]) -> None:
+@click.option("-o", "--out", "folder", required=True, metavar="DIR", type=FOLDER,
+              help="Folder of the source; it may hold members already.")  # fmt: skip
+@click.option("--name", "names", multiple=True, metavar="NAME", help="A collection; all of the folders if not given.")
+@output
+def merge_command(folders: tuple[Path, ...], folder: Path, names: tuple[str, ...], out: Output) -> None:
     """Put members that were trained into several folders together into one source.
 
     The source is the same, byte for byte, as if one run had trained them all, but for times, versions and devices in
     the rows. Members of different recipes, and a member with different weights in two folders, are refused.
     """
-    with failing():
-        from checkpoints_zoo.training.merge import merge
+    from checkpoints_zoo.training.merge import merge
 
-        for name, members in merge(folders, out, names or None, say).items():
-            say(f"{name}: {members:,} members in {out}")
-
-
-@click.command("verify", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("name")
-@click.option("--retrain", "count", default=3, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="How many members to train again, spread evenly.")  # fmt: skip
-@click.option("--source", metavar="SOURCE", help="Where the collection lies; by default where the catalog says.")
-@click.option("--recipe", help="The recipe, where the rows' name isn't known here: a name, or FILE.py[:NAME].")
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="What was set of --recipe.")
-@click.option("--device", "--devices", "devices", default="cpu", show_default=True, metavar="DEVICE[,DEVICE...]",
-              help="What to train on.")  # fmt: skip
-@click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device by default."
-)
-@click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
-def verify_command(
-    name: str, count: int, source: str | None, recipe: str | None, changes: tuple[str, ...], devices: str,
-    workers: int | None, ray: str | None,
-) -> None:  # fmt: skip
-    """Train some members of collection NAME again from their rows, and compare: exit code 1 where one differs.
-
-    Bit for bit where torch and the processor are those that the row names; by test accuracy elsewhere.
-    """
-    with failing():
-        from checkpoints_zoo.collection.collection import load
-        from checkpoints_zoo.training.recipes import choose_recipe
-        from checkpoints_zoo.training.retrain import retrain
-
-        made = None if recipe is None else choose_recipe(recipe, changes)
-        found = retrain(load(name, source=source), count, made, engine_of(devices, workers, ray), say)
-        for each in found:
-            agree = "agree" if each.same else "DIFFER"
-            click.echo(f"member {each.member}: {each.compared} {agree}: {each.text}")
-        sys.exit(0 if all(each.same for each in found) else 1)
-
-
-def command() -> None:
-    """Run the command that the first argument names, `main` where it names none."""
-    commands = {"merge": merge_command, "verify": verify_command}
-    found = commands.get(sys.argv[1] if len(sys.argv) > 1 else "")
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without "±" shows its code
-    if found is None:
-        main(prog_name="python -m training")
-    else:
-        found(sys.argv[2:], prog_name=f"python -m training {sys.argv[1]}")
-
-
-@contextmanager
-def failing() -> Iterator[None]:
-    """Turn errors that a user meets into a line on stderr and an exit code while the block runs."""
-    try:
-        yield
-    except ZooError as error:
-        job = [note.split(":")[0] for note in getattr(error, "__notes__", []) if note.startswith("in job ")]
-        say(f"{error}{f' ({job[0]})' if job else ''}")
-        sys.exit(USAGE if isinstance(error, LockedError) else code_of(error))
-    except KeyboardInterrupt:
-        say("interrupted: the same command goes on where it was")
-        sys.exit(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 (verify's exit code 1 has another meaning)
-        traceback.print_exception(error)
-        say("a bug of ours: please report it, with the lines above")
-        sys.exit(BUG)
-
-
-def engine_of(devices: str, workers: int | None, ray: str | None) -> Engine:
-    """Return the engine that the command line asks for.
-
-    Args:
-        devices: between commas.
-        workers, ray: as of `workers.choose_engine`.
-
-    Raises:
-        UsageError: a device that isn't there.
-    """
-    each = [device.strip() for device in devices.split(",")]
-    if ray is None:
-        from checkpoints_zoo.networks.device import check_device
-
-        for device in each:
-            check_device(device)
-    return choose_engine(workers, each, ray, say)
-
-
-def say(text: str) -> None:
-    """Write to stderr, where talk goes."""
-    click.echo(text, err=True)
+    merged = merge(folders, folder, names or None, out.say)
+    rows = [{"collection": name, "members": members, "path": folder} for name, members in merged.items()]
+    out.data(rows, table(rows))
 
 
 if __name__ == "__main__":
-    command()
+    from checkpoints_zoo.cli.old_forms import run_old_form
+
+    run_old_form("python -m checkpoints_zoo.cli.train")

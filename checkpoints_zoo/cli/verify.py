@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from checkpoints_zoo.cli.common import imported
 from checkpoints_zoo.cli.main import DONE, FOUND, Output, facts, output, printable, table
+from checkpoints_zoo.cli.train import Hardware, training_on
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -26,6 +27,10 @@ from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import resolve
 
+if TYPE_CHECKING:
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.training.retrain import RetrainResult
+
 SHOWN = 20  # findings of one kind
 
 
@@ -34,14 +39,38 @@ SHOWN = 20  # findings of one kind
 @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
 @click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
 @click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
+@click.option(
+    "--retrain", is_flag=False, flag_value=3, type=click.IntRange(min=1), metavar="[N]",
+    help="Train N members a collection again from their rows too, spread evenly; 3 if no N is given.",
+)  # fmt: skip
+@click.option("--recipe", metavar="RECIPE", help="With --retrain: the recipe, if the rows name none of the package's.")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="With --recipe: what was set of it.")
+@training_on
 @output
-def verify_command(name: str, source: str | None, sample: int, architecture: str | None, out: Output) -> int:
+def verify_command(
+    name: str,
+    source: str | None,
+    sample: int,
+    architecture: str | None,
+    retrain: int | None,
+    recipe: str | None,
+    changes: tuple[str, ...],
+    hardware: Hardware,
+    out: Output,
+) -> int:
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
     NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
     collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
     was found.
+
+    A member trained again has the same bytes where torch and the processor are those that its row names; elsewhere the
+    test accuracies are compared.
     """
+    if retrain is None and (recipe is not None or changes):
+        raise click.UsageError("--recipe and --set need --retrain.")
+    if recipe is None and changes:
+        raise click.UsageError("--set needs --recipe.")
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.formats.shard_files import Problem
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -50,6 +79,7 @@ def verify_command(name: str, source: str | None, sample: int, architecture: str
 
     build = None if architecture is None else imported(architecture)
     checked: list[dict[str, Any]] = []
+    trained: list[dict[str, Any]] = []
     problems: list[Problem] = []
     whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
     names = [name]
@@ -70,8 +100,11 @@ def verify_command(name: str, source: str | None, sample: int, architecture: str
             problems.append(Problem(one, None, "manifest", str(error)))
             continue
         found = verify(members, sample)
-        problems += found
         size = members.nbytes
+        again = [] if retrain is None else _retrained(members, retrain, recipe, changes, hardware, out)
+        found += [Problem(one, each.member, "retraining", each.text) for each in again if not each.same]
+        trained += [{"collection": one} | asdict(each) for each in again]
+        problems += found
         checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
         for kind in prediction_sets.set_names(members.source, one) if whole else ():
             out.say(f"{one}/{kind}: checking predictions …")
@@ -82,11 +115,35 @@ def verify_command(name: str, source: str | None, sample: int, architecture: str
             line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
             checked.append(line)
     out.data(
-        {"checked": checked, "problems": [asdict(p) for p in problems]},
+        {"checked": checked, "retrained": trained, "problems": [asdict(p) for p in problems]},
         table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
+        "\n".join(_line_of(each) for each in trained),
         "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_checked(sample)}.",
     )
     return FOUND if problems else DONE
+
+
+def _retrained(
+    members: Collection,
+    count: int,
+    recipe: str | None,
+    changes: tuple[str, ...],
+    hardware: Hardware,
+    out: Output,
+) -> list[RetrainResult]:
+    """Train some members again; return what came of each."""
+    from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.training.retrain import retrain
+
+    made = None if recipe is None else choose_recipe(recipe, changes)
+    return retrain(members, count, made, hardware.engine(out.say), out.say)
+
+
+def _line_of(retrained: dict[str, Any]) -> str:
+    """Write for people what came of training a member again; return the line."""
+    agree = "agree" if retrained["same"] else "DIFFER"
+    who = f"member {retrained['member']} of {retrained['collection']}, trained again"
+    return printable(f"{who}: {retrained['compared']} {agree}: {retrained['text']}")
 
 
 def _is_address(name: str) -> bool:

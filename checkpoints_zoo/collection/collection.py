@@ -515,7 +515,7 @@ class Collection:
         >>> bool((first.diff() <= 0).all())
         True
         """
-        maps.check_words(scale, permute)
+        maps.check_options(scale, permute)
         # Impossible options and architectures without a table are refused here, not at the first batch.
         table = self.symmetry_table
         if scale is not None and permute == "norm":
@@ -572,7 +572,7 @@ class Collection:
         if isinstance(symmetries, Element):
             rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
         else:
-            rows, element = files.read(Path(symmetries), self.rows)
+            rows, element = files.read_symmetries(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
         return self._viewed(Transformed(rows, element, origin))
@@ -614,7 +614,7 @@ class Collection:
         steps = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
         with disk.writing_into(Path(path).parent):
-            files.write(Path(path), self.rows, element, steps)
+            files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 
     def _viewed(self, step: Step) -> Collection:

@@ -76,7 +76,7 @@ class Aligned:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.target().items()}
             unmatched = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
-            matched = alignment.match(table, unmatched, reference).permutations
+            matched = alignment.match_weights(table, unmatched, reference).permutations
             for row, i in enumerate(missing):
                 self._permutations[keys[i]] = {name: p[row].cpu() for name, p in matched.items()}
         return _apply_permutations(table, params, [self._permutations[key] for key in keys])

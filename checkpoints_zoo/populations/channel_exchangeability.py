@@ -18,7 +18,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.text import aligned
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.applying import stacked_in
+from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.table import Group
 
 _BATCH = 1 << 28  # bytes of members that are read at once
@@ -137,7 +137,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         UsageError: fewer than two members or a simulation, or tensors without a member axis.
         DamagedError: weights that are not finite.
     """
-    members = stacked_in(table, params)
+    members = count_stacked(table, params)
     return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
 
 

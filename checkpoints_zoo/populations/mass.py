@@ -62,7 +62,7 @@ def minimal_mass(
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and place.type == "cpu"):
         for _, params in members.batches(members._members_within(_BATCH), place):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
-    return mass.join(parts, members.ids, parts[0].held)
+    return mass.join_masses(parts, members.ids, parts[0].held)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def read_folder(folder: str | Path) -> Folder:
             f"source {folder}",
             expected="manifests/NAME.parquet",
             found="none",
-            do="`zoo-cli import` and `python -m training` write some",
+            do="`zoo-cli import` and `zoo-cli train` write some",
             path=source.root,
         )
     found = Folder(source, tuple(Held(name, *source.read(name)) for name in names))

@@ -1,7 +1,7 @@
 """Permutation and scaling symmetries of networks, derived from the traced module, never typed by hand.
 
-`deriving` makes the table of any module, `canonical` removes symmetries from weights; elements of the group are drawn,
-composed, inverted and applied.
+`deriving` derives the symmetry table of any module. `canonical` removes symmetries from weights. The functions here
+draw, compose, invert and apply elements of the symmetry group.
 
 >>> table = symmetries("convnet-digits")
 >>> [group.size for group in table.groups.values()], table.scaling_freedom

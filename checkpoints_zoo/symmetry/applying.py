@@ -1,6 +1,6 @@
-"""Symmetries applied to parameters: pure functions on a member's tensors, or on stacked ones.
+"""Apply symmetries to parameters: pure functions on the tensors of one member or of stacked members.
 
-Whether there is a leading member axis is seen from the shapes, which the table knows.
+The shapes in the table tell whether the tensors have a leading member axis.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.elements import Element, check
+from checkpoints_zoo.symmetry.elements import Element, check_symmetry
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_CHUNK = 1 << 18  # indices of one gather: 2 MB, which stay in the cache
+_CHUNK = 1 << 18  # indices of one gather: 2 MB fit into the cache
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
@@ -27,17 +27,17 @@ def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[
 
 
 def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Move units along all axes they appear on; return the tensors, new where something moved.
+    """Permute units along all their axes; return the tensors. Tensors without a permuted axis are returned as they are.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
         params: name -> (*shape), or (member, *shape); names may be missing.
-        permutations: group -> int64 (unit), the same for all members, or (member, unit): unit u becomes what unit
-            permutation[u] was. Groups that are missing stay.
+        permutations: group -> int64 (unit), the same for all members, or (member, unit): unit u becomes the former unit
+            permutation[u]. Groups without an entry stay as they are.
 
     Raises:
-        LayoutError: a tensor that the table lacks, or of another shape.
-        UsageError: no permutation of that group, or for another number of members.
+        LayoutError: a tensor is unknown to the table or has another shape.
+        UsageError: a permutation is invalid, or is given for another number of members.
 
     >>> from torch import nn
     >>> from checkpoints_zoo.symmetry import symmetries
@@ -47,38 +47,40 @@ def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[st
     >>> bool((swapped["2.weight"] == net[2].weight.flip(1)).all())
     True
     """
-    check(table, Element(permutations, {}))
-    members = members_of(table, params)
+    check_symmetry(table, Element(permutations, {}))
+    members = count_members(table, params)
     _check_members(members, permutations)
-    return {name: _permuted(table.tensors[name], tensor, permutations) for name, tensor in params.items()}
+    return {name: _permute_tensor(table.tensors[name], tensor, permutations) for name, tensor in params.items()}
 
 
 def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply tensors by their powers of scales, a variance with its eps; return them, new where something scales.
+    """Multiply tensors by powers of scales; return them. Tensors without a scale are returned as they are.
 
-    Computed in float32, and in float64 for tensors of that dtype and for variances; rounded to the tensor's own dtype.
+    A running variance v becomes (v + eps) * s**2 - eps. Products are computed in float32, or in float64 for float64
+    tensors and variances, then rounded to the dtype of the tensor.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
         params: name -> (*shape), or (member, *shape); names may be missing.
-        scales: name -> positive (value), the same for all members, or (member, value). Scales that are missing are 1.
+        scales: name -> positive (value), the same for all members, or (member, value). Scales without an entry
+            are 1.
 
     Raises:
-        LayoutError: a tensor that the table lacks, or of another shape.
-        UsageError: no such scale, not positive, or for another number of members.
+        LayoutError: a tensor is unknown to the table or has another shape.
+        UsageError: a scale is unknown, not positive, or given for another number of members.
     """
-    check(table, Element({}, scales))
-    _check_members(members_of(table, params), scales)
-    return {name: rescaled(table.tensors[name], tensor, scales) for name, tensor in params.items()}
+    check_symmetry(table, Element({}, scales))
+    _check_members(count_members(table, params), scales)
+    return {name: rescale_tensor(table.tensors[name], tensor, scales) for name, tensor in params.items()}
 
 
-def members_of(table: Table, params: Mapping[str, Tensor]) -> int | None:
-    """Check tensors against a table; return how many members they stack, None if they are one member's.
+def count_members(table: Table, params: Mapping[str, Tensor]) -> int | None:
+    """Check tensors against a table; return the number of stacked members, or None if there is no member axis.
 
     Raises:
-        LayoutError: a tensor that the table lacks, of another shape, or for another number of members.
+        LayoutError: a tensor is unknown to the table, has another shape, or stacks another number of members.
     """
-    found: dict[int | None, str] = {}
+    counts: dict[int | None, str] = {}
     for name, tensor in params.items():
         if name not in table.tensors:
             raise LayoutError(f"tensor {name!r}", expected=f"a tensor of {table.network}", found="another", tensor=name)
@@ -90,24 +92,24 @@ def members_of(table: Table, params: Mapping[str, Tensor]) -> int | None:
                 found=str(tuple(tensor.shape)),
                 tensor=name,
             )
-        found.setdefault(len(tensor) if lead else None, name)
-    if len(found) > 1:
-        (one, first), (other, second) = list(found.items())[:2]
-        counts = [
+        counts.setdefault(len(tensor) if lead else None, name)
+    if len(counts) > 1:
+        (one, first), (other, second) = list(counts.items())[:2]
+        descriptions = [
             f"{n!r} of {'one member' if m is None else f'{m} stacked'}" for m, n in ((one, first), (other, second))
         ]
-        raise LayoutError("tensors", expected="one number of members", found=" and ".join(counts), tensor=second)
-    return next(iter(found), None)
+        raise LayoutError("tensors", expected="one number of members", found=" and ".join(descriptions), tensor=second)
+    return next(iter(counts), None)
 
 
-def stacked_in(table: Table, params: Mapping[str, Tensor]) -> int:
-    """Check stacked tensors against a table; return how many members they stack.
+def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
+    """Check stacked tensors against a table; return the number of members.
 
     Raises:
-        LayoutError: as for `members_of`.
-        UsageError: tensors without a member axis.
+        LayoutError: see `count_members`.
+        UsageError: the tensors have no member axis.
     """
-    members = members_of(table, params)
+    members = count_members(table, params)
     if members is None:
         raise UsageError(
             "tensors", expected="(member, *shape)", found="no member axis", do="Stack them: tensor[None] of one"
@@ -116,23 +118,26 @@ def stacked_in(table: Table, params: Mapping[str, Tensor]) -> int:
 
 
 def check_single(table: Table, params: Mapping[str, Tensor], thing: str) -> None:
-    """Check that tensors are those of one member.
+    """Check that tensors have no member axis.
+
+    Args:
+        thing: name of the tensors in the error.
 
     Raises:
-        LayoutError: as for `members_of`.
-        UsageError: tensors with a member axis.
+        LayoutError: see `count_members`.
+        UsageError: the tensors have a member axis.
     """
-    if members_of(table, params) is not None:
+    if count_members(table, params) is not None:
         raise UsageError(thing, expected="one network without a member axis", found="stacked tensors")
 
 
 def check_element(table: Table, element: Element, members: int | None) -> None:
-    """Check that an element is a symmetry of a table's network, for so many members.
+    """Check that an element belongs to the symmetry group of a table, and has a row for each member.
 
     Raises:
-        UsageError: it isn't, or has rows for another number of members.
+        UsageError: it does not.
     """
-    check(table, element)
+    check_symmetry(table, element)
     _check_members(members, element.permutations)
     _check_members(members, element.scales)
 
@@ -144,23 +149,23 @@ def _check_members(members: int | None, values: Mapping[str, Tensor]) -> None:
             raise UsageError(f"values of {name!r}", expected="as many rows as members", found=found)
 
 
-def _permuted(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+def _permute_tensor(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
     moves = [move for move in axes.moves if move.group in permutations]
     if not moves:
         return tensor
     lead = tensor.ndim - len(axes.shape)
-    places = {i: places_on(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
+    places = {i: source_entries(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
     if all(places[i].ndim == 1 for i in places):
         for i, index in places.items():
             tensor = tensor.index_select(i + lead, index)
         return tensor
-    return _gathered(axes, tensor, places)
+    return _gather_rows(axes, tensor, places)
 
 
-def places_on(
+def source_entries(
     axes: Axes, axis: int, moves: list[Move], permutations: Mapping[str, Tensor], device: torch.device
 ) -> Tensor:
-    """Return the entries that an axis takes: (entry), (member, entry), or (member, row, entry) of a grouped kernel."""
+    """Return the former place of each entry of an axis: (entry) or (member, entry); (member, row, entry) if grouped."""
     size = axes.shape[axis]
     parts, at = [], 0
     on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
@@ -169,7 +174,7 @@ def places_on(
     for move in on_axis:
         p = permutations[move.group].to(device)
         if move.within:
-            # (member, block, column), then a row each.
+            # (member, block, column), then one line for each row of a block.
             columns = p.reshape(*p.shape[:-1], move.within, size) % size
             return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
         entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
@@ -180,52 +185,53 @@ def places_on(
     return torch.cat([part.expand(*lead, -1) for part in parts], -1)
 
 
-def _gathered(axes: Axes, tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
-    """Take all entries in one gather of rows: what lies behind the last axis that moves is one row."""
-    own = tensor if tensor.ndim > len(axes.shape) else tensor[None]
+def _gather_rows(axes: Axes, tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+    """Gather the rows of a tensor; a row holds all entries behind the last permuted axis."""
+    stacked = tensor if tensor.ndim > len(axes.shape) else tensor[None]
     last = max(places)
     rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
-    source = own.reshape(-1, width)
+    source = stacked.reshape(-1, width)
     step = max(1, _CHUNK // rows)
-    chunks = [range(start, min(start + step, len(own))) for start in range(0, len(own), step)]
+    chunks = [range(start, min(start + step, len(stacked))) for start in range(0, len(stacked), step)]
     if tensor.requires_grad:
-        return torch.cat([source.index_select(0, _rows(axes, places, c)) for c in chunks]).reshape(tensor.shape)
+        return torch.cat([source.index_select(0, _row_indices(axes, places, c)) for c in chunks]).reshape(tensor.shape)
     result = torch.empty_like(source)
     for c in chunks:
-        torch.index_select(source, 0, _rows(axes, places, c), out=result[c.start * rows : c.stop * rows])
+        torch.index_select(source, 0, _row_indices(axes, places, c), out=result[c.start * rows : c.stop * rows])
     return result.reshape(tensor.shape)
 
 
-def _rows(axes: Axes, places: Mapping[int, Tensor], members: range) -> Tensor:
-    """Return the rows that some members take, as numbers among the rows of all."""
+def _row_indices(axes: Axes, places: Mapping[int, Tensor], members: range) -> Tensor:
+    """Return the former row of each row of some members, counted over all members."""
     device = next(iter(places.values())).device
     index = torch.arange(members.start, members.stop, device=device)
     for axis, size in enumerate(axes.shape[: max(places) + 1]):
-        own = places.get(axis, torch.arange(size, device=device))
-        if own.ndim > 1 and len(own) > 1:
-            own = own[members.start : members.stop]
-        if own.ndim == 2:
-            own = own.reshape(-1, *[1] * axis, size)
-        index = index[..., None] * size + own
+        entries = places.get(axis, torch.arange(size, device=device))
+        if entries.ndim > 1 and len(entries) > 1:
+            entries = entries[members.start : members.stop]
+        if entries.ndim == 2:
+            entries = entries.reshape(-1, *[1] * axis, size)
+        index = index[..., None] * size + entries
     return index.flatten()
 
 
-def rescaled(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
+def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
+    """Multiply one tensor by its powers of scales; return it, see `rescale`."""
     powers = [power for power in axes.powers if power.scale in scales]
     if not powers:
         return tensor
     lead = tensor.ndim - len(axes.shape)
-    wide = torch.float64 if axes.shift or tensor.dtype == torch.float64 else torch.float32
-    result = tensor.to(wide, copy=True)
+    dtype = torch.float64 if axes.shift or tensor.dtype == torch.float64 else torch.float32
+    result = tensor.to(dtype, copy=True)
     if axes.shift:
         result += axes.shift
     for power in powers:
-        values = scales[power.scale].to(tensor.device, torch.float64).pow(power.power).to(wide)
+        values = scales[power.scale].to(tensor.device, torch.float64).pow(power.power).to(dtype)
         values = values.repeat_interleave(power.length // values.shape[-1], -1)
         if power.within:
-            # (member, block, column), then a row each.
+            # (member, block, column), then one line for each row of a block.
             columns = axes.shape[1]
-            run = torch.ones(*values.shape[:-1], power.within * columns, dtype=wide, device=tensor.device)
+            run = torch.ones(*values.shape[:-1], power.within * columns, dtype=dtype, device=tensor.device)
             run[..., power.offset : power.offset + power.length] = values
             values = run.reshape(*values.shape[:-1], power.within, columns)
             values = values.repeat_interleave(axes.shape[0] // power.within, -2)

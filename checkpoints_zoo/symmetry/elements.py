@@ -1,4 +1,4 @@
-"""Elements of a network's symmetry group: permutations and scales, drawn, inverted and composed."""
+"""Elements of a symmetry group: permutations with scales. Functions draw, invert and compose them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from checkpoints_zoo.symmetry.table import Group, Scale, Table
 
 @dataclass(frozen=True)
 class Element:
-    """One symmetry, or one a member: scales are applied first, then permutations.
+    """One symmetry, or one for each member. Scales are applied first, then permutations.
 
     Args:
-        permutations: group -> int64 (unit) or (member, unit): unit u becomes what unit permutation[u] was.
-            A group that is missing stays.
-        scales: scale -> positive (value) or (member, value). A scale that is missing is 1.
+        permutations: group -> int64 (unit) or (member, unit): unit u becomes the former unit
+            permutation[u]. Groups without an entry stay as they are.
+        scales: scale -> positive (value) or (member, value). Scales without an entry are 1.
     """
 
     permutations: Mapping[str, Tensor] = field(default_factory=dict)
@@ -34,124 +34,128 @@ def random_element(
     approximate: bool = False,
     spread: float = 0.5,
 ) -> Element:
-    """Draw a symmetry, its permutations uniform over the group; return it.
+    """Draw a symmetry with uniformly distributed permutations; return it.
 
     Args:
-        table: of the network.
-        generator: on the CPU.
-        members: how many to draw, one a member; None for one without a member axis.
-        approximate: whether to scale before norms without running statistics as well.
+        table: the network's symmetry table.
+        generator: source of randomness, on the CPU.
+        members: number of symmetries to draw, one for each member; None: one symmetry without a member axis.
+        approximate: whether to draw approximate scales as well.
         spread: standard deviation of the logarithms of the scales.
     """
     count = 1 if members is None else members
     permutations: dict[str, Tensor] = {}
     for name in table.groups:
-        _draw(table, name, permutations, count, generator)
+        _draw_permutation(table, name, permutations, count, generator)
     scales = {
         name: (spread * torch.randn(count, scale.size, generator=generator, dtype=torch.float64)).exp()
         for name, scale in table.scales.items()
         if scale.exact or approximate
     }
-    drawn = Element({name: permutations[name] for name in table.groups}, scales)
+    draws = Element({name: permutations[name] for name in table.groups}, scales)
     if members is not None:
-        return drawn
-    return Element({n: p[0] for n, p in drawn.permutations.items()}, {n: s[0] for n, s in scales.items()})
+        return draws
+    return Element({n: p[0] for n, p in draws.permutations.items()}, {n: s[0] for n, s in scales.items()})
 
 
-def _draw(table: Table, name: str, drawn: dict[str, Tensor], count: int, generator: torch.Generator) -> None:
+def _draw_permutation(
+    table: Table, name: str, draws: dict[str, Tensor], count: int, generator: torch.Generator
+) -> None:
     group = table.groups[name]
-    if name in drawn:
+    if name in draws:
         return
-    inside = group.size // group.blocks
-    keys = torch.rand(count, group.blocks, inside, generator=generator, dtype=torch.float64)
+    width = group.size // group.blocks
+    keys = torch.rand(count, group.blocks, width, generator=generator, dtype=torch.float64)
     places = keys.argsort(-1)
     blocks = torch.arange(group.blocks).expand(count, -1)
     if group.mover is not None:
-        _draw(table, group.mover, drawn, count, generator)
-        blocks = drawn[group.mover]
-    drawn[name] = (blocks[..., None] * inside + places).reshape(count, group.size)
+        _draw_permutation(table, group.mover, draws, count, generator)
+        blocks = draws[group.mover]
+    draws[name] = (blocks[..., None] * width + places).reshape(count, group.size)
 
 
 def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Draw permutations that need `count` transpositions in all; return group -> int64 (unit).
 
-    Each transposition joins two cycles of a group, drawn at random among all pairs of units that lie in different
-    ones, so that none undoes another. Groups whose units are kept together in blocks stay, and those that move
-    another's blocks.
+    Each transposition joins two cycles of a group, so that none undoes another. It is drawn uniformly among the pairs
+    of units in different cycles. Groups with blocks, and groups that move the blocks of others, stay as they are.
 
     Args:
-        table: of the network.
-        count: from 0 to the sum of units - 1 over the groups.
-        generator: on the CPU.
+        table: the network's symmetry table.
+        count: number of transpositions, from 0 to the sum of (units - 1) over the groups.
+        generator: source of randomness, on the CPU.
 
     Raises:
-        UsageError: more than there can be, or fewer than 0.
+        UsageError: the count is negative or too large.
 
     Source: the number of transpositions of a permutation, Xiao, Liu, Bamler 2023 (arXiv 2401.00611).
     """
     movers = {group.mover for group in table.groups.values()}
     free = {n: g.size for n, g in table.groups.items() if g.blocks == 1 and n not in movers and g.writers}
-    most = sum(size - 1 for size in free.values())
-    if not 0 <= count <= most:
-        raise UsageError(f"transpositions of {table.network}", expected=f"0 to {most:,}", found=f"{count:,}")
-    drawn = {name: torch.arange(size) for name, size in free.items()}
+    maximum = sum(size - 1 for size in free.values())
+    if not 0 <= count <= maximum:
+        raise UsageError(f"transpositions of {table.network}", expected=f"0 to {maximum:,}", found=f"{count:,}")
+    draws = {name: torch.arange(size) for name, size in free.items()}
     cycles = {name: torch.arange(size) for name, size in free.items()}
     names = list(free)
     while count:
-        # A pair of different units of any group, each pair alike; then again if they are of one cycle.
+        # Draw a pair of units uniformly; draw again if both lie in one cycle.
         pairs = torch.tensor([size * (size - 1) for size in free.values()], dtype=torch.float64)
         name = names[int(torch.multinomial(pairs, 1, generator=generator))]
         a, b = torch.randperm(free[name], generator=generator)[:2].tolist()
-        p, cycle = drawn[name], cycles[name]
+        p, cycle = draws[name], cycles[name]
         if cycle[a] != cycle[b]:
             p[[a, b]] = p[[b, a]]
             cycle[cycle == cycle[b]] = int(cycle[a])
             count -= 1
-    return drawn
+    return draws
 
 
 def inverse(table: Table, element: Element) -> Element:
-    """Return the symmetry that undoes another: `apply` of both, in either order, changes nothing but by rounding."""
-    back = {name: p.argsort(-1) for name, p in element.permutations.items()}
-    scales = {n: moved(table.scales[n], table, s.reciprocal(), element.permutations) for n, s in element.scales.items()}
-    return Element(back, scales)
+    """Return the symmetry that undoes another, up to rounding."""
+    inverses = {name: p.argsort(-1) for name, p in element.permutations.items()}
+    scales = {
+        n: permute_scale(table.scales[n], table, s.reciprocal(), element.permutations)
+        for n, s in element.scales.items()
+    }
+    return Element(inverses, scales)
 
 
 def compose(table: Table, first: Element, second: Element) -> Element:
-    """Return the symmetry that does what `first` and then `second` do."""
+    """Return the symmetry that applies `first`, then `second`."""
     permutations = dict(first.permutations)
     for name, p in second.permutations.items():
-        permutations[name] = _taken(first.permutations[name], p) if name in first.permutations else p
-    # The second's scales act on units that the first has moved: put them back to where the units were.
-    back = {name: p.argsort(-1) for name, p in first.permutations.items()}
+        permutations[name] = _gather_last(first.permutations[name], p) if name in first.permutations else p
+    # The scales of `second` are in the order of the moved units: bring them into the former order.
+    inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
     scales = dict(first.scales)
     for name, s in second.scales.items():
-        own = moved(table.scales[name], table, s, back)
-        scales[name] = scales[name] * own if name in scales else own
+        values = permute_scale(table.scales[name], table, s, inverses)
+        scales[name] = scales[name] * values if name in scales else values
     return Element(permutations, scales)
 
 
-def moved(scale: Scale, table: Table, values: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
-    """Return a scale's values (..., value) in the order that permutations bring their units into."""
+def permute_scale(scale: Scale, table: Table, values: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+    """Return the values of a scale (..., value) in the order of the permuted units."""
     if scale.group is None or scale.group not in permutations:
         return values
     per = scale.size // table.groups[scale.group].size
     p = permutations[scale.group].to(values.device)
     entries = (p[..., None] * per + torch.arange(per, device=p.device)).flatten(-2)
-    return _taken(values, entries)
+    return _gather_last(values, entries)
 
 
-def _taken(values: Tensor, places: Tensor) -> Tensor:
-    """Gather along the last axis, where either may lack the member axis."""
+def _gather_last(values: Tensor, places: Tensor) -> Tensor:
+    """Gather along the last axis. Either argument may lack the member axis."""
     lead = max(values.shape[:-1], places.shape[:-1], key=len)
     return values.expand(*lead, -1).gather(-1, places.expand(*lead, -1))
 
 
-def check(table: Table, element: Element) -> None:
-    """Check that an element is a symmetry of a table's network.
+def check_symmetry(table: Table, element: Element) -> None:
+    """Check that an element belongs to the symmetry group of a table.
 
     Raises:
-        UsageError: a name that the table lacks, no permutation or one that tears blocks apart, a scale not positive.
+        UsageError: a name is unknown, a permutation is invalid or breaks blocks apart, or a scale is not positive.
     """
     for name, p in element.permutations.items():
         group = table.groups.get(name)
@@ -169,7 +173,9 @@ def check(table: Table, element: Element) -> None:
             raise UsageError(f"scale {name!r}", expected=f"one among {', '.join(table.scales)}", found=repr(name))
         if s.ndim not in (1, 2) or s.shape[-1] != scale.size or not bool(((s > 0) & s.isfinite()).all()):
             raise UsageError(
-                f"scale {name!r}", expected=f"{scale.size} positive values, or (member, {scale.size})", found=_seen(s)
+                f"scale {name!r}",
+                expected=f"{scale.size} positive values, or (member, {scale.size})",
+                found=_describe(s),
             )
 
 
@@ -183,17 +189,17 @@ def _check_permutation(group: Group, p: Tensor, others: Mapping[str, Tensor]) ->
         or not bool((p.sort(-1)[0] == places).all())
     ):
         raise UsageError(
-            thing, expected=f"each of 0-{group.size - 1} once, int64, or a row of them a member", found=_seen(p)
+            thing, expected=f"each of 0-{group.size - 1} once, int64, or a row of them a member", found=_describe(p)
         )
     if group.blocks > 1:
-        inside = group.size // group.blocks
+        width = group.size // group.blocks
         default = torch.arange(group.blocks)
-        wanted = others.get(group.mover, default) if group.mover is not None else default
-        held = p.div(inside, rounding_mode="floor") == wanted.to(p.device).repeat_interleave(inside, -1)
-        if not bool(held.all()):
+        expected_blocks = others.get(group.mover, default) if group.mover is not None else default
+        is_in_block = p.div(width, rounding_mode="floor") == expected_blocks.to(p.device).repeat_interleave(width, -1)
+        if not bool(is_in_block.all()):
             order = f"in the order that {group.mover!r} gives" if group.mover else "in place"
-            raise UsageError(thing, expected=f"{group.blocks} blocks that stay together, {order}", found=_seen(p))
+            raise UsageError(thing, expected=f"{group.blocks} blocks that stay together, {order}", found=_describe(p))
 
 
-def _seen(values: Tensor) -> str:
+def _describe(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}: {values.flatten()[:8].tolist()}"

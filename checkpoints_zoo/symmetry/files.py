@@ -1,4 +1,4 @@
-"""Symmetries of members as a Parquet file beside their manifest: one row a member, one column a group and a scale."""
+"""Files of symmetries: Parquet with one row for each member, and one column for each group and each scale."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ VERSION = b"1"
 _IDENTITY = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.string()}
 
 
-def write(path: Path, rows: pa.Table, element: Element, what: str) -> None:
-    """Write symmetries by rename.
+def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) -> None:
+    """Write symmetries to a temporary file, then rename it.
 
     Args:
-        path: of the file; its folder is made.
-        rows: the members' rows of the manifest.
-        element: one symmetry a member, in the rows' order.
-        what: words for what the symmetries do, kept in the file.
+        path: of the file. Its folder is made.
+        rows: manifest rows of the members.
+        element: one symmetry for each member, in the order of the rows.
+        view: description of the symmetries, stored in the file.
     """
     columns = {name: rows.column(name).cast(kind) for name, kind in _IDENTITY.items()}
     for name, p in element.permutations.items():
-        columns[f"permutation {name}"] = _lists(p.cpu().numpy().astype(np.int32))
+        columns[f"permutation {name}"] = _list_column(p.cpu().numpy().astype(np.int32))
     for name, s in element.scales.items():
-        columns[f"scale {name}"] = _lists(s.cpu().numpy().astype(np.float64))
-    table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": VERSION, b"view": what.encode()})
+        columns[f"scale {name}"] = _list_column(s.cpu().numpy().astype(np.float64))
+    table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": VERSION, b"view": view.encode()})
     manifest.write(table, path, table.schema)
 
 
-def _lists(values: np.ndarray) -> pa.Array:
+def _list_column(values: np.ndarray) -> pa.Array:
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, max(1, values.shape[1]))
 
 
-def read(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], int], Element]:
-    """Read symmetries; return (member, epoch) -> row of the element, and the element.
+def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], int], Element]:
+    """Read symmetries; return the element, and the row in it of each (member, epoch).
 
     Args:
         path: of the file.
-        rows: of the manifest, of the members that it is for.
+        rows: manifest rows of the members that use the symmetries.
 
     Raises:
-        SourceNotFound: no such file.
-        FormatError: a file of another kind, or of a newer version.
-        DamagedError: a file that is cut, or symmetries of other weights than the members'.
+        SourceNotFound: the file does not exist.
+        FormatError: the file has another format or a newer version.
+        DamagedError: the file is damaged, or belongs to other weights.
     """
     if not path.is_file():
         raise SourceNotFound(f"symmetries {path}", expected="a file", found="none", path=path)
@@ -74,27 +74,29 @@ def read(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], int], Elemen
     keys = list(zip(*(table.column(c).to_pylist() for c in ("member", "epoch")), strict=True))
     _check_hashes(path, dict(zip(keys, table.column("sha256").to_pylist(), strict=True)), rows)
     kinds = {"permutation ": torch.int64, "scale ": torch.float64}
-    found: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in kinds}
+    tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in kinds}
     for name in table.schema.names[3:]:
         kind = next((k for k in kinds if name.startswith(k)), None)
         if kind is None or not pa.types.is_fixed_size_list(table.schema.field(name).type):
             raise FormatError(f"column {name!r} of {path}", expected="permutations or scales", found="another")
         column = table.column(name).combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(keys), -1)
-        found[kind][name.removeprefix(kind)] = torch.tensor(values, dtype=kinds[kind])
-    return {key: i for i, key in enumerate(keys)}, Element(found["permutation "], found["scale "])
+        tensors[kind][name.removeprefix(kind)] = torch.tensor(values, dtype=kinds[kind])
+    return {key: i for i, key in enumerate(keys)}, Element(tensors["permutation "], tensors["scale "])
 
 
 def _check_hashes(path: Path, claimed: dict[tuple[int, int], str | None], rows: pa.Table) -> None:
     names = ("member", "epoch", "sha256")
-    mine: Sequence[tuple[int, int, str | None]] = list(zip(*(rows.column(c).to_pylist() for c in names), strict=True))
-    for member, epoch, sha in mine:
-        other = claimed.get((member, epoch))
-        if sha is not None and other is not None and sha != other:
+    identities: Sequence[tuple[int, int, str | None]] = list(
+        zip(*(rows.column(c).to_pylist() for c in names), strict=True)
+    )
+    for member, epoch, sha in identities:
+        stored = claimed.get((member, epoch))
+        if sha is not None and stored is not None and sha != stored:
             raise DamagedError(
                 f"symmetries {path}",
-                expected=f"those of weights {sha[:8]} of member {member}",
-                found=f"those of {other[:8]}",
+                expected=f"symmetries of member {member} with weights {sha[:8]}",
+                found=f"symmetries of weights {stored[:8]}",
                 do="Write them again for these members",
                 member=member,
                 path=path,

@@ -1,1 +1,1 @@
-"""Train populations from named recipes; `checkpoints_zoo.cli.train` is its command line."""
+"""Training: populations of networks from recipes, in stacks, resumable; `zoo-cli train` is its command line."""

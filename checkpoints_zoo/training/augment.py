@@ -1,6 +1,6 @@
-"""Augmentation on the device: a shift and a flip of each image, chosen anew each epoch from the member's seed.
+"""Augmentation on the device: shifts and flips of images, drawn from the member's seed in each epoch.
 
-An augmentation is a finite set of views of an image; one whole number chooses the view.
+An augmentation is a finite set of views of an image. One whole number chooses a view.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Which views of an image there are.
+    """A set of views of an image: shifted, and possibly mirrored.
 
     Args:
-        padding: pixels that a shift may go in each direction; what comes in is black (0).
-        flip: whether half of the views are mirrored, left to right.
+        padding: largest shift in pixels, in each direction; uncovered pixels are black (0).
+        flip: whether half of the views are mirrored left to right.
     """
 
     padding: int = 0
@@ -26,11 +26,11 @@ class Augmentation:
 
     @property
     def views(self) -> int:
-        """How many views there are, all equally likely."""
+        """Return the number of views; all are equally likely."""
         return (2 * self.padding + 1) ** 2 * (2 if self.flip else 1)
 
     def offsets(self, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Say what view a number stands for; return the crop's first row and column, and whether it is flipped.
+        """Decode the numbers of views; return each crop's first row, its first column, and whether it is flipped.
 
         Args:
             choices: numbers in [0, views), (input,).
@@ -42,9 +42,9 @@ class Augmentation:
         return choices // side % side, choices % side, choices >= side * side
 
     def __call__(self, images: Tensor, choices: Tensor) -> Tensor:
-        """Take one view of each image; return the pixels, in shape and type as they were.
+        """Take one view of each image; return the pixels in the same shape and dtype.
 
-        A crop of the image with black around it, then the flip: torchvision's RandomCrop(size, padding) and
+        The image is padded with black, cropped and then flipped, as by torchvision's RandomCrop(size, padding) and
         RandomHorizontalFlip.
 
         Args:

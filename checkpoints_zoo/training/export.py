@@ -1,4 +1,4 @@
-"""Members become a source: trained, laid aside as they finish, and put into shards, the manifest last."""
+"""A training run: members are trained, staged when they finish, and written into shards; the manifest comes last."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Say = Callable[[str], object]
 
 
 class Export:
-    """A recipe's members on their way into a source.
+    """The folder of a source while a recipe's members are trained into it.
 
     Args:
         recipe: of the members.
-        out: folder of the source, which this process has locked.
+        out: folder of the source; this process holds its lock.
 
     Raises:
-        UsageError: it holds members of another recipe under this name.
+        UsageError: the folder holds members of another recipe under this name.
     """
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
@@ -54,17 +54,17 @@ class Export:
 
     @property
     def members(self) -> set[int]:
-        """Ids of the members that are finished, in a shard or not."""
+        """Return the ids of the finished members, in shards or staged."""
         return self.sealed | self.staging.members
 
     def begin(self, ids: Collection[int]) -> Path:
-        """Note in the folder of runs which recipe and collection they are of; return that folder.
+        """Record the recipe and the description in the folder of runs; return that folder.
 
         Args:
-            ids: of the members that are going to be trained.
+            ids: of the members to be trained.
 
         Raises:
-            DamagedError: the source has lost the bytes of others.
+            DamagedError: the source has lost the bytes of other members.
         """
         if others := sorted(self.lost.difference(ids)):
             listed = format_ids([(member, None) for member in others])
@@ -72,7 +72,7 @@ class Export:
                 f"members {listed} of {self.recipe.name} in folder {self.source.root}",
                 expected="their bytes in shards",
                 found="rows in the manifest alone",
-                do=f"Put the shards back, or train these members again too: --members {listed}",
+                do=f"Put the shards back, or train these members as well: --members {listed}",
                 collection=self.recipe.name,
                 path=self.source.root,
             )
@@ -82,12 +82,12 @@ class Export:
         return folder
 
     def keep(self, finished: Sequence[PackedSnapshot]) -> None:
-        """Lay finished snapshots aside: whoever ends now loses nothing."""
+        """Stage finished snapshots on disk, so that a kill from now on loses none of them."""
         with disk.writing_into(self.source.root):
             self.staging.keep(finished)
 
     def write_whole_shards(self, finished: Sequence[PackedSnapshot]) -> None:
-        """Write the shards whose ids are all there now, of those that some finished snapshots belong to."""
+        """Write the shards that the finished snapshots have completed."""
         finished_ids = self.members
         for number in {f.row["member"] // self.size for f in finished}:
             if all(member in finished_ids for member in range(number * self.size, (number + 1) * self.size)):
@@ -95,7 +95,7 @@ class Export:
                 return
 
     def write_shards(self, *, whole: bool = False) -> None:
-        """Write shards of what was laid aside, only those whose ids are all there if `whole`."""
+        """Write the staged snapshots into shards; with `whole`, only into shards whose members are all finished."""
         new_snapshots = {
             key: NewSnapshot(row, self.staging.location(key) if row["status"] == "ok" else None)
             for key, row in self.staging.rows.items()
@@ -107,18 +107,18 @@ class Export:
                     self.sealed |= {member for member, _ in keys}
                     self.staging.drop(keys)
         except DamagedError as error:
-            error.do = "What was trained now is kept. Delete that file, and train its members again"
+            error.do = "The members trained now are kept. Delete that file, and train its members again"
             raise
 
     def finish(self) -> None:
-        """Write the shards of all that was laid aside, and remove what no row names any more."""
+        """Write all staged snapshots into shards, and remove files that no row names any more."""
         self.write_shards()
-        self.staging.drop(())  # a kill may have left its folder behind, empty
+        self.staging.drop(())  # a killed run may have left the empty folder
         remove_unnamed_shards(self.source, self.recipe.name)
 
 
 def _existing_rows(recipe: Recipe, out: Path) -> list[Row]:
-    """Read the rows that are there; members of another recipe under this name are refused."""
+    """Read the rows of the manifest; refuse members of another recipe under this name."""
     rows = list(rows_of(folder_source(out), recipe.name).values())
     other_hashes = {r["recipe_hash"] for r in rows} - {recipe.hash}
     if other_hashes:
@@ -140,28 +140,28 @@ def train_into(
     progress: Callable[[Progress], None] | None = None,
     log: Say = lambda text: None,
 ) -> int:
-    """Train the members that a folder doesn't hold yet into it as a source; return how many were trained.
+    """Train the members that a folder does not hold yet, and export them into it; return how many were trained.
 
-    A member is a function of its seed: whatever the pieces, engines and kills on the way, the shards are the same in
-    the end, and the rows but for `created`, `wall_time_s` and `device`. A run that was killed goes on; what the folder
-    held before can be read all the while.
+    A member depends on its seed alone. However the run is divided, killed and resumed, and on whatever engine, the
+    shards are the same in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the
+    folder held before can be read during the run.
 
     Args:
         recipe: of the members.
-        ids: of the members, each once; those that are there already are left alone.
+        ids: of the members, each once; members in the folder already are skipped.
         out: folder of the source.
-        engine: what trains them.
-        say: told how far the run is, a line at a time.
+        engine: where the members are trained.
+        say: called with lines of text on the progress.
         progress: called after every epoch of a stack, where this process trains.
-        log: told of each member that finished, a line of JSON.
+        log: called with a line of JSON for each finished member.
 
     Raises:
-        UsageError: ids that can't be, a network that can't be trained, or a folder with members of another recipe under
-            this name.
+        UsageError: invalid ids, a network that can't be trained, or a folder with members of another recipe under this
+            name.
         DamagedError: the folder has lost the bytes of members that are not among the ids.
         LockedError: another process is training into the folder.
         StorageError: the disk is full, or can't be written to.
-        WorkerError: workers that die again and again.
+        WorkerError: workers died repeatedly.
     """
     check_ids(ids)
     check_network(recipe)
@@ -182,12 +182,14 @@ def train_into(
 
         def finish(finished: list[PackedSnapshot]) -> None:
             nonlocal done
-            new = [f for f in finished if f.row["member"] not in stored_ids]  # a stack goes on whole
+            new = [
+                f for f in finished if f.row["member"] not in stored_ids
+            ]  # a resumed stack may hold members that are stored already
             export.keep(new)
             stored_ids.update(f.row["member"] for f in new)
             for line in logged.add(f.row for f in new):
                 log(line)
-            export.write_whole_shards(new)  # what is in a shard is in no later run's log
+            export.write_whole_shards(new)  # later runs log only staged members
             finals = [f.row for f in new if f.row["final"]]
             done += len(finals)
             accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)
@@ -199,7 +201,7 @@ def train_into(
 
 
 def _progress_text(done: int, total: int, seconds: float, accuracies: Sequence[float]) -> str:
-    """Say how far a run is: members done, rate, time left, mean accuracy."""
+    """Return a line on the progress: members done, rate, time left, mean accuracy."""
     rate = done / max(seconds, 1e-3)
     mean = f", mean test accuracy {fmean(accuracies):.4f}" if accuracies else ""
     left = (total - done) / rate if rate else 0.0
@@ -207,7 +209,7 @@ def _progress_text(done: int, total: int, seconds: float, accuracies: Sequence[f
 
 
 def _duration_text(seconds: float) -> str:
-    """Write a time in words, in its two largest units."""
+    """Format seconds in the two largest units, such as 3 h 20 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

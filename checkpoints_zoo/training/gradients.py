@@ -1,6 +1,6 @@
-"""The gradient of a stack of members: what one member computes is written for one and mapped over the stack.
+"""Gradients of a stack of members: the loss is written for one member and mapped over the stack by torch.vmap.
 
-A stack of one runs as a plain module does, without a member axis.
+A stack of one member runs like a plain module, without a member axis.
 
 Axes: stacked tensors are (member, ...); a step's images are (member, batch, channel, height, width).
 """
@@ -27,15 +27,15 @@ Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tens
 
 
 def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device) -> Gradient:
-    """Make the function that computes a step's gradients; return it.
+    """Return the function that computes the gradients of a step.
 
-    It takes the number of the step, parameters, buffers and scaling by name, images and labels, and returns gradients
-    by name, losses in nats (member,), and buffers by name.
+    Its arguments: the step's number; parameters, buffers and loss scaling by name; images and labels. It returns
+    gradients by name, losses in nats (member,), and the new buffers by name.
 
     Args:
         recipe: of the members.
         members: ids, in the order of the stack.
-        device: that the stack is on.
+        device: of the stack.
     """
     module = recipe.skeleton()
 
@@ -54,17 +54,17 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         return _single_gradient(compiled(member_loss), recipe, members[0], device)
     if recipe.precision != "float32":
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
-            norm.register_forward_pre_hook(_in_float32)  # mapped over a stack it takes no other inputs than its weights
+            norm.register_forward_pre_hook(_in_float32)  # under vmap the inputs need the weights' dtype
 
     def pure_loss(
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        # Batch norm writes into them, and what is mapped must not.
+        # Batch norm writes into the buffers; a function under vmap must not change its arguments.
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
         return member_loss(params, copies, scaling, images, labels)
 
     mapped = compiled(vmap(grad(pure_loss, has_aux=True)))
-    # One backward pass of all is quicker than a mapped one; to the last bit the same, but for batch norm.
+    # One backward pass of the summed losses is faster than a mapped one, and bit-equal for nets without batch norm.
     if not recipe.compile and not has_statistics(module):
         mapped = _summed_backward(vmap(pure_loss))
 
@@ -83,15 +83,15 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
 
 @contextmanager
 def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]:
-    """Say of a network that torch.vmap can't map while the block runs, that it can't be.
+    """Turn an error of torch.vmap in the block into a UsageError that names the architecture.
 
     Args:
-        architecture: name of the network's.
-        over: what it is mapped over.
-        do: what helps.
+        architecture: name of the network.
+        over: what the network is mapped over, such as "a stack".
+        do: the advice in the error.
 
     Raises:
-        UsageError: torch.vmap can't map it.
+        UsageError: torch.vmap can't map the network.
     """
     try:
         yield
@@ -107,7 +107,7 @@ def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]
 
 
 def _summed_backward(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
-    """Make what `vmap(grad(…, has_aux=True))` is, of the mapped loss itself; return it."""
+    """Return the function `vmap(grad(…, has_aux=True))`, computed by one backward pass of the summed losses."""
 
     def gradients_of(params: Tensors, *rest: Any) -> tuple[Tensors, Any]:
         leaves = {name: parameter.detach().requires_grad_() for name, parameter in params.items()}
@@ -121,7 +121,7 @@ def _summed_backward(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[...,
 def _single_gradient(
     member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
 ) -> Gradient:
-    """Make the function for a stack of one; it writes into the buffers that it is given, and gives them back."""
+    """Return the gradient function of a stack of one; it updates its buffers in place and returns them."""
     weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
 
     def single_gradient(
@@ -144,12 +144,12 @@ def _single_gradient(
 
 
 class _SingleMember:
-    """The tensors of a stack's only member, made once for as long as the stack holds the same ones.
+    """Views of the tensors of a stack's only member, cached while the stack holds the same tensors.
 
-    Made in each step, they take as long as all that a GPU computes of a small network.
+    Making the views in each step would take as long as a GPU needs for the step of a small network.
 
     Args:
-        trained: whether gradients are taken with respect to them.
+        trained: whether gradients are taken with respect to the tensors.
     """
 
     def __init__(self, trained: bool) -> None:
@@ -158,7 +158,7 @@ class _SingleMember:
         self.views: Tensors = {}
 
     def views_of(self, stacked: Tensors) -> Tensors:
-        """Return views of the only member's tensors, by name."""
+        """Return the views by name."""
         if len(stacked) != len(self.stacked) or any(self.stacked.get(n) is not t for n, t in stacked.items()):
             self.stacked = dict(stacked)
             self.views = {n: t.detach()[0].requires_grad_(self.trained) for n, t in stacked.items()}
@@ -166,7 +166,7 @@ class _SingleMember:
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient with its parameter's strides; elsewise a step takes each tensor by itself on a GPU, not all."""
+    """Return a gradient with the parameter's strides; with others, torch's foreach step would loop over the tensors."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -179,5 +179,5 @@ def _in_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
 def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
     if recipe.precision == "float32":
         return nullcontext()
-    # Nothing is cached: a cast weight would outlive the step's own tensors.
+    # The cache would keep the cast weights of this step for the next one.
     return torch.autocast(device.type, dtype=getattr(torch, recipe.precision), cache_enabled=False)

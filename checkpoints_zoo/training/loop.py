@@ -1,8 +1,8 @@
-"""Train a stack of members at once, or one member after another where the stack is one wide.
+"""The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
-A member is a function of its seed alone, bit for bit, at one stack width, torch build and CPU: whatever its
-position and company, on one thread or two; one that is trained alone, on one number of threads. On a GPU, at one stack
-width, torch build and kind of GPU: cuDNN is told to be deterministic, and nothing else here is not.
+A member's bits depend on its seed, the stack width, the build of torch, and the kind of processor or GPU. They do not
+depend on the other members of the stack or on the position in it. Members that are trained alone (stack width 1) also
+depend on the number of threads. cuDNN is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -38,15 +38,15 @@ from checkpoints_zoo.training.seeds import derive_seed, deterministic, epoch_ord
 
 @dataclass
 class StackState:
-    """All that a stack's further training depends on, and what it has left behind.
+    """The state of a stack in training: weights, optimizer, losses and stored snapshots.
 
     Args:
         params, momentum, buffers: stacked tensors by name.
-        loss: mean training loss of the last epoch, nats, (member,).
-        failed_step: first step with a loss that isn't finite, or -1, (member,).
+        loss: mean training loss of the last epoch in nats, (member,).
+        failed_step: first step whose loss was not finite, or -1, (member,).
         epoch: epochs done.
-        averages: of the weights so far, by name; empty without.
-        scaling: of the gradients, by name; empty without.
+        averages: of the weights so far, by name; empty if the recipe has no averaging.
+        scaling: of the loss, by name; empty if the precision is not float16.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -61,7 +61,7 @@ class StackState:
     snapshots: dict[int, Tensors] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StackState:
-        """Bring the state to a device, snapshots aside; return it."""
+        """Move the state to a device, except the snapshots; return it."""
         for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
@@ -69,10 +69,11 @@ class StackState:
 
 
 def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
-    """Give the state of untrained members, each initialised from its seed, and permuted if the recipe says so.
+    """Return the state of untrained members: each is initialised from its seed, and permuted if the recipe says so.
 
     Raises:
-        UsageError, SymmetryError: more transpositions than the architecture's units allow, or one without a table.
+        UsageError, SymmetryError: more transpositions than the architecture's units allow, or an architecture without a
+            symmetry table.
     """
     modules = []
     with torch.random.fork_rng(devices=[]):
@@ -113,19 +114,19 @@ def train_epochs(
     data: ImageData,
     gradient: Gradient | None = None,
 ) -> Iterator[int]:
-    """Train a stack to the end of its recipe, its state in place, and yield the epochs done after each.
+    """Train a stack to the end of its recipe, changing its state in place; yield the number of epochs done after each.
 
-    It ends early once the loss of every member has not been finite.
+    Training ends early once every member has had a loss that is not finite.
 
     Args:
-        recipe: the recipe.
+        recipe: of the members.
         members: ids, in the order of the stack.
-        state: of `initial_state`, or one that was saved after an epoch; it stays on its device.
+        state: from `initial_state`, or saved after an epoch; it stays on its device.
         data: the training split.
-        gradient: what computes a step's gradients; None for that of the recipe.
+        gradient: function that computes a step's gradients; None for `stack_gradient`.
 
     Raises:
-        UsageError: no labels, or fewer inputs than make a batch.
+        UsageError: no labels, or fewer inputs than one batch.
     """
     count, batch, device = len(data), recipe.batch_size, state.loss.device
     if data.labels is None or count < batch:
@@ -150,7 +151,7 @@ def train_epochs(
                 upcoming = background.submit(_draw_epoch, members, state.epoch + 1, count, augmentation.views)
             state.loss = torch.zeros_like(state.loss)
 
-            # Nothing in a step waits for a GPU: steps are queued while it computes.
+            # No operation in a step waits for the GPU: steps are queued while it computes.
             with deterministic(device):
                 for epoch_step in range(steps_per_epoch):
                     step = state.epoch * steps_per_epoch + epoch_step
@@ -178,23 +179,24 @@ def train_epochs(
 
 
 def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
-    """Draw members' orders and views of an epoch on the CPU, where a generator gives the same numbers everywhere.
+    """Draw the order of the images and their views for an epoch, on the CPU: its generator is the same everywhere.
 
     Returns:
-        Both (member, input). For many members on a GPU they take as long as the epoch itself: hence the thread aside.
+        Order and views, both (member, input). For many members on a GPU the draws take as long as the epoch, so a
+        second thread makes them.
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
     return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
 
 
 def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
-    """Copy the weights that members would be stored with now; return them on the CPU."""
+    """Return a copy on the CPU of the weights that would be stored if training ended now."""
     tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
 def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
-    """Measure the weights that members would be stored with now, in float32; return accuracies (member,) in 0..1.
+    """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
         recipe: of the members.
@@ -219,12 +221,12 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
 
 
 def check_network(recipe: Recipe) -> None:
-    """Check that a recipe's network gives float32 logits for its images, one a class, by two black images.
+    """Check on two black images that a recipe's network returns float32 logits, one a class.
 
-    torch's generator is left as it is.
+    The state of torch's generator does not change.
 
     Raises:
-        UsageError: it gives something else, or an error.
+        UsageError: the network returns something else, or raises an error.
     """
     split, batch = recipe.split("train"), min(2, recipe.batch_size)
     shape = (batch, recipe.preprocess.channels, *recipe.preprocess.size)

@@ -1,7 +1,7 @@
-"""Pieces of collections, trained anywhere, put together into one source: the same as if one run had trained them all.
+"""Merge folders with parts of a collection into one source, as if one run had trained all members.
 
-The bytes of shards and descriptions are those of one run. So are the rows of manifests, but for the columns that tell
-of the run and not of the member: `RUN_COLUMNS`. If several pieces have a member, the row that was made first stays.
+Shards and descriptions have the same bytes as after one run. So do the rows of manifests, except the columns on the
+run: `RUN_COLUMNS`. If several pieces have a member, the row that was made first stays.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from checkpoints_zoo.training.shards import (
 )
 from checkpoints_zoo.training.state import folder_of, read_description, reading_lock, recorded_hash, training_lock
 
-# What a row tells of the run that made it, and two runs of one member may tell otherwise.
+# Columns on the run that trained a member. Two runs of one member may differ in them.
 RUN_COLUMNS = ("code_version", "torch_version", "device", "wall_time_s", "created")
 
 
 @dataclass(frozen=True)
 class CollectionPiece:
-    """What a folder has of a collection: its description, its snapshots, and those that are in no shard yet."""
+    """The part of a collection in one folder: description, snapshots, and the staging of unwritten snapshots."""
 
     folder: Path
     description: Description
@@ -51,23 +51,24 @@ def merge(
     names: Sequence[str] | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, int]:
-    """Put the members of several folders together into one source; return how many each collection has then.
+    """Merge the members of several folders into one source; return the number of members of each collection in it.
 
-    Whatever the order of the folders, the source is the same, byte for byte. Members that were finished but are in no
-    shard yet count too. Killed at any moment it goes on when it is called again; what was in `out` before stays
-    readable, and its members count as well.
+    The order of the folders does not change a byte. Finished members that are in no shard yet are merged too, and so
+    are the members in `out`. If the process is killed, the same call continues; the earlier content of `out` stays
+    readable.
 
     Args:
-        folders: sources that were trained, none of them still being trained.
-        out: folder of the source that it makes or adds to.
-        names: of the collections; None for all that the folders have.
-        say: told of each shard.
+        folders: with trained members; no run may be training into them.
+        out: folder of the merged source; it may hold members already.
+        names: of the collections; None for all in the folders.
+        say: called with a line of text for each shard.
 
     Raises:
-        CollectionNotFound: no folder has such a collection.
-        UsageError: members of different recipes, one member with different bytes, or `out` among the folders.
+        CollectionNotFound: no folder has a collection of that name.
+        UsageError: members of different recipes, a member with different bytes in two folders, or `out` among the
+            folders.
         LockedError: a run is training into one of the folders.
-        DamagedError: bytes that are not what their row says.
+        DamagedError: bytes that differ from their row.
         StorageError: the disk is full, or can't be written to.
     """
     if out.resolve() in {folder.resolve() for folder in folders}:
@@ -99,7 +100,7 @@ def merge(
 
 
 def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], object]) -> int:
-    """Put one collection together; return how many members it has then."""
+    """Merge one collection; return its number of members."""
     target, pieces = folder_source(out), [_read_piece(name, folder) for folder in folders]
     if name in _collection_names(out):
         pieces.append(_read_piece(name, out))
@@ -124,20 +125,20 @@ def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callab
 
 
 def _collection_names(folder: Path) -> set[str]:
-    """Return the names of the collections that were trained into a folder."""
+    """Return the names of the collections in a folder, staged ones included."""
     staged = {path.parent.parent.name for path in (folder / ".training").glob("*/finished/*.json")}
     return {path.stem for path in (folder / "manifests").glob("*.parquet")} | staged
 
 
 def _read_piece(name: str, folder: Path) -> CollectionPiece:
-    """Read what a folder has of a collection, snapshots that are in no shard yet included."""
+    """Read the part of a collection in a folder, staged snapshots included."""
     source, runs = folder_source(folder), folder_of(folder, name)
     rows = rows_of(source, name)
     description = source.read(name)[0] if rows else read_description(runs)
     if len(description.layouts) != 1 or description.base:
         raise UsageError(
             f"collection {name} in folder {folder}",
-            expected="one that was trained: one layout, and its bytes in the folder",
+            expected="a trained collection: one layout, and its bytes in the folder",
             found=f"{len(description.layouts)} layouts" if not description.base else f"bytes in {description.base}",
             collection=name,
             path=folder,
@@ -166,10 +167,10 @@ def _read_piece(name: str, folder: Path) -> CollectionPiece:
 
 
 def _common_description(pieces: Sequence[CollectionPiece]) -> Description:
-    """Return the description that all parts have.
+    """Return the description that all pieces share.
 
     Raises:
-        UsageError: two have others.
+        UsageError: two pieces differ.
     """
     first = pieces[0]
     for piece in pieces[1:]:
@@ -189,7 +190,7 @@ def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
     """Check that all members come from one recipe.
 
     Raises:
-        UsageError: they don't, or some don't say.
+        UsageError: there are several recipes, or rows without a recipe hash.
     """
     hashes = {
         snapshot.row["recipe_hash"]: piece.folder for piece in reversed(pieces) for snapshot in piece.snapshots.values()
@@ -206,10 +207,10 @@ def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
 
 
 def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Key, NewSnapshot]:
-    """Choose one row for each snapshot, the first that was made; return these.
+    """Choose the oldest row of each snapshot; return the snapshots by member and epoch.
 
     Raises:
-        UsageError: a member with different bytes in two parts, or that failed in one alone.
+        UsageError: a member has different bytes in two pieces, or failed in only one of them.
     """
     earliest: dict[Key, tuple[NewSnapshot, Path]] = {}
     for piece in pieces:
@@ -237,7 +238,7 @@ def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Key,
 
 
 def _age_key(row: Row) -> tuple[Any, str]:
-    """Order rows of one snapshot: by time, then by all that doesn't say where its bytes lie."""
+    """Return the key that sorts rows of one snapshot: time first, then all columns except the location."""
     return row["created"], json.dumps({k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION}, default=str)
 
 

@@ -1,4 +1,4 @@
-"""A step of SGD on a stack, the learning rate of each step, averages along the training, and the weights stored."""
+"""Optimizer steps on a stack, learning rates of the steps, averages of weights, and the weights that are stored."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
-# As torch.amp.GradScaler's.
+# The defaults of torch.amp.GradScaler.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
-# Of a one-cycle schedule: share of the rise, first and last rate as parts of the highest and of the first.
+# The one-cycle schedule: share of the steps that rise; highest rate / first rate; first rate / last rate.
 ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
 
 
 def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
-    """Take one step of SGD in place, as torch.optim.SGD does: coupled decay, momentum, Nesterov.
+    """Take one step of SGD in place, like torch.optim.SGD: coupled decay, momentum, Nesterov.
 
-    Sums and products are separate operations on purpose: where a kernel may fuse them or not, by an element's
-    position, a member's last bits would depend on it.
+    Sums and products are separate operations. A kernel that fuses them only at some positions would make a member's
+    last bits depend on its place in the stack.
     """
     weights, velocity = list(params.values()), [momentum[name] for name in params]
     decayed = torch._foreach_add([gradients[name] for name in params], torch._foreach_mul(weights, recipe.weight_decay))
@@ -36,7 +36,7 @@ def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, grad
 
 
 def first_scaling(recipe: Recipe, members: int) -> Tensors:
-    """Return the scaling of untrained members: for float16 each one's factor and steps since it last changed."""
+    """Return the initial loss scaling: with float16, each member's factor and the steps since it changed."""
     if recipe.precision != "float16":
         return {}
     return {"scale": torch.full((members,), FIRST_SCALE), "steps": torch.zeros(members, dtype=torch.int64)}
@@ -45,9 +45,10 @@ def first_scaling(recipe: Recipe, members: int) -> Tensors:
 def scaled_step(
     recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors, scaling: Tensors
 ) -> None:
-    """Take one step in place with gradients of a scaled loss; a member whose gradients overflow skips it.
+    """Take one step in place with gradients of a scaled loss; members whose gradients overflow skip the step.
 
-    Its factor is halved, and doubled after 2,000 steps without: torch.amp.GradScaler, for each member on its own.
+    An overflow halves the member's factor; 2,000 steps without overflow double it. This is torch.amp.GradScaler,
+    applied to each member separately.
     """
     factor = scaling["scale"].double().reciprocal().float()
     gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
@@ -63,7 +64,7 @@ def scaled_step(
 
 
 def _per_member(values: Tensor, tensor: Tensor) -> Tensor:
-    """Give a value a member, (member,), the axes of a stacked tensor."""
+    """Reshape values (member,) to broadcast against a stacked tensor."""
     return values.view(-1, *[1] * (tensor.ndim - 1))
 
 
@@ -71,13 +72,13 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     """Return the learning rate of a step.
 
     Sources: cosine annealing, without and with restarts, Loshchilov & Hutter 2017, equation 5; one cycle, Smith & Topin
-    2018, in torch's form; warm-up, Goyal et al. 2017, section 2.2: linear, from 1/n of the rate in the first of its n
-    units to the whole rate in the last. After a warm-up the cosine covers what is left, milestones are where they were.
+    2018, in torch's form; warm-up, Goyal et al. 2017, section 2.2: linear over n units, from 1/n of the rate to the
+    whole rate. After a warm-up the cosine covers the remaining units; milestones do not move.
 
     Args:
         recipe: with the schedule.
         step: in [0, steps).
-        steps: of the whole recipe, as many in each epoch.
+        steps: of the whole training; each epoch has the same number.
 
     >>> from checkpoints_zoo.training.recipes import RECIPES
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
@@ -103,14 +104,14 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def _cycle_bounds(recipe: Recipe, epoch: int) -> tuple[int, int]:
-    """Return the epochs between which the rate falls once: the last milestone or the start, the next or the end."""
+    """Return the first and last epoch of the cosine cycle that an epoch is in."""
     index = bisect_right(recipe.milestones, epoch)
     bounds = (0, *recipe.milestones)
     return bounds[index], bounds[index + 1] if index < len(recipe.milestones) else recipe.epochs
 
 
 def _one_cycle_rate(highest: float, unit: int, units: int) -> float:
-    """Return the rate of a unit: from `highest / FIRST` up in the first units, then down to next to nothing."""
+    """Return the rate of a step or epoch: it rises from `highest / ONE_CYCLE_START`, then falls to almost zero."""
     top = ONE_CYCLE_RISE * units - 1
     if unit <= top:
         return _cosine_between(highest / ONE_CYCLE_START, highest, unit / top)
@@ -124,17 +125,17 @@ def _cosine_between(start: float, end: float, share: float) -> float:
 def update_averages(
     recipe: Recipe, step: int, steps_per_epoch: int, params: Tensors, buffers: Tensors, averages: Tensors
 ) -> None:
-    """Bring the averages up to date after a step, in place.
+    """Update the averages of the weights in place, after a step.
 
     Sources: "ema", the exponential moving average of all weights and buffers after each step; "swa", the mean of the
     weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
 
     Args:
-        recipe: that says which average.
-        step: just taken, from 0.
+        recipe: of the members; it names the kind of average.
+        step: number of the step just taken, from 0.
         steps_per_epoch: steps an epoch.
-        params, buffers: after it, stacked.
-        averages: by name, empty before the first.
+        params, buffers: stacked, after the step.
+        averages: by name; empty before the first one.
     """
     epoch, epoch_step = divmod(step, steps_per_epoch)
     if recipe.averaging == "none" or epoch < recipe.averaging_start:
@@ -149,7 +150,7 @@ def update_averages(
 
 
 def _move_averages(tensors: Tensors, share: float, averages: Tensors) -> None:
-    """Move averages a share of the way to tensors; what isn't a fraction, such as a counter, is taken over."""
+    """Move averages a share of the way to tensors; copy integer tensors, such as counters."""
     fractional = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
     averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in fractional})
     if fractional:
@@ -157,9 +158,10 @@ def _move_averages(tensors: Tensors, share: float, averages: Tensors) -> None:
 
 
 def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
-    """Return the weights and buffers that members are stored with, stacked: the averages, where there are some.
+    """Return the stacked weights and buffers to be stored: the averages, if the recipe has any.
 
-    Running statistics are nobody's after "swa"; they are estimated anew on the training images, in their order.
+    After "swa" no member's running statistics fit the averaged weights; they are estimated again on the training
+    images.
 
     Args:
         recipe: of the members.

@@ -1,4 +1,4 @@
-"""Trained members made ready to be stored: packed, measured by the bytes that are stored, their rows written down."""
+"""Trained members become stored snapshots: packed into bytes, measured from these bytes, with rows of the manifest."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class PackedSnapshot:
-    """A snapshot that is ready to be stored.
+    """A snapshot, ready to be stored.
 
     Args:
-        row: of the manifest, but for where its bytes lie.
-        raw: its bytes in the recipe's layout; None for a member that failed.
+        row: of the manifest, without the location of the bytes.
+        raw: the bytes in the recipe's layout; None for a member that failed.
     """
 
     row: Row
@@ -48,12 +48,12 @@ class PackedSnapshot:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Return member and epoch of a row."""
+    """Return the member and the epoch of a row."""
     return row["member"], row["epoch"]
 
 
 def tensor_prefix(row: Mapping[str, Any]) -> str:
-    """Return what stands before the tensor names of a row's snapshot in its shard."""
+    """Return the prefix of the tensor names of a row's snapshot in its shard."""
     return shard_files.prefix(row["member"], None if row["final"] else row["epoch"])
 
 
@@ -63,7 +63,7 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     Args:
         recipe: that trained them.
         trained: the members.
-        device: that they are measured on, by their stored bytes, in float32.
+        device: where the stored bytes are measured, in float32.
     """
     layout = layout_of(recipe)
     fingerprint = recipe.split("train").fingerprint
@@ -83,14 +83,14 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
 
 
 def layout_of(recipe: Recipe) -> Layout:
-    """Lay out a member's tensors as the recipe stores them; return the layout."""
+    """Return the layout in which the recipe stores a member's tensors."""
     return modules.layout_of(recipe.skeleton().state_dict(), STORAGE[recipe.storage])
 
 
 def _measure(
     recipe: Recipe, layout: Layout, snapshots: Sequence[PackedSnapshot], device: torch.device
 ) -> dict[Key, dict[str, Any]]:
-    """Measure snapshots by their bytes in a shard, in float32; return (member, epoch) -> figures and hash."""
+    """Measure snapshots in float32 from their bytes in a temporary shard; return key -> figures and hash."""
     if not snapshots:
         return {}
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as folder:
@@ -133,11 +133,11 @@ def _measure_stored(
 
 
 def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprint: str) -> dict[str, Any]:
-    """Write down what is known of a snapshot before its bytes are stored.
+    """Return the manifest row of a snapshot, without figures, hash and location.
 
     Args:
-        recipe, trained: it and its member.
-        epoch: epochs trained.
+        recipe, trained: the recipe and its trained member.
+        epoch: number of epochs trained.
         fingerprint: of the training split.
     """
     run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
@@ -174,7 +174,7 @@ def split_of_run(run_id: str) -> str:
 
 
 def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)
-    """Return a device's name: of a processor, with the instruction set that torch uses on it."""
+    """Return the name of a device; for a processor, with the instruction set that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -186,7 +186,7 @@ def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B00
 
 
 def description_of(recipe: Recipe, layout: Layout) -> Description:
-    """Return what a source says of a recipe's collection, beside the manifest."""
+    """Return the description of a recipe's collection."""
     return Description(
         name=recipe.name,
         title=recipe.title,

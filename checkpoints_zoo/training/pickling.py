@@ -1,4 +1,4 @@
-"""Recipes on their way to other processes: a recipe of a user's own file is made anew from that file."""
+"""Recipes sent to other processes: functions travel as file and name, and are imported again from that file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FUNCTIONS = ("build", "images")
 
 @dataclass(frozen=True)
 class SentRecipe:
-    """A recipe in plain values.
+    """A recipe in plain values that can be pickled.
 
     Args:
-        values: its fields, without its functions.
+        values: fields of the recipe, except its functions.
         hash: of the recipe.
-        functions: file, module and name of those that it has, by field.
+        functions: field -> file, module and name of the function.
     """
 
     values: dict[str, Any]
@@ -32,10 +32,10 @@ class SentRecipe:
 
 
 def serialize_recipe(recipe: Recipe) -> SentRecipe:
-    """Write a recipe down in plain values; return them.
+    """Return a recipe in plain values.
 
     Raises:
-        UsageError: it has a function that is defined inside another, which no process could find.
+        UsageError: a function of the recipe is defined inside another one, where other processes can't find it.
     """
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTIONS}
     values["arguments"] = dict(recipe.arguments)
@@ -50,7 +50,7 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Builds a recipe's network for its structure alone, in other processes too.
+    """Builds a recipe's network for its structure, in other processes too.
 
     Args:
         recipe: of the network.
@@ -70,7 +70,7 @@ def _rebuild_skeleton(recipe: SentRecipe) -> Skeleton:
 
 
 def _function_place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
-    """Say where a function stands: file, module and name."""
+    """Return the file, the module and the name of a function."""
     module, name = function.__module__, function.__qualname__
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or "<" in name:
@@ -83,11 +83,10 @@ def _function_place(recipe: str, field: str, function: Callable[..., Any]) -> tu
 
 
 def rebuild_recipe(serialized: SentRecipe) -> Recipe:
-    """Make a recipe from what was sent; return it.
+    """Rebuild a recipe from its plain values; return it.
 
     Raises:
-        UsageError: a file with a function of it isn't there, or is another one than where it comes from; or its images
-            are others.
+        UsageError: the file of a function is missing or differs from the sender's, or the images differ.
     """
     paths = [path for path, _, _ in serialized.functions.values()]
     recipe = None
@@ -99,7 +98,7 @@ def rebuild_recipe(serialized: SentRecipe) -> Recipe:
         where += ", and the images that it gives," if "images" in serialized.functions else ""
         raise UsageError(
             f"recipe {serialized.values['name']!r}",
-            expected=f"hash {serialized.hash}, as where it was sent from",
+            expected=f"hash {serialized.hash}, as on the sending machine",
             found="no such file" if recipe is None else f"hash {recipe.hash}",
             do=f"Put {where} onto every node",
         )
@@ -107,7 +106,7 @@ def rebuild_recipe(serialized: SentRecipe) -> Recipe:
 
 
 def _find_function(path: str, module: str, name: str) -> Any:
-    """Find a function of a file; return it."""
+    """Return a function of a file."""
     value: Any = _import_file(Path(path), module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -115,8 +114,8 @@ def _find_function(path: str, module: str, name: str) -> Any:
 
 
 def _import_file(path: Path, name: str) -> object:
-    """Import a file under a module's name, unless that is imported; return the module."""
-    # A script is known by either name; imported anew, what only the script itself should run stays unrun.
+    """Import a file under a module's name, unless it is imported already; return the module."""
+    # A script has one of these names. Imported again it gets the second, so its main guard does not run.
     names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
     for candidate in names:
         known = getattr(sys.modules.get(candidate), "__file__", None)

@@ -1,4 +1,4 @@
-"""Many members: stacks of the recipe's width one after the other, resumed where a killed run left off."""
+"""Training of many members: stacks of the recipe's width, one after another, resumed after a kill."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from checkpoints_zoo.workers import Engine, InProcess, Job
 
 @dataclass(frozen=True, eq=False)
 class TrainedMember:
-    """A member at the end of its training.
+    """A member after its training.
 
     Args:
-        member, seed: its id, and what its random numbers come from (the same number).
+        member, seed: its id, which is its seed as well.
         status, reason: "ok" and "", or "failed" and why.
-        state: parameters and buffers by name, in float32 as trained, without `num_batches_tracked`.
+        state: parameters and buffers by name, in float32, without `num_batches_tracked`.
         train_loss: mean over the steps of the last epoch, nats.
-        wall_time_s: its share of the seconds that its stack took, all runs together.
-        snapshots: epoch -> parameters and buffers, as in `state`, after some of the epochs.
-        device: it was trained on.
+        wall_time_s: its share of the seconds that its stack took, interrupted runs included.
+        snapshots: epoch -> parameters and buffers, as in `state`.
+        device: where it was trained.
     """
 
     member: int
@@ -66,9 +66,9 @@ class TrainedMember:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stack is: its members, epochs done and in all, mean loss of the last epoch in nats.
+    """Progress of a stack: members, epochs done, epochs in all, and the mean loss of the last epoch in nats.
 
-    `accuracy` is the members' mean on the test split, 0..1, where the recipe asks for it after this epoch.
+    `accuracy` is the members' mean on the test split in 0..1, if the recipe measures it after this epoch.
     """
 
     members: tuple[int, ...]
@@ -87,25 +87,25 @@ def train_members(
     engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None,
 ) -> None:
-    """Train members, and give each complete stack of them to `finish`.
+    """Train members, and pass each finished stack to `finish`.
 
-    A run that was killed goes on from its last saved state and ends with the same bytes. `finish` is called
-    again for a stack only if the kill came before its state was removed: it must give the same result twice.
+    A killed run resumes from its last saved state and ends with the same bytes. If the kill came between `finish` and
+    the removal of the state, `finish` gets the stack twice: the second call must change nothing.
 
     Args:
-        recipe: the recipe.
-        ids: ids of the members that `out` doesn't hold yet, each once.
-        out: folder of the source; states lie in its `.training`.
-        finish: stores a stack's members, to disk, before it returns.
-        progress: called after every epoch of a stack, where this process trains.
-        engine: what trains the stacks, each a job of it.
-        prepare: what the engine still does with a stack's members, on its device, before `finish` gets what it gives;
-            None gives the members as they are.
+        recipe: of the members.
+        ids: of the members that `out` does not hold yet, each once.
+        out: folder of the source; states are saved in its folder `.training`.
+        finish: writes a stack's members to disk before it returns.
+        progress: called after every epoch of a stack, if this process trains it.
+        engine: runs the stacks, each as a job.
+        prepare: called by the worker with the trained members of a stack; `finish` gets its result. None passes the
+            members unchanged.
 
     Raises:
-        UsageError: ids that can't be, or a folder that holds members of another recipe of this name.
+        UsageError: invalid ids, or a folder that holds members of another recipe of this name.
         LockedError: another process is training into the same folder.
-        WorkerError: workers that die again and again.
+        WorkerError: workers died repeatedly.
     """
     check_ids(ids)
     with training_lock(out):
@@ -124,13 +124,13 @@ def train_members(
 
 @dataclass(frozen=True, eq=False)
 class StackTrainer:
-    """Work for an engine: trains a stack of a recipe's members from its saved state, or from the start, to the end.
+    """A job function for engines: trains a stack of a recipe's members, from its saved state if there is one.
 
     Args:
         recipe: of the members.
-        folder: of the recipe's runs. Where a worker sees it, states are saved in it; elsewhere, and with None, none.
-        prepare: what is done with the members then, with the device; None for nothing.
-        progress: called after every epoch; it stays in this process.
+        folder: of the recipe's runs. Workers that see this folder save states in it; None saves no states.
+        prepare: called with the trained members and the device; None returns the members unchanged.
+        progress: called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
@@ -139,7 +139,7 @@ class StackTrainer:
     progress: Callable[[Progress], None] | None = None
 
     def __call__(self, stack: tuple[int, ...], device: str) -> list[Any]:
-        """Train the stack on a device; return its members, or what is made of them."""
+        """Train the stack on a device; return its members, or the result of `prepare`."""
         path = None
         if self.folder is not None and recorded_hash(self.folder) == self.recipe.hash:
             path = self.folder / state_name(stack)
@@ -171,13 +171,13 @@ def train_stack(
     progress: Callable[[Progress], None] | None = None,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
 ) -> list[TrainedMember]:
-    """Train a stack from its saved state, or from the start, to the end of the recipe; return its members.
+    """Train a stack to the end of the recipe, from its saved state if there is one; return its members.
 
     Args:
         recipe: of the members.
-        stack: their ids, the recipe's stack width at most.
+        stack: ids of the members, at most the recipe's stack width.
         data: the training split.
-        path: of the saved state; None to save none.
+        path: of the saved state; None saves no states.
         progress: called after every epoch.
         device: to train on.
     """
@@ -202,13 +202,13 @@ def train_stack(
 
 
 def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
-    """Take over the saved state and return its seconds; where it can't be used, say so and leave the fresh one."""
+    """Load the saved state into the fresh one and return its seconds; print why if it can't be used."""
     try:
         state, found_key, earlier_s = read_state(path)
         if found_key != key or not adopt_state(fresh, state):
             raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found_key}")
     except DamagedError as error:
-        print(f"{error} It is dropped, and its members are trained from the start.", file=sys.stderr)
+        print(f"{error} The state is deleted, and its members are trained from the start.", file=sys.stderr)
         path.unlink()
         return 0.0
     return earlier_s
@@ -217,8 +217,8 @@ def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
 def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
 ) -> list[TrainedMember]:
-    """Take a stack apart, and mark the members whose loss or weights weren't finite."""
-    names = first_names(recipe.skeleton())  # of what is stored -> of what is trained
+    """Split a stack into members; mark those whose loss or weights were not finite as failed."""
+    names = first_names(recipe.skeleton())  # stored name -> name of the trained tensor
     final = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
@@ -257,13 +257,13 @@ def _split_stack(
 
 
 def _is_finite_when_stored(recipe: Recipe, name: str, tensor: Tensor) -> bool:
-    """Say whether a tensor is still finite in the dtype that it is stored in."""
+    """Return whether a tensor stays finite in the dtype of its storage."""
     is_cast = tensor.is_floating_point() and not is_statistic(name)
     return bool((tensor.to(STORAGE[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
 def _member_tensors(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
-    """Copy a member's tensors out of a stack, counters left out; return them on the CPU."""
+    """Return copies on the CPU of a member's tensors in a stack, except counters."""
     return {
         name: stacked[trained_name][position].detach().cpu().contiguous().clone()
         for name, trained_name in names.items()
@@ -272,10 +272,10 @@ def _member_tensors(names: Mapping[str, str], stacked: Tensors, position: int) -
 
 
 def check_ids(ids: Sequence[int]) -> None:
-    """Check that ids can be members', each once.
+    """Check that all ids are in [0, 2^31) and none is repeated.
 
     Raises:
-        UsageError: one that can't, or one twice.
+        UsageError: an invalid id, or one that is repeated.
     """
     invalid = [member for member in ids if not 0 <= member < 2**31]
     if invalid:

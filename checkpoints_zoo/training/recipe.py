@@ -1,7 +1,7 @@
-"""The Recipe: everything needed to train a member but its seed, which is the member's id.
+"""Recipes: everything that determines the training of a member, except its seed, which is the member's id.
 
-A recipe may bring code of its user's own, for the network and for the images: it runs here, and what it raises
-becomes an error that names its line.
+A recipe may hold functions of the user, which build the network and load the images. Their exceptions become errors
+that name the line in the user's file.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from checkpoints_zoo.training.seeds import derive_seed
 _PACKAGE = Path(__file__).parents[1]
 _NOT_USER_CODE = ("<", str(_PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
 SPLITS = ("train", "test")
-# None of them changes a byte of a member.
+# Fields that do not change a byte of a member.
 NOT_HASHED = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
-# Fields that came later, with what older recipes mean by them: left out then, so that hashes and sources stay.
+# Fields added after the first recipes, with their defaults. A default is left out of the hash, so that old hashes stay.
 _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
@@ -73,46 +73,47 @@ class Recipe:
 
     Args:
         name: of the collection.
-        architecture, arguments: what `checkpoints_zoo.networks.modules.build_architecture` takes; with `build`, any
-            name, and what `build` takes.
-        dataset, split_rule: name of the data set, and of the rule that splits it; with `images`, any name that is not
-            one of the package's, and any rule.
-        preprocess: from pixels to inputs; its statistics come from the training split.
-        epochs: passes over the training split; the images left over after whole batches are dropped.
-        batch_size: images a step, each member its own.
+        architecture, arguments: as of `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
+            the arguments of `build`.
+        dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
+            except those of the package's data sets.
+        preprocess: turns pixels into inputs; its statistics come from the training split.
+        epochs: passes over the training split; an incomplete last batch is dropped.
+        batch_size: images of a member in each step.
         lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
             `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
         optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
         augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
-        precision: of the computation: "bfloat16" and "float16" as torch.autocast, the latter with gradient scaling.
-        storage: dtype that weights are stored in; normalisation statistics are always float32.
-        stack_width: members trained at once; 1 for one after another. A member's last bits depend on it, so that it
-            is part of the recipe and short stacks are filled up.
-        save_every: epochs between two saved states of a run.
-        init_seed: the seed whose initialisation all members start from; None: each from its own.
+        precision: of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the loss.
+        storage: dtype of the stored weights; normalisation statistics are always float32.
+        stack_width: members trained at once; 1 trains one after another. A member's last bits depend on the width, so
+            it is part of the recipe, and short stacks are filled up.
+        save_every: epochs between two saved states.
+        init_seed: seed of the initialisation that all members share; None initialises each from its own seed.
         init_permutation: transpositions of units, drawn from the member's seed, between initialisation and training.
-        build: builds the module, for an architecture that the package lacks. It stands in a file, whose text counts
-            in the hash: a change of it, even of a comment, makes another recipe.
-        images: gives images of one's own, for training and for testing, as `zoo.images.of` makes them. What they are
-            counts in the hash, and not how they are made.
+        build: function that builds the module, for an architecture that the package lacks. The text of its file enters
+            the recipe's hash: any change of the file, even of a comment, makes another recipe.
+        images: function that returns your own images for training and for testing, each from `zoo.images.of`. The
+            pixels enter the hash, the function's text does not.
         milestones, gamma: epochs, in order, and the factor at each of "multistep".
-        schedule_unit: whether the rate moves from "step" to step or from "epoch" to epoch.
-        warmup_epochs: in which the rate rises to `lr` first.
-        label_smoothing: share of the target that goes to all classes alike.
-        channels_last: memory format of the images and kernels; for one member at a time.
-        compile: whether torch.compile is used, which changes last bits.
-        averaging: of the weights: "ema" after each step with factor `averaging_decay`, buffers too; "swa" after each
-            epoch, all alike, batch norm's statistics estimated anew. What is stored is the average.
-        averaging_start: epochs before the first weights are averaged.
-        snapshots: epochs after which the weights are stored as well, 0 for the initialisation.
-        members: how many the collection has.
-        eval_every: epochs between two measurements on the test split that are only shown; 0 for none.
-        made_from: recipe it is a variant of, and what was set, for the manifest; "" for none.
-        title, licence: what a source says of the collection.
+        schedule_unit: whether the rate changes every "step" or every "epoch".
+        warmup_epochs: epochs at the start in which the rate rises to `lr`.
+        label_smoothing: share of the target that is spread evenly over all classes.
+        channels_last: whether images and kernels have this memory format; needs a stack width of 1.
+        compile: whether torch.compile is used; it changes last bits.
+        averaging: of the weights. "ema" averages weights and buffers after each step, with factor `averaging_decay`;
+            "swa" averages the weights of all epochs equally and estimates batch norm's statistics again. The average is
+            stored.
+        averaging_start: epochs before averaging begins.
+        snapshots: epochs after which the weights are stored too; 0 is the initialisation.
+        members: number of members of the whole collection.
+        eval_every: epochs between two measurements on the test split, which are only printed; 0 for none.
+        made_from: name of the original recipe and the fields that were set, for the manifest; "" if not a variant.
+        title, licence: of the collection, for its description.
 
     Raises:
-        UsageError: a value out of its range, or a name that isn't known.
+        UsageError: a value out of range, or an unknown name.
     """
 
     name: str
@@ -167,7 +168,7 @@ class Recipe:
             self._check(
                 "dataset",
                 is_image_name(self.dataset),
-                f"a name in small letters for your own images, none of {', '.join(DATASETS)}",
+                f"a lower-case name for your own images, other than {', '.join(DATASETS)}",
             )
         for field, choices in _CHOICES.items():
             is_allowed = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
@@ -209,7 +210,7 @@ class Recipe:
         """Build a member's module in training mode, with random initial parameters from torch's generator; return it.
 
         Raises:
-            UsageError: `build` takes other arguments, or gives something else or parameters that are not to be trained.
+            UsageError: `build` takes other arguments, returns no module, or returns one with frozen parameters.
         """
         if self.build is None:
             return build_architecture(self.architecture, **self.arguments)
@@ -235,30 +236,30 @@ class Recipe:
         return module
 
     def split(self, name: str) -> ImageData:
-        """Load a split of the recipe's data set, its own images once for all; return it.
+        """Return a split of the recipe's data set; images of the user's function are loaded once.
 
         Args:
             name: "train" or "test".
 
         Raises:
-            UsageError: `images` gives something else than two splits that fit the recipe.
-            ZooError: images of the package's that can't be had: see `zoo.images.load`.
+            UsageError: `images` does not return two splits that fit the recipe.
+            ZooError: the package's images can't be loaded; see `zoo.images.load`.
         """
         return load(self.dataset, name) if self.images is None else self._custom_images[name]
 
     @cached_property
     def _custom_images(self) -> dict[str, ImageData]:
         if self.images is None:
-            raise RuntimeError("only a recipe with images has its own")
+            raise RuntimeError("this recipe has no function `images`")
         return load_images(self.images, self.name, self.dataset, self.preprocess)
 
     def skeleton(self) -> nn.Module:
-        """Build a member's module for its structure alone, leaving torch's generator as it is; return it."""
+        """Return a member's module for its structure; the state of torch's generator does not change."""
         with torch.random.fork_rng(devices=[]):
             return self.module()
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as a dict that JSON can hold; a later one only where it is not what older recipes mean."""
+        """Give the fields as a dict for JSON; fields in `_LATER_DEFAULTS` only if they differ from the default."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {
             name: value
@@ -273,9 +274,9 @@ class Recipe:
 
     @cached_property
     def hash(self) -> str:
-        """First 16 hex digits of the sha256 over the fields that decide what a seed gives.
+        """Return the first 16 hex digits of the sha256 over all fields that change a member's bytes.
 
-        It is that of a build's file as it was at first: who edits it while members are trained changes none of them.
+        The file of `build` is hashed once: editing it during a run changes nothing.
         """
         deciding = {name: value for name, value in self.to_json().items() if name not in NOT_HASHED}
         canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
@@ -287,14 +288,14 @@ def _is_whole(value: object, least: int) -> bool:
 
 
 def _are_epochs(value: object, least: int, end: float) -> bool:
-    """Say whether a value is a tuple of whole numbers in [least, end), each larger than the one before."""
+    """Return whether a value is a tuple of whole numbers in [least, end), each larger than the one before."""
     if not isinstance(value, tuple) or not all(_is_whole(epoch, least) and epoch < end for epoch in value):
         return False
     return all(one < other for one, other in itertools.pairwise(value))
 
 
 def _code_hash(name: str, build: Callable[..., nn.Module]) -> str:
-    """Return a function's name and the hash of the file that it stands in."""
+    """Return a function's name and the hash of its file."""
     code = getattr(getattr(build, "__init__", None) if isinstance(build, type) else build, "__code__", None)
     path = Path(code.co_filename) if code is not None else None
     if path is None or not path.is_file():
@@ -308,12 +309,12 @@ def _code_hash(name: str, build: Callable[..., nn.Module]) -> str:
 
 
 def initial_seed(recipe: Recipe, member: int) -> int:
-    """Give the seed that a member's initialisation comes from."""
+    """Return the seed of a member's initialisation."""
     return derive_seed(member if recipe.init_seed is None else recipe.init_seed, "init")
 
 
 def is_image_name(text: str) -> bool:
-    """Say whether a text can name images of one's own: `zoo.images.of(…, name=…)` takes it.
+    """Return whether a text is a valid name for your own images, as `zoo.images.of(…, name=…)` takes it.
 
     >>> is_name("my-flowers"), is_name("digits")
     (True, False)
@@ -327,16 +328,17 @@ def is_image_name(text: str) -> bool:
 def load_images(
     images: Callable[[], tuple[ImageData, ImageData]], recipe: str, dataset: str, preprocess: Preprocess
 ) -> dict[str, ImageData]:
-    """Call a recipe's `images`; return both splits by name, called as the recipe calls its data set.
+    """Call a recipe's function `images`; return both splits by name, with the recipe's name of the data set.
 
     Args:
-        images: gives the images for training and for testing.
-        recipe: its name, for errors.
-        dataset: what the images are called.
-        preprocess: that they have to fit.
+        images: returns the images for training and for testing.
+        recipe: name of the recipe, for errors.
+        dataset: name of the images.
+        preprocess: gives the shape that the images must have.
 
     Raises:
-        UsageError: something else, images without labels or class names, of another shape, or of different classes.
+        UsageError: the function returns no two splits; or images lack labels or class names, or have another shape; or
+            the splits have different classes.
     """
     what = f"images of recipe {recipe!r}"
     with user_code(what, "a function that returns (train, test)"):
@@ -353,7 +355,7 @@ def load_images(
             raise UsageError(
                 f"{what}, {name}",
                 expected="labels and the names of their classes",
-                found="no labels" if data.labels is None else "numbers without names",
+                found="no labels" if data.labels is None else "labels without class names",
                 do="Give them to `zoo.images.of((images, labels), classes=[…])`",
             )
         if tuple(data.images.shape[1:]) != shape:
@@ -380,11 +382,11 @@ def _is_image_data(data: object) -> bool:
 
 @contextmanager
 def user_code(what: str, expected: str) -> Iterator[None]:
-    """Turn whatever a user's code raises in the block into a UsageError.
+    """Turn any exception of the user's code in the block into a UsageError.
 
     Args:
-        what: the code, as errors name it.
-        expected: of it.
+        what: name of the code in the error.
+        expected: expectation in the error.
     """
     try:
         yield
@@ -395,19 +397,19 @@ def user_code(what: str, expected: str) -> Iterator[None]:
 
 
 def run_module(path: Path, name: str) -> ModuleType:
-    """Run a Python file as a module of a name; return the module, which is imported under that name then.
+    """Run a Python file as a module; return the module, which is imported under the name from then on.
 
     Raises:
-        UsageError: another file.
+        UsageError: the file is no Python file.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
     module, previous = importlib.util.module_from_spec(spec), sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and pickles of the file's classes look it up
+    sys.modules[name] = module  # dataclasses and pickle look it up there
     try:
         with warnings.catch_warnings():
-            # A file of 0.1 can't be edited, since its text is hashed: a warning that it is old never stops it.
+            # A recipe file of 0.1 can't be edited, since its text is hashed: a deprecation warning must never stop it.
             warnings.filterwarnings("default", r"training\.recipe is ", DeprecationWarning)
             spec.loader.exec_module(module)
     except BaseException:
@@ -419,7 +421,7 @@ def run_module(path: Path, name: str) -> ModuleType:
 
 
 def error_line(error: Exception) -> str:
-    """Say in a line what was raised, and in which line of the user's code if there is one.
+    """Describe an exception in one line, with the line of the user's code if there is one; return the text.
 
     >>> said(ValueError("too few"))
     'ValueError: too few'

@@ -1,4 +1,4 @@
-"""Recipes from a user's own Python file, and variants of any recipe from text: `lr=0.05`, `arguments.classes=10`."""
+"""Recipes from a user's Python file, and variants of recipes from text such as `lr=0.05` or `arguments.classes=10`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest
 from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, run_module, user_code
 
-_IN_A_FILE = "RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by name"
+_IN_A_FILE = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -26,22 +26,22 @@ _NOT_SET = ("made_from", "split_rule")
 
 
 def is_recipe_file(text: str) -> bool:
-    """Say whether a recipe's name on the command line means a file: FILE.py, or FILE.py:NAME."""
+    """Return whether a recipe on the command line is a file: FILE.py, or FILE.py:NAME."""
     return text.endswith(".py") or ".py:" in text
 
 
 def read_recipe(text: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
-    The file is code, and trusted as such. It defines `RECIPE`, or `RECIPES`, of which the name behind the colon takes
-    one (or none is needed, since there is one alone). A recipe is a `Recipe`, or a function without arguments that
-    returns one; its `build` may be a function of the file.
+    The file is code, and its user trusts it. It defines `RECIPE` or `RECIPES`; with several recipes the name after the
+    colon selects one. A recipe is a `Recipe`, or a function without arguments that returns one. Its `build` may be a
+    function of the file.
 
     Args:
-        text: path of the file, and ":NAME" where it has several recipes.
+        text: path of the file, and ":NAME" if the file has several recipes.
 
     Raises:
-        UsageError: no such file, or one without such a recipe.
+        UsageError: there is no such file, or no such recipe in it.
     """
     path, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
     recipes = read_recipes(Path(path))
@@ -57,10 +57,10 @@ def read_recipe(text: str) -> Recipe:
 
 
 def read_recipes(path: Path) -> dict[str, Recipe]:
-    """Run a user's file, and return all recipes that it defines, by name.
+    """Run a user's file, and return all its recipes by name.
 
     Raises:
-        UsageError: no such file, or one without recipes.
+        UsageError: there is no such file, or no recipe in it.
     """
     if not path.is_file():
         raise UsageError(f"recipe file {path}", expected="a Python file", found="no such file")
@@ -85,14 +85,14 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
 
 
 def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
-    """Set fields of a recipe; return the variant, which notes in `made_from` what was set.
+    """Set fields of a recipe; return the variant, whose `made_from` lists the fields that were set.
 
     Args:
-        recipe: to begin with.
-        changes: "FIELD=VALUE" each, or "arguments.NAME=VALUE" with a JSON value.
+        recipe: the original.
+        changes: each "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
 
     Raises:
-        UsageError: a field that isn't there (the nearest is named), a value of another type or out of its range.
+        UsageError: an unknown field (the error names the nearest), or a value of another type or out of range.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> variant = varied(convnet_digits(), ["lr=0.1", "epochs=5"])
@@ -114,7 +114,7 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
 
 
 def _parse_field(field: str, text: str) -> Any:
-    """Read the text of a field by the field's type; return the value."""
+    """Parse the text of a field by the field's type; return the value."""
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
     if field not in kinds:
         known = [*kinds, "arguments.NAME"]
@@ -155,7 +155,7 @@ def _parse_json(field: str, text: str) -> Any:
 
 
 def _made_from(base: Recipe, variant: Recipe) -> str:
-    """Write what a variant was made from and all that was set, in the fields' order of names; return the text."""
+    """Return the name of the original recipe and the fields that were set, sorted by name."""
     first, *earlier = (base.made_from or base.name).split(" ")
     settings = dict(part.split("=", 1) for part in earlier)
     for field in dataclasses.fields(Recipe):
@@ -178,5 +178,5 @@ def _field_text(value: object) -> str:
 
 
 def _argument_text(value: object) -> str:
-    """Write an argument as JSON without a space, so that a variant can be made again from the text; return it."""
+    """Return an argument as JSON without spaces: `made_from` is split at spaces."""
     return json.dumps(value, separators=(",", ":")).replace(" ", "\\u0020")

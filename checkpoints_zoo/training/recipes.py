@@ -1,7 +1,4 @@
-"""Recipes by name. A variant is `dataclasses.replace(convnet_digits(), epochs=5)`, or `--set epochs=5`.
-
-`Recipe` itself is in `checkpoints_zoo.training.recipe`.
-"""
+"""The package's recipes by name; `dataclasses.replace(convnet_digits(), epochs=5)` makes a variant."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import vary_recipe
 
-# Epochs, learning rate, decay and augmentation of the three on digits were chosen on the last 250 images of the
-# training split (in rank order), trained on the other 1,007, with members 1000 and up; the test split was never looked
-# at. Among settings whose mean accuracy was within 0.2 % of the best, the lowest loss of the ensemble decided, but for
-# the decay of mlp-digits.
+# Epochs, learning rate, decay and augmentation of the recipes on digits were chosen on the last 250 images of the
+# training split (in rank order), by members 1000 and up that were trained on the other 1,007. The test split was not
+# used. Among settings with a mean accuracy within 0.2 % of the best, the lowest loss of the ensemble decided, except
+# for the decay of mlp-digits.
 
 # Mean and standard deviation of the pixels of digits' training split.
 _DIGITS = Preprocess(size=(8, 8), channels=1, mean=(0.3065,), std=(0.3759,))
 
 
 def convnet_digits() -> Recipe:
-    """Give the recipe of 64 small ReLU convnets without normalisation, on handwritten digits."""
+    """Return the recipe of 64 small ReLU convnets without normalisation, on handwritten digits."""
     # Held out: accuracy 0.983, ensemble 0.992. More decay (0.003, 0.005) raises a member's accuracy by 0.001
     # and the ensemble's loss by a third; 20 to 30 epochs lose 0.002 to 0.003. At twice the rate, or half the
     # batch, members die; "shift1" costs 0.012.
@@ -49,7 +46,7 @@ def convnet_digits() -> Recipe:
 
 
 def resnet8_digits() -> Recipe:
-    """Give the recipe of 16 small residual networks with batch norm, on handwritten digits."""
+    """Return the recipe of 16 small residual networks with batch norm, on handwritten digits."""
     # Held out: accuracy 0.991, ensemble 0.992. 15 epochs, half the decay or half the rate are as good within
     # the noise; "shift1" costs 0.011.
     return Recipe(
@@ -73,7 +70,7 @@ def resnet8_digits() -> Recipe:
 
 
 def mlp_digits() -> Recipe:
-    """Give the recipe of 64 small multilayer perceptrons, on handwritten digits: few weights, for full-batch HMC."""
+    """Return the recipe of 64 multilayer perceptrons with few weights, on handwritten digits, for full-batch HMC."""
     # Held out: accuracy 0.988, ensemble 0.992. Twice the decay, or half the rate, loses 0.003 to 0.004; half the decay
     # lowers the ensemble's loss by a tenth, but decay is the prior's precision, and HMC mixes the worse the less there
     # is. At twice the rate members die; widths of 24 and 16 lose 0.002 and 0.005; "shift1" costs 0.031.
@@ -108,7 +105,7 @@ _MNIST = Preprocess((28, 28), 1, mean=(0.1307,), std=(0.3081,))
 
 
 def resnet18_cifar10() -> Recipe:
-    """Give the recipe of 2,048 ResNet-18s with a CIFAR stem, on CIFAR-10."""
+    """Return the recipe of 2,048 ResNet-18s with a CIFAR stem, on CIFAR-10."""
     return Recipe(
         name="resnet18-cifar10",
         title="ResNet-18 with a CIFAR stem",
@@ -138,7 +135,7 @@ def resnet18_cifar10() -> Recipe:
 
 
 def resnet18_cifar100() -> Recipe:
-    """Give the recipe of 9,216 ResNet-18s with a CIFAR stem, on CIFAR-100."""
+    """Return the recipe of 9,216 ResNet-18s with a CIFAR stem, on CIFAR-100."""
     return replace(
         resnet18_cifar10(),
         name="resnet18-cifar100",
@@ -153,7 +150,7 @@ def resnet18_cifar100() -> Recipe:
 
 
 def resnet18_tiny_imagenet() -> Recipe:
-    """Give the recipe of 2,048 ResNet-18s with a CIFAR stem, on Tiny-ImageNet; its validation set is the test set."""
+    """Return the recipe of 2,048 ResNet-18s with a CIFAR stem, on Tiny-ImageNet; its validation set is the test set."""
     return replace(
         resnet18_cifar10(),
         name="resnet18-tiny-imagenet",
@@ -173,9 +170,9 @@ def resnet18_tiny_imagenet() -> Recipe:
 
 
 def resnet20_frn_silu_cifar10() -> Recipe:
-    """Give the recipe of 1,024 ResNet-20s with filter response normalisation and SiLU, on CIFAR-10; it is ours.
+    """Return the recipe of 1,024 ResNet-20s with filter response normalisation and SiLU, on CIFAR-10; it is ours.
 
-    Nothing is known of the published ones' training. Rate, momentum, decay, batch, augmentation and length (64,000
+    The training of the published members is not known. Rate, momentum, decay, batch, augmentation and length (64,000
     steps of 128, rounded down to epochs) are those of ResNet-20 on CIFAR-10 in He et al. 2016, section 4.2; the cosine
     and the warm-up those that Singh & Krishnan 2020 recommend with filter response normalisation, 5 epochs being ours.
     """
@@ -204,7 +201,7 @@ def resnet20_frn_silu_cifar10() -> Recipe:
 
 
 def optunet_mnist() -> Recipe:
-    """Give the recipe of 8,192 convnets of 392 parameters, on MNIST, after OptuMNIST-v1's.
+    """Return the recipe of 8,192 convnets of 392 parameters, on MNIST, after OptuMNIST-v1's.
 
     That is of a network with 355 parameters, trained in float16 and kept at its best epoch; float32 and the last epoch
     are ours.
@@ -248,10 +245,10 @@ ALIASES = {"resnet18-tinyimagenet": "resnet18-tiny-imagenet"}
 
 
 def recipe_by_name(name: str) -> Recipe:
-    """Look a recipe up by name; return it.
+    """Return the recipe of a name.
 
     Raises:
-        UsageError: no such recipe; the nearest name is given.
+        UsageError: no such recipe; the error names the nearest.
 
     >>> named("resnet18-tinyimagenet").name
     'resnet18-tiny-imagenet'
@@ -271,16 +268,16 @@ def choose_recipe(
     text: str, changes: tuple[str, ...] = (), name: str | None = None, init_permutation: int = 0,
     init_seed: int | None = None,
 ) -> Recipe:  # fmt: skip
-    """Return the recipe that the command line asks for.
+    """Return the recipe that the options of the command line describe.
 
     Args:
         text: a recipe's name, or FILE.py, or FILE.py:NAME.
-        changes: FIELD=VALUE each.
-        name: of the collection; None for the recipe's own.
-        init_permutation, init_seed: as the recipe's fields; the collection's name then says so.
+        changes: each FIELD=VALUE.
+        name: of the collection; None for the recipe's name.
+        init_permutation, init_seed: as the recipe's fields; they are appended to the collection's name.
 
     Raises:
-        UsageError: no such recipe, or a change that can't be.
+        UsageError: an unknown recipe, or an invalid change.
     """
     recipe = recipe_files.read_recipe(text) if recipe_files.is_recipe_file(text) else recipe_by_name(text)
     if init_seed is not None:

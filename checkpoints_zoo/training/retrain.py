@@ -1,4 +1,4 @@
-"""Members trained again from their rows, and compared with what is stored."""
+"""Retraining: members are trained again from their rows and compared with the stored members."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
 
 @dataclass(frozen=True)
 class RetrainResult:
-    """What came of training a member again.
+    """Result of the comparison of a retrained member with the stored one.
 
     Args:
         member: its id.
-        compared: "bytes" where it was trained by this build of torch on this processor, or "accuracy".
-        same: whether it is as its row says: the same bytes, or an accuracy within the interval.
-        text: what was compared with what.
+        compared: "bytes", "accuracy" or "status": the kind of comparison.
+        same: whether the bytes are equal, or the accuracy is within the interval.
+        text: the values compared.
     """
 
     member: int
@@ -43,21 +43,21 @@ def retrain(
     engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Callable[[str], object] = lambda text: None,
 ) -> list[RetrainResult]:
-    """Train some members again from their rows and compare them; return what came of each.
+    """Train some members again from their rows and compare them; return the results.
 
-    Bit for bit where torch's version and the device are those of the row. Elsewhere the test accuracy must lie within
-    the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
+    If torch's version and the device are those of the row, bytes are compared. Otherwise the test accuracy must be
+    within the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
-        members: a collection that was trained here.
-        count: how many of its members, spread evenly.
-        recipe: that trained them; None for the one that the rows name.
-        engine: what trains them.
-        say: told what is being done.
+        members: a collection that this package has trained.
+        count: number of members to retrain, spread evenly.
+        recipe: of the members; None for the recipe that the rows name.
+        engine: where the members are trained.
+        say: called with a line of text.
 
     Raises:
         SelectionError: no members with weights.
-        UsageError: the recipe isn't known, or another one than the rows say.
+        UsageError: the recipe is not known, or its hash differs from the rows'.
     """
     rows = [row for row in members.rows.to_pylist() if row["status"] == "ok" and row["final"]]
     if not rows or count < 1:
@@ -70,7 +70,7 @@ def retrain(
                 f"recipe of member {row['member']} of {members.name}",
                 expected=f"hash {row['recipe_hash']}, as its row says",
                 found=f"{expected_recipe.hash} of recipe {expected_recipe.name!r}",
-                do="Give the recipe that trained it by --recipe, and what was set by --set",
+                do="Give the recipe that trained it with --recipe, and the fields that were set with --set",
                 collection=members.name,
                 member=row["member"],
             )
@@ -89,9 +89,9 @@ def retrain(
 
 
 def _recipe_of_row(name: str, row: Row) -> Recipe:
-    """Return the recipe of the package that a row names, with the fields that the row sets.
+    """Return the package's recipe that a row names, with the fields that the row sets.
 
-    A row may come from anybody, so it never makes a file run: a recipe that stands in a file is given by the caller.
+    Rows are data from anybody, so no file that a row names is run. The caller gives a recipe that is in a file.
     """
     base, *changes = (row["recipe"] or "").split(" ")
     if ALIASES.get(base, base) not in RECIPES:
@@ -105,7 +105,7 @@ def _recipe_of_row(name: str, row: Row) -> Recipe:
 
 
 def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
-    """Compare a row with that of the member trained again."""
+    """Compare a row with the row of the retrained member; return the result."""
     member = row["member"]
     if new_row["status"] != "ok":
         return RetrainResult(
@@ -127,9 +127,9 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
 
 
 def difference_interval(one: float, other: float, inputs: int) -> float:
-    """Return how far two shares of so many inputs may lie apart by chance, at 99 %.
+    """Return the largest difference of two shares of so many inputs that chance explains at 99 %.
 
-    FolderSource: Agresti and Caffo 2000, a success and a failure added to each.
+    Source: Agresti and Caffo 2000; one success and one failure are added to each share.
 
     >>> round(interval(0.9, 0.9, 100), 3)
     0.112

@@ -1,4 +1,4 @@
-"""The named rule that turns a member's seed into the seeds of everything random in its training.
+"""Seeds: the rule that derives all random numbers of a member's training from its seed.
 
 Each epoch has its own seeds, so no generator lives through a run: a run that was killed and resumed draws the same
 numbers as one without interruption. `deterministic` makes a GPU compute the same bits each time.
@@ -24,34 +24,34 @@ def derive_seed(seed: int, purpose: str) -> int:
 
 
 def seeded_generator(seed: int) -> torch.Generator:
-    """Give the generator of a seed."""
+    """Return a generator with a seed."""
     return torch.Generator().manual_seed(seed)
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Give the generator that a purpose's seed has for one epoch."""
+    """Return the generator of one epoch, from the seed of a purpose."""
     return seeded_generator(derive_seed(seed, f"epoch {epoch}"))
 
 
 def epoch_order(member: int, epoch: int, inputs: int) -> Tensor:
-    """Give the order (input,) in which a member sees the inputs in an epoch."""
+    """Return the order (input,) of the inputs for a member in an epoch."""
     return torch.randperm(inputs, generator=epoch_generator(derive_seed(member, "order"), epoch))
 
 
 def epoch_views(member: int, epoch: int, inputs: int, views: int) -> Tensor:
-    """Give the augmented view (input,) that a member sees of each input in an epoch."""
+    """Return the numbers (input,) of the views of the inputs for a member in an epoch."""
     chosen = epoch_generator(derive_seed(member, "augment"), epoch)
     return torch.randint(views, (inputs,), generator=chosen)
 
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Let a GPU's convolutions give the same bits every time, and float32 be float32, while the block runs.
+    """Make convolutions on a GPU deterministic and exact to float32 while the block runs.
 
-    cuDNN is kept from algorithms that add in any order, from choosing by a stopwatch, and from TF32.
+    cuDNN uses no algorithm with a random order of sums, chooses none by timing, and does not round to TF32.
 
     Args:
-        device: that the block computes on; nothing changes for others than GPUs.
+        device: where the block computes; only GPUs are affected.
     """
     if device.type != "cuda":
         yield
@@ -62,14 +62,14 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's own generators of the CPU and of a device, and set them back at the block's end.
+    """Seed torch's generators of the CPU and of a device; restore them at the end of the block.
 
-    As torch.random.fork_rng with torch.manual_seed, but that other devices are left alone: that takes a tenth of a
-    millisecond and more, every step.
+    Like torch.random.fork_rng with torch.manual_seed, but for one device only, which saves 0.1 ms and more in every
+    step.
 
     Args:
-        seed: for both.
-        device: that the block computes on.
+        seed: of both generators.
+        device: where the block computes.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

@@ -1,6 +1,6 @@
-"""Finished snapshots are laid aside, then go into shards, and their rows into the manifest, which comes last.
+"""Finished snapshots are staged, then written into shards; the manifest comes last.
 
-Killed at any moment, what was there before is still there and readable; a shard that is whole is found again.
+A kill at any moment leaves the earlier content readable, and complete shards are found again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, key_of
 
 @dataclass(frozen=True)
 class NewSnapshot:
-    """A snapshot that is to go into a shard: its row, and where its bytes lie now; None for a member that failed."""
+    """A snapshot to be written into a shard: its row, and the location of its bytes now; None for a failed member."""
 
     row: Row
     location: Location | None
@@ -41,7 +41,7 @@ def write_shards(
     *,
     whole: bool = False,
 ) -> Iterator[list[Key]]:
-    """Write every shard that gets fresh snapshots, and after each the manifest; yield what is in it then.
+    """Write every shard that gets new snapshots, and the manifest after each; yield the keys of its new snapshots.
 
     The ids alone decide which members share a shard. Snapshots that exist already are replaced; rows of members whose
     bytes are lost are left out. Shards that no row names any more stay, since another process may be reading them; see
@@ -50,12 +50,12 @@ def write_shards(
     Args:
         source: a folder.
         description: of the collection, with one layout.
-        new_snapshots: what is to be added, whole members.
-        snapshots: that a member has, of which it follows how many members share a shard.
-        whole: whether to write only shards of which every id is there.
+        new_snapshots: snapshots to add, all of each member.
+        snapshots: number of snapshots of a member; it determines how many members share a shard.
+        whole: whether to write only shards whose members are all finished.
 
     Raises:
-        DamagedError: bytes that are not what their row says.
+        DamagedError: bytes that differ from their row.
     """
     name, ((key, layout),) = description.name, description.layouts.items()
     existing = rows_of(source, name)
@@ -78,7 +78,7 @@ def write_shards(
         manifest.validate(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write(table, source.manifest_path(name))
-        for folder in (source.manifest_path(name).parent, source.root):  # who is told removes the other copy
+        for folder in (source.manifest_path(name).parent, source.root):  # the caller then removes the staged copy
             disk.sync_folder(folder)
         yield [snapshot_key for snapshot_key in group if snapshot_key in new_snapshots]
 
@@ -91,7 +91,7 @@ def _write_shard(
     group: Mapping[Key, Row],
     new_snapshots: Mapping[Key, NewSnapshot],
 ) -> None:
-    """Write a shard, and into the rows of its snapshots where they lie in it."""
+    """Write a shard, and the locations into the rows of its snapshots."""
     stored = [k for k in sorted(group) if group[k]["status"] == "ok"]
     if not any(k in new_snapshots for k in stored):
         return
@@ -105,20 +105,20 @@ def _write_shard(
             row = group[k]
             locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
     path = written(source.root / "shards" / name, shard, locations, name)
-    for folder in (path.parent, path.parent.parent):  # before the manifest names it
+    for folder in (path.parent, path.parent.parent):  # before the manifest names the shard
         disk.sync_folder(folder)
     place(shard, path.relative_to(source.root).as_posix())
 
 
 def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:
-    """Return the rows of a collection that a source has, by member and epoch; none where it has no manifest."""
+    """Return the rows of a collection in a source by member and epoch; {} if there is no manifest."""
     if not source.manifest_path(name).exists():
         return {}
     return {key_of(row): row for row in source.read(name)[1].to_pylist()}
 
 
 def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
-    """Return the members whose bytes are gone: their file is, or ends before them."""
+    """Return the members whose bytes are lost: their file is missing, or too short."""
     sizes: dict[str, int] = {}
     lost = set()
     for row in rows:
@@ -135,7 +135,7 @@ def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
 
 
 def remove_unnamed_shards(source: FolderSource, name: str) -> None:
-    """Remove shards that no row names any more, and what kills left of files being written."""
+    """Remove shards that no row names any more, and temporary files of killed runs."""
     named = {row["path"] for row in rows_of(source, name).values()}
     for path in (source.root / "shards" / name).glob("*"):
         if path.suffix == ".tmp" or path.relative_to(source.root).as_posix() not in named:
@@ -150,13 +150,13 @@ def folder_source(out: Path) -> FolderSource:
 
 
 class Staging:
-    """The finished snapshots of a collection that are in no shard yet.
+    """The staged snapshots of a collection: finished, but in no shard yet.
 
     Args:
-        folder: that they lie in; nobody else writes to it.
-        layout: of their bytes.
+        folder: of the staged files; only this object writes into it.
+        layout: of the snapshots' bytes.
         recipe_hash: of the recipe that trained them.
-        readonly: whether to leave what a kill left, and what belongs to another recipe; else it is deleted.
+        readonly: whether to keep incomplete files and those of another recipe; otherwise they are deleted.
     """
 
     def __init__(self, folder: Path, layout: Layout, recipe_hash: str, *, readonly: bool = False) -> None:
@@ -166,9 +166,9 @@ class Staging:
         self._read()
 
     def _read(self) -> None:
-        """Read what is here, and remove what a kill left of snapshots that weren't finished."""
+        """Read the staged snapshots; remove files of members that were not finished when a run was killed."""
         for path in self.folder.glob("[0-9]*.json"):
-            # What a disk that lied has left is none: the member is trained again.
+            # An unreadable row, as after a power loss, is ignored: the member is trained again.
             with suppress(FormatError, DamagedError, KeyError, TypeError, ValueError):
                 self._load_row(catalog.read_json(path))
         complete = self.members
@@ -183,7 +183,7 @@ class Staging:
         row, digest = dict.fromkeys(SCHEMA.names) | values["row"], values["bytes"]  # type: ignore[operator]
         row["created"] = datetime.fromisoformat(row["created"])
         if row["recipe_hash"] != self.recipe_hash:
-            raise ValueError("another recipe's")
+            raise ValueError("the row is of another recipe")
         key = key_of(row)
         self.rows[key], self._digests[key] = row, None if digest is None else str(digest)
         if digest is not None:
@@ -197,7 +197,7 @@ class Staging:
 
     @property
     def members(self) -> set[int]:
-        """Ids of the members that are finished."""
+        """Return the ids of the finished members."""
         return {key[0] for key, row in self.rows.items() if row["final"]}
 
     def _name(self, key: Key) -> str:
@@ -210,11 +210,11 @@ class Staging:
         return self.folder / f"{self._name(key)}-{self._digests[key]}.safetensors"
 
     def location(self, key: Key) -> Location:
-        """Return where a snapshot's bytes lie."""
+        """Return the location of a snapshot's bytes."""
         return Location(key[0], "", self._bytes(key), shard_files.first_offset(self.layout, [""]), self.layout)
 
     def keep(self, finished: Iterable[PackedSnapshot]) -> None:
-        """Lay a stack's snapshots aside, each by rename, a member's last one last."""
+        """Stage the snapshots of a stack: each is renamed when complete, the final one of a member last."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for snapshot in sorted(finished, key=lambda f: f.key):
             key, digest = snapshot.key, None
@@ -228,7 +228,7 @@ class Staging:
         disk.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Delete snapshots that are in a shard now, rows first."""
+        """Delete staged snapshots that are in a shard now; rows first."""
         for key in list(keys):
             self._json(key).unlink()
             if self._digests[key] is not None:
@@ -242,7 +242,7 @@ class Log:
     """A JSON line for every member that finished: member, status, reason, accuracy, seconds, time.
 
     Args:
-        path: of the file; a run adds to it.
+        path: of the file; runs append to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -251,7 +251,7 @@ class Log:
         self._cut = False
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            self._cut = bool(lines[-1])  # by a kill
+            self._cut = bool(lines[-1])  # a killed run left half a line
             for line in lines:
                 try:
                     self.members.add(json.loads(line)["member"])
@@ -259,7 +259,7 @@ class Log:
                     continue
 
     def add(self, rows: Iterable[Row]) -> list[str]:
-        """Add the members whose last snapshots these rows are, each once; return the lines."""
+        """Append a line for each member whose final snapshot is among the rows; return the new lines."""
         lines = []
         for row in rows:
             if not row["final"] or row["member"] in self.members:

@@ -1,6 +1,6 @@
-"""The folder that a run keeps beside the source: its lock, its recipe, and the saved states of its stacks.
+"""The folder `.training` of a source: the lock of the run, its recipe, and the saved states of its stacks.
 
-A state is a safetensors file, written under another name and renamed when complete.
+A state is a safetensors file, written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _held_locks = threading.local()
 
 @dataclass(frozen=True)
 class RunKey:
-    """What must agree for a saved state to be gone on with.
+    """Identifies a saved state; a run resumes from a state only if all three fields agree.
 
     Args:
         recipe_hash: of the recipe.
-        members: ids, without the ones that fill up the stack.
-        torch_version: another build may round differently.
+        members: ids of the stack, without those that fill it up.
+        torch_version: of the run; another build may round differently.
     """
 
     recipe_hash: str
@@ -49,13 +49,13 @@ class RunKey:
 
 
 def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> None:
-    """Write a state: after a kill at any moment, `path` holds the old state or the new one, whole.
+    """Write a state; after a kill at any moment `path` holds the complete old state or the complete new one.
 
     Args:
-        path: of the file; its folder exists.
-        state: what to save.
-        key: whose state it is.
-        wall_time_s: seconds of training so far, all runs together.
+        path: of the file, in an existing folder.
+        state: of the stack.
+        key: of the state.
+        wall_time_s: seconds of training so far, interrupted runs included.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
     facts = {
@@ -67,24 +67,24 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
     }
-    with replacing(path, "wb", sync=True) as file:  # a worker that was given up as dead may still be writing too
+    with replacing(path, "wb", sync=True) as file:  # a worker that was declared dead may still be writing
         file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
     sync_folder(path.parent)
 
 
 def read_state(path: Path) -> tuple[StackState, RunKey, float]:
-    """Read what `write_state` wrote: the state, its key, and the seconds of training so far.
+    """Read a state file; return the state, its key, and the seconds of training so far.
 
     Raises:
-        DamagedError: a file that is cut or changed, or no such file at all.
+        DamagedError: the file is cut, changed or missing.
     """
     try:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-            # Copies: a kernel may round by its operand's alignment, and a file's map has another one.
+            # Copies, since a mapped file is aligned differently, and kernels may round by alignment.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if facts["format"] != _FORMAT or facts["sha256"] != _digest(tensors):
-            raise ValueError("its content has another hash than it names, or it is of another format")
+            raise ValueError("the hash of its content differs, or its format is another one")
         key = _key_from_json(facts)
         groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
         snapshots: dict[int, Tensors] = {}
@@ -104,7 +104,7 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
 
 
 def read_key(path: Path) -> tuple[RunKey, int] | None:
-    """Return whose state a file is and after how many epochs, reading no tensors; None where that can't be told."""
+    """Return the key and the number of epochs of a state file, without reading tensors; None if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
@@ -114,10 +114,10 @@ def read_key(path: Path) -> tuple[RunKey, int] | None:
 
 
 def adopt_state(fresh: StackState, saved: StackState) -> bool:
-    """Take a saved state over into a fresh one, in the memory format and on the device that this one has.
+    """Copy a saved state into a fresh one, which keeps its memory format and device.
 
     Returns:
-        Whether they are of one kind: tensors of the same names, shapes and dtypes. If not, nothing changes.
+        Whether both have tensors of the same names, shapes and dtypes. If not, nothing is copied.
     """
     fresh_tensors, saved_tensors = _named_tensors(fresh, initial_only=True), _named_tensors(saved, initial_only=True)
     if fresh_tensors.keys() != saved_tensors.keys() or any(
@@ -156,7 +156,7 @@ def _digest(tensors: Tensors) -> str:
 
 
 def _try_lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
-    """Take the lock that an open file stands for, at once or not at all; it goes with the file.
+    """Lock an open file without waiting; the lock ends when the file is closed.
 
     Raises:
         LockedError: another process holds it.
@@ -175,7 +175,7 @@ def _try_lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
 
 @contextmanager
 def reading_lock(folder: Path) -> Iterator[None]:
-    """Keep runs from training into a folder while the block runs; it may be one that can't be written to.
+    """Keep runs from training into a folder while the block runs; the folder may be read-only.
 
     Raises:
         LockedError: a run is training into it.
@@ -191,10 +191,10 @@ def reading_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def training_lock(out: Path) -> Iterator[None]:
-    """Keep other processes from training into a folder while the block runs; inside it this thread may do so again.
+    """Keep other processes from training into a folder while the block runs; this thread may nest the lock.
 
     Raises:
-        LockedError: another process holds the lock; it goes with its process, however that ends.
+        LockedError: another process holds the lock; the lock ends with its process.
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
@@ -219,12 +219,12 @@ def folder_of(out: Path, name: str) -> Path:
 
 
 def claim_folder(out: Path, recipe: Recipe) -> Path:
-    """Give the folder of a recipe's runs; it records the recipe, and another of this name is refused.
+    """Return the folder of a recipe's runs, with the recipe recorded in it; refuse another recipe of this name.
 
-    One that nothing has come of yet, such as a network with a mistake, gives way.
+    A recorded recipe without any state or member, such as one with a mistake, is replaced.
 
     Raises:
-        UsageError: it is another recipe's.
+        UsageError: the folder holds states or members of another recipe.
     """
     folder = folder_of(out, recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,23 +243,23 @@ def claim_folder(out: Path, recipe: Recipe) -> Path:
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Write down what the source will say of a collection: until its first shard it says nothing itself."""
+    """Write a collection's description into the folder of its runs; the source gets it with its first shard."""
     catalog.write_json(description.to_json(), folder / "description.json")
 
 
 def read_description(folder: Path) -> Description:
-    """Read what `write_description` wrote; return it.
+    """Read the description that `write_description` wrote; return it.
 
     Raises:
-        FormatError: it breaks the format.
-        FileNotFoundError: there is none.
+        FormatError: the file breaks the format.
+        FileNotFoundError: there is no file.
     """
     path = folder / "description.json"
     return Description.from_json(catalog.read_json(path), path)
 
 
 def recorded_hash(folder: Path) -> str | None:
-    """Return the hash of the recipe that a folder is for, None where it isn't recorded."""
+    """Return the recipe hash recorded in a folder of runs, None if there is none."""
     try:
         return str(json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["hash"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -267,30 +267,30 @@ def recorded_hash(folder: Path) -> str | None:
 
 
 def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
-    """Remove what kills leave: half-written files, and complete states whose members were finished.
+    """Remove files of killed runs: half-written files, and states of members that are finished.
 
     Args:
         folder: of the recipe's runs.
-        unfinished: ids that are still to be finished.
+        unfinished: ids of the members still to be trained.
         epochs: of the recipe.
     """
     for temporary in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
         temporary.unlink()
     for path in folder.glob("*.safetensors"):
-        key = read_key(path)  # one that can't be read is dropped by its own stack, which says so
+        key = read_key(path)  # `train_stack` deletes unreadable states, and says so
         if key is not None and key[1] == epochs and unfinished.isdisjoint(key[0].members):
             path.unlink()
 
 
 def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
-    """Divide ids into stacks: those that were begun before as they were, so that they go on; the rest in order.
+    """Divide ids into stacks: stacks with a saved state keep their members; the other ids follow in order.
 
-    A stack that was begun may hold members that are finished meanwhile: they come out again as they were.
+    A stack with a saved state may hold members that are finished already; they are trained to the same bytes again.
 
     Args:
         folder: of the recipe's runs.
         recipe: of the members.
-        ids: of the members that are wanted.
+        ids: of the members to be trained.
     """
     stacks, remaining = [], dict.fromkeys(ids)
     for path in sorted(folder.glob("*.safetensors")):
@@ -309,6 +309,6 @@ def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[in
 
 
 def state_name(stack: tuple[int, ...]) -> str:
-    """Return the file's name of a stack's state."""
+    """Return the file name of a stack's state."""
     check = hashlib.sha256(",".join(map(str, stack)).encode()).hexdigest()[:8]
     return f"{stack[0]:06d}-{stack[-1]:06d}-{check}.safetensors"

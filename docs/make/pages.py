@@ -18,6 +18,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "manifests/README.md": columns.page,
 }
 MEASURED: dict[str, Callable[[], None]] = {
-    "alignment": alignment.measure_anew,
+    "alignment": alignment.measure_collections,
     "compact": compact.measure_anew,
 }

@@ -25,13 +25,13 @@ POSTER = {
 }  # fmt: skip
 
 
-def rows_of(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def format_rows(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Lay out a Markdown table; return it."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines) + "\n"
 
 
-def counts() -> str:
+def count_rows() -> str:
     """Return what the tables of the package's architectures count."""
     rows = []
     for name in ARCHITECTURES:
@@ -41,54 +41,54 @@ def counts() -> str:
         logs = (f"{inner:.1f}", f"{every:.1f}") if every > 10 else (f"{inner:.2f}", f"{every:.2f}")
         rows.append((f"`{name}`", str(len(table.groups)), *logs, *freedom))
     header = ("architecture", "groups", "log10 permutations, inner", "with streams", "exact scales", "approximate")
-    return rows_of(header, rows)
+    return format_rows(header, rows)
 
 
-def spread(values: Tensor) -> str:
+def format_spread(values: Tensor) -> str:
     return f"{float(values.mean()):.4g} ({float(values.min()):.4g} to {float(values.max()):.4g})"
 
 
-def figures(masses: Mapping[str, MinimalMass]) -> str:
+def mass_rows(masses: Mapping[str, MinimalMass]) -> str:
     """Return the masses of collections beside the poster's."""
     columns = {}
-    for name, found in masses.items():
+    for name, mass in masses.items():
         members = zoo.load(name, n=1)
-        certain = found.excess / 100 / found.residual.clamp(min=torch.finfo(torch.float64).eps)
+        certain = mass.excess / 100 / mass.residual.clamp(min=torch.finfo(torch.float64).eps)
         columns[name] = {
             "network, data": f"{members.description.architecture}, {members.description.dataset}",
-            "members": str(len(found)),
-            "mass": spread(found.before),
-            "minimum": spread(found.after),
-            "excess (%)": spread(found.excess),
-            "members above their minimum": str(int((found.before > found.after).sum())),
-            "residual": f"at most {max(1e-12, float(found.residual.max())):.1g}",
+            "members": str(len(mass)),
+            "mass": format_spread(mass.before),
+            "minimum": format_spread(mass.after),
+            "excess (%)": format_spread(mass.excess),
+            "members above their minimum": str(int((mass.before > mass.after).sum())),
+            "residual": f"at most {max(1e-12, float(mass.residual.max())):.1g}",
             "smallest excess / residual": f"over {min(10**6, 10 ** floor(torch.log10(certain.min()))):,}",
-            "units without a minimum": str(sum(map(len, found.degenerate.values()))),
+            "units without a minimum": str(sum(map(len, mass.degenerate.values()))),
         }
     header = ("", *(f"`{name}`" for name in columns), "poster")
-    return rows_of(header, [(row, *(c[row] for c in columns.values()), POSTER[row]) for row in POSTER])
+    return format_rows(header, [(row, *(c[row] for c in columns.values()), POSTER[row]) for row in POSTER])
 
 
-def distribution(found: MinimalMass) -> str:
+def distribution_rows(mass: MinimalMass) -> str:
     """Return how many members have which excess."""
-    name = next(n for n in BINS if len(zoo.load(n)) == len(found))
-    width, excess = BINS[name], found.excess.tolist()
+    name = next(n for n in BINS if len(zoo.load(n)) == len(mass))
+    width, excess = BINS[name], mass.excess.tolist()
     first, last = floor(min(excess) / width), ceil(max(excess) / width)
     rows = []
     for i in range(first, last):
         count = sum(i * width <= e < (i + 1) * width for e in excess)
         rows.append((f"{i * width:g} to {(i + 1) * width:g}", str(count), "█" * count))
-    return rows_of((f"`{name}`: excess (%)", "members", ""), rows)
+    return format_rows((f"`{name}`: excess (%)", "members", ""), rows)
 
 
-def along(found: MinimalMass) -> str:
+def epoch_row(mass: MinimalMass) -> str:
     """Return the line of the last epoch of the first sixteen members of convnet-digits."""
-    (end,) = along_training(select_masses(found, range(16)), [40] * 16)
+    (end,) = along_training(select_masses(mass, range(16)), [40] * 16)
     cells = (str(end.epoch), f"{end.mass:.4g}", f"{end.minimum:.4g}", f"{end.excess:.3g}")
     return f"| {' | '.join(cells)} | {end.lowest:.3g} to {end.highest:.3g} |\n"
 
 
-def layers(name: str) -> str:
+def layer_rows(name: str) -> str:
     """Return the p-values of a collection's layers."""
     tested = zoo.corollary(zoo.load(name))
     rows = [
@@ -96,7 +96,7 @@ def layers(name: str) -> str:
          f"{x.p:.2f}", f"{x.adjusted:.2f}")
         for x in tested.layers
     ]  # fmt: skip
-    return rows_of((f"`{name}`", "units", "most often", "χ²", "freedom", "p", "p (Holm)"), rows)
+    return format_rows((f"`{name}`", "units", "most often", "χ²", "freedom", "p", "p (Holm)"), rows)
 
 
 def minimal_masses() -> dict[str, MinimalMass]:
@@ -106,16 +106,16 @@ def minimal_masses() -> dict[str, MinimalMass]:
 
 def page() -> str:
     """Return the page, all its tables computed anew."""
-    return text(minimal_masses(), PAGE.read_text(encoding="utf-8"))
+    return fill_page(minimal_masses(), PAGE.read_text(encoding="utf-8"))
 
 
-def text(masses: Mapping[str, MinimalMass], page: str) -> str:
+def fill_page(masses: Mapping[str, MinimalMass], page: str) -> str:
     """Write the tables into a page, between their marks; return it."""
     parts = {
-        "counts": counts(),
-        "masses": figures(masses),
-        "distributions": "\n".join(map(distribution, masses.values())),
-        "layers": "\n".join(map(layers, BINS)),
+        "counts": count_rows(),
+        "masses": mass_rows(masses),
+        "distributions": "\n".join(map(distribution_rows, masses.values())),
+        "layers": "\n".join(map(layer_rows, BINS)),
     }
     # The other epochs are those of `tests.support.snapshots`, which takes a minute of training.
-    return re.sub(r"^\| 40 \|.*\n", along(masses["convnet-digits"]), fill(page, parts), flags=re.MULTILINE)
+    return re.sub(r"^\| 40 \|.*\n", epoch_row(masses["convnet-digits"]), fill(page, parts), flags=re.MULTILINE)

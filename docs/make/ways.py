@@ -50,11 +50,9 @@ WAYS = {
         "import checkpoints_zoo as zoo\nzoo.load, zoo.evaluate",
     ),
     "train": Way(
-        "python -m training convnet-digits --members 0-1 --set epochs=1 --out out/",
-        'sys.argv = ["training", "convnet-digits", "--members", "0-1", "--set", "epochs=1", "--out", "out/"]\n'
-        'try:\n    runpy.run_module("training", run_name="__main__")\n'
-        "except SystemExit as end:\n    assert not end.code, end.code\n",
-        "import runpy, sys",
+        "zoo-cli train convnet-digits --members 0-1 --set epochs=1 --out out/",
+        command("train", "convnet-digits", "--members", "0-1", "--set", "epochs=1", "--out", "out/"),
+        MAIN,
     ),
     "publish": Way(
         "zoo-cli publish five/ --repo alice/zoo --dry-run",

@@ -1,8 +1,9 @@
 """Does a permuted start end permuted? Transpositions, distance and loss barrier after training against those before.
 
 The study of Xiao, Liu, Bamler 2023 (arXiv 2401.00611), on handwritten digits. Two members start from one
-initialisation, the second one's permuted by some transpositions of units, and are trained on the same images in other
-orders: in the same order both would end as the same network, permuted. Then the second is matched to the first.
+initialisation. The units of the second member are permuted by some transpositions. Both are trained on the same images
+in different orders: with the same order, both would end as the same network, permuted. Then the second is matched to
+the first.
 
 `python -m docs.studies.transpositions --out study.json` trains and measures; `--plot study.png` draws.
 """
@@ -28,7 +29,7 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations.loss_barrier import interpolate
 from checkpoints_zoo.symmetry import Table, permute, symmetries
-from checkpoints_zoo.symmetry.canonical.alignment import match
+from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs
@@ -42,7 +43,7 @@ POINTS = 25
 
 @dataclass(frozen=True)
 class Pair:
-    """A run's second member beside its first.
+    """The two members of one run.
 
     Args:
         run: number of the run: the seed of the initialisation and of the first member's order.
@@ -61,7 +62,7 @@ class Pair:
     aligned_barrier: float
 
 
-def joined(parts: Sequence[StackState]) -> StackState:
+def join_states(parts: Sequence[StackState]) -> StackState:
     """Stack several states of members that have not been trained; return one state."""
 
     def together(kind: str) -> Tensors:
@@ -77,16 +78,16 @@ def joined(parts: Sequence[StackState]) -> StackState:
     )
 
 
-def study(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> list[Pair]:
+def train_and_measure(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> list[Pair]:
     """Train the pairs in one stack and measure them; return one Pair a run and count.
 
     Args:
-        recipe: of the members, without running statistics.
-        counts: transpositions at the start.
-        runs: initialisations.
+        recipe: recipe of the members, without running statistics.
+        counts: numbers of transpositions at the start.
+        runs: number of initialisations.
 
     Raises:
-        UsageError: more transpositions than there can be.
+        UsageError: more transpositions than the units allow.
     """
     states, orders = [], []
     for run in range(runs):
@@ -96,7 +97,7 @@ def study(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> l
             second = 1000 * (run + 1) + count
             states.append(initial_state(replace(recipe, init_seed=run, init_permutation=count), [second]))
             orders.append(second)
-    state, data = joined(states), images.load(recipe.dataset, "train")
+    state, data = join_states(states), images.load(recipe.dataset, "train")
     for epoch in train_epochs(recipe, orders, state, data):
         print(f"{recipe.name}: epoch {epoch}/{recipe.epochs}, loss {float(state.loss.mean()):.4f}", file=sys.stderr)
     module = build_architecture(recipe.architecture, **recipe.arguments)
@@ -107,19 +108,19 @@ def study(recipe: Recipe, counts: Sequence[int] = COUNTS, runs: int = RUNS) -> l
         at = run * (1 + len(counts))
         first = {name: tensor[at] for name, tensor in state.params.items()}
         others = {name: tensor[at + 1 : at + 1 + len(counts)] for name, tensor in state.params.items()}
-        pairs += _measured(recipe, table, test, run, counts, first, others)
+        pairs += _measure_pairs(recipe, table, test, run, counts, first, others)
     return pairs
 
 
-def _measured(
+def _measure_pairs(
     recipe: Recipe, table: Table, test: ImageData, run: int, counts: Sequence[int], first: Tensors, others: Tensors
 ) -> list[Pair]:
-    found = match(table, others, first).permutations
-    aligned = permute(table, others, found)
-    after = torch.stack([transpositions(p) for p in found.values()]).sum(0)
+    permutations = match_weights(table, others, first).permutations
+    aligned = permute(table, others, permutations)
+    after = torch.stack([transpositions(p) for p in permutations.values()]).sum(0)
     distances = [squared_distance(table, params, first) for params in (others, aligned)]
     barriers = [
-        [_barrier(recipe, test, first, {n: t[i] for n, t in params.items()}) for i in range(len(counts))]
+        [_loss_barrier(recipe, test, first, {n: t[i] for n, t in params.items()}) for i in range(len(counts))]
         for params in (others, aligned)
     ]
     return [
@@ -128,7 +129,7 @@ def _measured(
     ]
 
 
-def _barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -> float:
+def _loss_barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -> float:
     """Return the largest loss on the line minus the mean of its ends, nats."""
     line = interpolate(first, second, torch.linspace(0, 1, POINTS))
     with torch.device("meta"):
@@ -141,7 +142,7 @@ def _barrier(recipe: Recipe, test: ImageData, first: Tensors, second: Tensors) -
     return float(losses.max() - (losses[0] + losses[-1]) / 2)
 
 
-def draw(pairs: Sequence[Pair], path: Path) -> Path:
+def draw_pairs(pairs: Sequence[Pair], path: Path) -> Path:
     """Draw the three figures of the study, mean and standard deviation over the runs; return the path."""
     from matplotlib.figure import Figure
 
@@ -152,8 +153,8 @@ def draw(pairs: Sequence[Pair], path: Path) -> Path:
         return [float(v.mean()) for v in values], [float(v.std()) for v in values]
 
     def figure() -> Figure:
-        drawn = Figure(figsize=(13, 4), dpi=DPI, layout="constrained")
-        panels = drawn.subplots(1, 3)
+        result = Figure(figsize=(13, 4), dpi=DPI, layout="constrained")
+        panels = result.subplots(1, 3)
         for panel, title, lines in (
             (panels[0], "transpositions", {"after": ("after training", BLUE)}),
             (panels[1], "squared distance", {"distance": ("as trained", RED), "aligned_distance": ("matched", GREEN)}),
@@ -167,7 +168,7 @@ def draw(pairs: Sequence[Pair], path: Path) -> Path:
         panels[0].plot(counts, counts, color="black", linewidth=0.8, linestyle=":", label="as before")
         for panel in panels:
             panel.legend(frameon=False)
-        return drawn
+        return result
 
     return save(figure, path_of(path), "transpositions before and after training")
 
@@ -181,23 +182,23 @@ def main(out: Path, plot: Path | None, runs: int) -> None:
     recipe = replace(convnet_digits(), stack_width=runs * (1 + len(COUNTS)))
     try:
         if out.exists():
-            pairs = read(out)
+            pairs = read_pairs(out)
         else:
-            pairs = study(recipe, runs=runs)
+            pairs = train_and_measure(recipe, runs=runs)
             values = {"recipe": recipe.hash, "torch": str(torch.__version__), "pairs": [asdict(p) for p in pairs]}
             out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if plot:
-            draw(pairs, plot)
+            draw_pairs(pairs, plot)
     except ZooError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
 
 
-def read(path: Path) -> list[Pair]:
-    """Read the pairs of a study that was written; return them."""
+def read_pairs(path: Path) -> list[Pair]:
+    """Read the pairs of a study from its file; return them."""
     names = {field.name for field in fields(Pair)}
-    found = json.loads(path.read_text(encoding="utf-8"))["pairs"]
-    return [Pair(**{name: value for name, value in pair.items() if name in names}) for pair in found]
+    pairs = json.loads(path.read_text(encoding="utf-8"))["pairs"]
+    return [Pair(**{name: value for name, value in pair.items() if name in names}) for pair in pairs]
 
 
 if __name__ == "__main__":

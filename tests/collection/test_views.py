@@ -257,7 +257,7 @@ def test_files_that_are_no_symmetries_of_these_members(tmp_path: Path) -> None:
         members.transform(tmp_path / "none.parquet")
     with pytest.raises(UsageError, match=r"permutation '.*': expected a group among"):
         zoo.load("convnet-digits", members="7").transform(path)
-    with pytest.raises(DamagedError, match=r"expected those of weights .* of member 0; found those of"):
+    with pytest.raises(DamagedError, match=r"expected symmetries of member 0 with weights .*; found symmetries of"):
         members.transform(_for_other_weights(path, tmp_path / "else.parquet"))
     with pytest.raises(MemberNotFound, match=r"member 2 at epoch 20: expected one of the 2 members of s\.parquet"):
         zoo.load("resnet8-digits", n=3).transform(path).stack()

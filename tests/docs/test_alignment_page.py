@@ -15,9 +15,9 @@ from checkpoints_zoo.populations.alignment_table import alignment
 from checkpoints_zoo.populations.loss_barrier import barrier
 from checkpoints_zoo.training.loop import initial_state
 from checkpoints_zoo.training.recipes import convnet_digits
-from docs.make.alignment import MEASURED, NAMES, ROOT, STUDY, along_lines, page
+from docs.make.alignment import MEASURED, NAMES, ROOT, STUDY, page, transpositions_of_lines
 from docs.studies import transpositions
-from docs.studies.transpositions import COUNTS, RUNS, draw, joined, read, study
+from docs.studies.transpositions import COUNTS, RUNS, draw_pairs, join_states, read_pairs, train_and_measure
 
 PAGE = (ROOT / "docs" / "alignment.md").read_text(encoding="utf-8")
 
@@ -36,7 +36,7 @@ def test_the_numbers_are_those_of_the_collections(name: str) -> None:
         assert row["transpositions"] == other["transpositions"]
         assert row["before"] == pytest.approx(other["before"], rel=1e-9)
         assert row["after"] == pytest.approx(other["after"], rel=1e-9)
-    assert along_lines(members[:2])[0] == told["along"][0]
+    assert transpositions_of_lines(members[:2])[0] == told["along"][0]
     aligned = members.align(to=0)
     for when, view in (("before", members), ("after", aligned)):
         again = barrier(view[0], view[1], points=5)  # of the 25 the middle one is the largest, and among these too
@@ -63,7 +63,7 @@ def test_the_study_s_file_is_of_the_recipe() -> None:
     told = json.loads(STUDY.read_text(encoding="utf-8"))
     width = RUNS * (1 + len(COUNTS))
     assert told["recipe"] == replace(convnet_digits(), stack_width=width).hash
-    pairs = read(STUDY)
+    pairs = read_pairs(STUDY)
     assert sorted((p.run, p.before) for p in pairs) == sorted((r, c) for r in range(RUNS) for c in COUNTS)
 
 
@@ -71,7 +71,7 @@ def test_the_study_s_file_is_of_the_recipe() -> None:
 def test_a_short_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transpositions, "POINTS", 5)
     recipe = replace(convnet_digits(), epochs=1, batch_size=300)
-    pairs = study(recipe, counts=(0, 20), runs=2)
+    pairs = train_and_measure(recipe, counts=(0, 20), runs=2)
     assert [(p.run, p.before) for p in pairs] == [(0, 0), (0, 20), (1, 0), (1, 20)]
     for pair in pairs:
         # A few steps leave what was permuted as it was: it is found again, and distances are those of the plain pair.
@@ -79,12 +79,12 @@ def test_a_short_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert pair.aligned_distance <= pair.distance + 1e-9
     assert pairs[1].distance > 2 * pairs[1].aligned_distance
     assert pairs[1].aligned_distance < 1e-3  # other orders of four batches
-    assert draw(pairs, tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+    assert draw_pairs(pairs, tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_states_are_joined_in_order() -> None:
     recipe = convnet_digits()
-    both = joined([initial_state(recipe, [3]), initial_state(recipe, [4])])
+    both = join_states([initial_state(recipe, [3]), initial_state(recipe, [4])])
     together = initial_state(recipe, [3, 4])
     assert all(torch.equal(both.params[n], t) for n, t in together.params.items())
     assert both.loss.shape == both.failed_step.shape == (2,)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
-from docs.make.symmetries import minimal_masses, text
+from docs.make.symmetries import fill_page, minimal_masses
 from tests.support.commands import run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,7 +55,7 @@ def masses() -> dict[str, MinimalMass]:
 def test_the_tables_are_up_to_date(masses: dict[str, MinimalMass]) -> None:
     """The last line along training too: `tests.support.snapshots` trains the collection's first sixteen members."""
     written = page("symmetries.md")
-    assert text(masses, written) == written, "run `python -m docs.make docs/symmetries.md`"
+    assert fill_page(masses, written) == written, "run `python -m docs.make docs/symmetries.md`"
 
 
 def test_an_excess_is_no_error_of_the_minimum(masses: dict[str, MinimalMass]) -> None:

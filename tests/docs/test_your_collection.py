@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.train import main, merge_command, verify_command
+from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.training.packing import device_name
 from tests.hub import Hub
 from tests.support.publications import quick
@@ -25,15 +24,13 @@ from tests.support.publications import quick
 PAGE = (Path(__file__).parents[2] / "docs" / "your-collection.md").read_text(encoding="utf-8")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 FILES = {"## A recipe": "my_recipe.py", "## Images of your own": "colours.py"}
-COMMANDS = {"merge": merge_command, "verify": verify_command}
 
 
 def run(line: str) -> None:
     """Run a line of a shell, in this process."""
-    python, module, training, *arguments = shlex.split(line)
-    assert (python, module, training) == ("python", "-m", "training")
-    command: click.Command = COMMANDS.get(arguments[0], main)
-    done = CliRunner().invoke(command, arguments[1:] if arguments[0] in COMMANDS else arguments, catch_exceptions=False)
+    program, *arguments = shlex.split(line)
+    assert program == "zoo-cli"
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0, f"{line}\n{done.output}"
 
 

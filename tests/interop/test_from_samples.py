@@ -304,7 +304,7 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (lambda: draws(2), {"method": "SWAG"}, UsageError, "method: expected a word in lower case, as swag, laplace or h"),
     (lambda: draws(2), {"name": "mine"}, UsageError, "collection name 'mine': expected one that ends in -swag, or "
      "-swag-multi for several runs: a manifest holds one method; found another. Name it mine-swag."),
-    (lambda: draws(2), {"columns": {"method": "vi"}}, UsageError, "column 'method': expected it as an argument of its"),
+    (lambda: draws(2), {"columns": {"method": "vi"}}, UsageError, "column 'method': expected its own argument"),
     (lambda: draws(2), {"columns": {"lr": [0.1] * 3}}, UsageError, "column 'lr': expected 2 values, one a member"),
     (lambda: iter(draws(2)), {"columns": {"lr": [0.1] * 3}}, UsageError, "column 'lr': expected 2 values, one a mem"),
     (lambda: draws(2), {"run": [0, -1]}, UsageError, "column 'run' of member 1: expected a whole number in"),

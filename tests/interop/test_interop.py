@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[str, Callable[[zoo.Collection], Any], str]] = {
     ),
     "lightning_uq_box": (
         "lightning_uq_box.uq_methods",
-        lambda members: zoo.interop.lightning_uq_box._resident.__wrapped__(),
+        lambda members: zoo.interop.lightning_uq_box._resident_class.__wrapped__(),
         "lightning-uq-box>=0.2,<1",
     ),
     "tensordict": ("tensordict", lambda members: zoo.interop.posteriors.stacked(members), "posteriors>=0.1,<0.2"),

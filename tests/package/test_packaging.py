@@ -138,23 +138,45 @@ def test_the_wheels_of_both_roads_hold_the_same_bytes(built: dict[str, Path]) ->
     }
 
 
-@pytest.mark.slow
-def test_the_demo_runs_from_the_wheel_away_from_the_clone(built: dict[str, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into an empty environment; return its `zoo-cli`."""
+    folder = tmp_path_factory.mktemp("installed")
     # The versions already here: nothing new is fetched. Without local parts (+cpu), which no registry has.
     here = {found.name: found.version.partition("+")[0] for found in metadata.distributions()}
-    constraints = tmp_path / "constraints.txt"
+    constraints = folder / "constraints.txt"
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in here.items()))
-    python = new_environment(tmp_path / "environment")
+    python = new_environment(folder / "environment")
     install = ("pip", "install", "--python", python, "--constraints", constraints, "--link-mode", "symlink")
-    uv(*install, built["wheel from the sdist"], cwd=tmp_path)
+    uv(*install, built["wheel from the sdist"], cwd=folder)
+    return python.with_name("zoo-cli")
 
+
+@pytest.mark.slow
+def test_the_demo_runs_from_the_wheel_away_from_the_clone(installed: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    run(python.with_name("zoo-cli"), "demo", "--out", elsewhere / "out", cwd=elsewhere)
+    run(installed, "demo", "--out", elsewhere / "out", cwd=elsewhere)
     pictures = list((elsewhere / "out").rglob("*.png"))
     assert pictures
     assert all(picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for picture in pictures)
     assert [path.name for path in elsewhere.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_path: Path) -> None:
+    assert "convnet-digits" in run(installed, "recipes", cwd=tmp_path)
+    for members, folder in (("0-1", "here"), ("2-3", "there")):
+        run(installed, "train", "convnet-digits", "--members", members, "--out", folder, cwd=tmp_path)
+    run(installed, "train-merge", "here", "there", "--out", "merged", cwd=tmp_path)
+    source = ("convnet-digits", "--source", "merged", "--format", "json")
+    verified = json.loads(run(installed, "verify", *source, "--retrain", "1", cwd=tmp_path))
+    assert [line["members"] for line in verified["checked"]] == [4]
+    assert [(line["member"], line["compared"], line["same"]) for line in verified["retrained"]] == [(0, "bytes", True)]
+    assert verified["problems"] == []
+    figures = json.loads(run(installed, "evaluate", *source, cwd=tmp_path))["figures"]
+    (accuracy,) = [f["value"] for f in figures if (f["of"], f["members"], f["figure"]) == ("ensemble", 4, "accuracy")]
+    assert 0.95 < accuracy <= 1
 
 
 def test_the_data_folders_are_links_in_a_clone() -> None:

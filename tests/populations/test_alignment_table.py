@@ -17,7 +17,7 @@ from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment, draw, measure_alignment
 from checkpoints_zoo.populations.loss_barrier import barrier
-from tests.support.matching_oracles import swaps
+from tests.support.matching_oracles import count_swaps
 
 NAMES = ["convnet-digits", "resnet8-digits"]
 
@@ -37,7 +37,7 @@ def test_distances_and_transpositions(name: str) -> None:
         assert np.allclose(when, ((flat - flat[1]) ** 2).sum(1), rtol=1e-9)
     for i in range(4):
         element = viewed.symmetry(i)
-        counts = {group: swaps(p.tolist()) for group, p in element.permutations.items()}
+        counts = {group: count_swaps(p.tolist()) for group, p in element.permutations.items()}
         assert {group: int(found.transpositions[group][i]) for group in found.sizes} == counts
         assert int(found.total[i]) == sum(counts.values())
     assert found.total.tolist()[1] == 0
@@ -61,7 +61,7 @@ def test_to_the_mean_and_to_a_member_of_another_collection() -> None:
 def test_the_expected_count_is_that_of_random_permutations() -> None:
     found = alignment(zoo.load("convnet-digits", n=2))
     generator = np.random.default_rng(0)
-    drawn = [sum(swaps(generator.permutation(n).tolist()) for n in found.sizes.values()) for _ in range(400)]
+    drawn = [sum(count_swaps(generator.permutation(n).tolist()) for n in found.sizes.values()) for _ in range(400)]
     assert list(found.sizes.values()) == [8, 16, 32]
     assert abs(np.mean(drawn) - found.expected) < 4 * np.std(drawn) / 20
 
@@ -86,8 +86,8 @@ def test_what_was_matched_is_not_matched_again(monkeypatch: pytest.MonkeyPatch) 
         matched.append(len(next(iter(params.values()))))
         return match(table, params, reference)
 
-    match = matching.match
-    monkeypatch.setattr(matching, "match", counted)
+    match = matching.match_weights
+    monkeypatch.setattr(matching, "match_weights", counted)
     members = zoo.load("convnet-digits", n=4)
     aligned = members.align(to=1)
     found = measure_alignment(aligned)

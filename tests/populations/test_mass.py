@@ -18,7 +18,7 @@ from checkpoints_zoo.populations.mass import mass_figure
 from checkpoints_zoo.symmetry import symmetries
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass, minimal_mass
 from tests.support import scenarios
-from tests.support.mass_oracles import by_scipy, made, one, plain_mass
+from tests.support.mass_oracles import mass_of, member_of, minimum_by_scipy, random_members
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def found() -> MinimalMass:
 
 
 def test_dead_units_are_named_and_keep_their_scale() -> None:
-    table, params, *_ = made("mlp", 3, spread=0.3)
+    table, params, *_ = random_members("mlp", 3, spread=0.3)
     params["0.weight"][1, 2] = 0  # nothing comes in
     params["2.weight"][1, :, 4] = 0  # nothing goes out
     params["0.weight"][2, 6] = 0  # neither
@@ -43,7 +43,7 @@ def test_dead_units_are_named_and_keep_their_scale() -> None:
     )
     # What is left is the net without these units.
     for i in range(3):
-        assert float(result.after[i]) == pytest.approx(by_scipy(table, one(params, i)), rel=1e-5)
+        assert float(result.after[i]) == pytest.approx(minimum_by_scipy(table, member_of(params, i)), rel=1e-5)
 
 
 def test_units_that_only_dead_ones_balance_are_dead_as_well() -> None:
@@ -59,7 +59,7 @@ def test_units_that_only_dead_ones_balance_are_dead_as_well() -> None:
 
 
 def test_small_weights_are_not_dead() -> None:
-    table, params, *_ = made("mlp", 1)
+    table, params, *_ = random_members("mlp", 1)
     params["0.weight"][0, 3] *= 1e-60
     result = minimal_mass(table, params)
     assert result.dead == ({},)
@@ -69,7 +69,7 @@ def test_small_weights_are_not_dead() -> None:
 
 
 def test_rows_before_a_batch_norm_are_degenerate() -> None:
-    table, params, *_ = made("two_readers", 2, spread=0.5)
+    table, params, *_ = random_members("two_readers", 2, spread=0.5)
     result = minimal_mass(table, params)
     # The kernel that these rows read stays, since another one reads it too; so do the gains behind the norm.
     assert result.degenerate == {"two": (0, 1, 2, 3)}
@@ -98,12 +98,12 @@ def test_of_a_network_of_batch_norms_only_the_last_gains_have_a_best_scale() -> 
 
 
 def test_scales_can_be_held() -> None:
-    table, params, *_ = made("two_readers", 2, spread=0.5)
+    table, params, *_ = random_members("two_readers", 2, spread=0.5)
     result = minimal_mass(table, params, hold=["two"])
     assert result.held == ("two",)
     assert "two" not in result.scales
     assert result.degenerate == {}
-    torch.testing.assert_close(result.before + result.unbounded, plain_mass(table, params), rtol=1e-12, atol=0)
+    torch.testing.assert_close(result.before + result.unbounded, mass_of(table, params), rtol=1e-12, atol=0)
     assert (result.after > minimal_mass(table, params).after).all()
     everything = minimal_mass(table, params, hold=list(table.scales))
     torch.testing.assert_close(everything.after, everything.before, rtol=0, atol=0)
@@ -111,7 +111,7 @@ def test_scales_can_be_held() -> None:
 
 
 def test_approximate_scales_change_only_if_asked_for() -> None:
-    table, params, *_ = made("group_normed", 2)
+    table, params, *_ = random_members("group_normed", 2)
     result = minimal_mass(table, params)
     assert "0" in result.held
     assert result.degenerate == {}
@@ -122,7 +122,7 @@ def test_approximate_scales_change_only_if_asked_for() -> None:
 
 
 def test_a_tensor_of_two_names_counts_once() -> None:
-    table, params, *_ = made("shared", 1)
+    table, params, *_ = random_members("shared", 1)
     twice = minimal_mass(table, params)
     once = minimal_mass(table, params, same=["two.weight"])
     torch.testing.assert_close(twice.before - once.before, params["two.weight"].square().sum((1, 2)), rtol=1e-9, atol=0)
@@ -138,7 +138,7 @@ def test_snapshots_and_selections_keep_their_ids(tmp_path: Any) -> None:
 
 
 def test_no_members_give_no_masses() -> None:
-    table, params, *_ = made("mlp", 1)
+    table, params, *_ = random_members("mlp", 1)
     result = minimal_mass(table, {n: t[:0] for n, t in params.items()})
     assert len(result) == 0
     assert result.after.shape == (0,)
@@ -175,7 +175,7 @@ def test_a_picture_that_can_not_be_drawn_is_refused(found: MinimalMass, tmp_path
 
 
 def refused(kind: type[Exception], **changed: Any) -> str:
-    table, params, *_ = made("mlp", 2)
+    table, params, *_ = random_members("mlp", 2)
     options = {"params": params, **changed}
     with pytest.raises(kind) as caught:
         minimal_mass(table, **options)
@@ -183,7 +183,7 @@ def refused(kind: type[Exception], **changed: Any) -> str:
 
 
 def test_what_it_can_not_take_is_named() -> None:
-    _, params, *_ = made("mlp", 2)
+    _, params, *_ = random_members("mlp", 2)
     assert refused(LayoutError, params={n: t for n, t in params.items() if n != "2.weight"}) == (
         "tensor '2.weight': expected it, as Sequential has it; found none."
     )

@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def basic(channels: int, width: int) -> nn.Module:
+def basic_block(channels: int, width: int) -> nn.Module:
     """A basic block, with a 1x1 shortcut where the width changes."""
 
     def forward(net: Any, x: Tensor) -> Any:
@@ -42,12 +42,12 @@ def basic(channels: int, width: int) -> nn.Module:
 
 def small_resnet() -> nn.Module:
     """ResNet-18's shape: a stem, two stages of two basic blocks."""
-    blocks = [basic(*widths) for widths in ((6, 6), (6, 6), (6, 9), (9, 9))]
+    blocks = [basic_block(*widths) for widths in ((6, 6), (6, 6), (6, 9), (9, 9))]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(9, 3)]
     return nn.Sequential(conv(2, 6, bias=False), nn.BatchNorm2d(6), nn.ReLU(), *blocks, *head)
 
 
-def inverted() -> nn.Module:
+def inverted_block() -> nn.Module:
     """MobileNetV2's block: expand, depthwise, project, behind and before a stream."""
 
     def forward(net: Any, x: Tensor) -> Any:
@@ -65,7 +65,7 @@ def inverted() -> nn.Module:
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{n: net for n, net in symmetry_nets.EVERY.items() if n not in ("resnet20", "resnet20-bias")},
     "small_resnet": (small_resnet, (2, 4, 4)),
-    "inverted": (inverted, (2, 4, 4)),
+    "inverted": (inverted_block, (2, 4, 4)),
     "resnet20": symmetry_nets.EVERY["resnet20"],
 }
 
@@ -94,7 +94,9 @@ def identical(one: Tensor, other: Tensor) -> bool:
 KINDS = ("normal", "few", "few", "signs", "sparse", "constant", "zeros", "rows", "columns", "twins")
 
 
-def drawn(table: Table, generator: torch.Generator, members: int, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:
+def random_members(
+    table: Table, generator: torch.Generator, members: int, dtype: torch.dtype, tied: bool
+) -> dict[str, Tensor]:
     """Draw tensors; if tied, ones with few values, equal rows or columns, duplicated units, zeros of both signs."""
     result = {}
     for name, axes in table.tensors.items():
@@ -126,16 +128,16 @@ def sorted_groups(table: Table, streams: bool) -> set[str]:
     return set(table.groups) - still
 
 
-def element(table: Table, generator: torch.Generator, members: int, streams: bool, **options: Any) -> Element:
+def random_symmetry(table: Table, generator: torch.Generator, members: int, streams: bool, **options: Any) -> Element:
     """Draw a symmetry a member, its permutations of the groups that are sorted alone."""
-    drawn = random_element(table, generator, members=members, **options)
+    random_members = random_element(table, generator, members=members, **options)
     chosen, permutations = sorted_groups(table, streams), {}
     for name, group in table.groups.items():
         if name in chosen:
-            p, step = drawn.permutations[name], group.size // group.blocks
+            p, step = random_members.permutations[name], group.size // group.blocks
             stays = group.blocks > 1 and group.mover is not None and group.mover not in chosen
             permutations[name] = torch.arange(group.size) // step * step + p % step if stays else p
-    return Element(permutations, drawn.scales)
+    return Element(permutations, random_members.scales)
 
 
 class Oracle:
@@ -290,7 +292,9 @@ class Oracle:
         return 0, index[axis]
 
 
-def by_oracle(table: Table, state: Mapping[str, Tensor], key: str, streams: bool) -> tuple[dict[str, Tensor], bool]:
+def sort_by_oracle(
+    table: Table, state: Mapping[str, Tensor], key: str, streams: bool
+) -> tuple[dict[str, Tensor], bool]:
     """Sort one member; return its tensors, and whether all its units could be told apart, or may change places."""
     found = Oracle(table, state, key, streams)
     tensors = {n: torch.from_numpy(found.arrays[n]).to(t.dtype) if n in found.arrays else t for n, t in state.items()}

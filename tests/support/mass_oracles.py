@@ -21,7 +21,7 @@ Params = dict[str, Tensor]
 HAVE_MASS = ("weight", "gain")
 
 
-def stream() -> nn.Module:
+def stream_net() -> nn.Module:
     """A residual stream without norms: three writers, four readers, one of them a layer that is both."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def stream() -> nn.Module:
     )  # fmt: skip
 
 
-def deep() -> nn.Module:
+def deep_net() -> nn.Module:
     layers = [layer for _ in range(12) for layer in (nn.Linear(6, 6), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(6, 2))
 
@@ -55,13 +55,15 @@ def two_readers() -> nn.Module:
     )  # fmt: skip
 
 
-OWN = {"stream": (stream, (2, 4, 4)), "deep": (deep, (6,)), "two_readers": (two_readers, (3,))}
+OWN = {"stream": (stream_net, (2, 4, 4)), "deep": (deep_net, (6,)), "two_readers": (two_readers, (3,))}
 EVERY = {**NETS, **OWN}
 # All of their scales have a best value.
 BOUNDED = ("mlp", "functional", "grouped_input", "upsampled", "stream", "deep")
 
 
-def made(name: str, members: int, spread: float = 0.0, seed: int = 0) -> tuple[Table, Params, nn.Module, Tensor]:
+def random_members(
+    name: str, members: int, spread: float = 0.0, seed: int = 0
+) -> tuple[Table, Params, nn.Module, Tensor]:
     """Build a net of that name and draw members; return its table, stacked tensors, the module and some inputs."""
     build, shape = EVERY[name]
     nets = [randomised(build(), seed + i) for i in range(members)]
@@ -74,11 +76,11 @@ def made(name: str, members: int, spread: float = 0.0, seed: int = 0) -> tuple[T
     return table, stacked, nets[0], inputs
 
 
-def one(params: Mapping[str, Tensor], member: int = 0) -> Params:
+def member_of(params: Mapping[str, Tensor], member: int = 0) -> Params:
     return {name: tensor[member : member + 1] for name, tensor in params.items()}
 
 
-def plain_mass(table: Table, params: Mapping[str, Tensor], roles: Iterable[str] = HAVE_MASS) -> Tensor:
+def mass_of(table: Table, params: Mapping[str, Tensor], roles: Iterable[str] = HAVE_MASS) -> Tensor:
     squares = [params[n].double().square().flatten(1).sum(1) for n, axes in table.tensors.items() if axes.role in roles]
     return torch.stack(squares).sum(0)
 
@@ -97,7 +99,7 @@ def monomials(table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) ->
     return np.bincount(places.flatten(), squares), distinct
 
 
-def by_scipy(table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) -> float:
+def minimum_by_scipy(table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) -> float:
     """Minimise the brute-force objective; return the minimum."""
     squares, powers = monomials(table, params, roles)
 
@@ -109,7 +111,7 @@ def by_scipy(table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) -> 
     return float(minimize(objective, np.zeros(powers.shape[1]), jac=True, method="L-BFGS-B", options=options).fun)
 
 
-def by_cvxpy(cvxpy: ModuleType, table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) -> float:
+def minimum_by_cvxpy(cvxpy: ModuleType, table: Table, params: Params, roles: Iterable[str] = HAVE_MASS) -> float:
     squares, powers = monomials(table, params, roles)
     used = squares > 0
     t = cvxpy.Variable(powers.shape[1])

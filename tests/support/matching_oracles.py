@@ -23,31 +23,31 @@ def state_of(name: str, seed: int, dtype: torch.dtype = torch.float32) -> Params
     return {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
 
 
-def stacked(*members: Mapping[str, Tensor]) -> Params:
+def stack_members(*members: Mapping[str, Tensor]) -> Params:
     return {name: torch.stack([member[name] for member in members]) for name in members[0]}
 
 
-def noisy(params: Mapping[str, Tensor], share: float, seed: int) -> Params:
+def add_noise(params: Mapping[str, Tensor], share: float, seed: int) -> Params:
     """Add noise, in standard deviations of each tensor."""
     generator = torch.Generator().manual_seed(seed)
     drawn = {n: torch.randn(t.shape, generator=generator).to(t.dtype) for n, t in params.items()}
     return {n: t + share * t.std(correction=0) * drawn[n] if t.is_floating_point() else t for n, t in params.items()}
 
 
-def counts(table: Table) -> list[str]:
+def counted_tensors(table: Table) -> list[str]:
     return [n for n, axes in table.tensors.items() if axes.moves and axes.role not in ("mean", "variance")]
 
 
-def inner(table: Table, params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> np.ndarray:
+def inner_product(table: Table, params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> np.ndarray:
     """Write the objective out: (member)."""
-    parts = [(params[n].double().numpy(), reference[n].double().numpy()) for n in counts(table)]
+    parts = [(params[n].double().numpy(), reference[n].double().numpy()) for n in counted_tensors(table)]
     total: np.ndarray = sum((a * b).reshape(len(a), -1).sum(1) for a, b in parts)
     return total
 
 
-def plain(table: Table, reference: Params, params: Params, seed: int) -> tuple[dict[str, list[int]], int]:
+def match_by_descent(table: Table, reference: Params, params: Params, seed: int) -> tuple[dict[str, list[int]], int]:
     """Match as git-re-basin does, in numpy: every group at every sweep, all of its tensors permuted anew."""
-    fixed, own = ({n: t[n].double().numpy() for n in counts(table)} for t in (reference, params))
+    fixed, own = ({n: t[n].double().numpy() for n in counted_tensors(table)} for t in (reference, params))
     moves = {n: [(m.axis, m.group, m.span) for m in table.tensors[n].moves] for n in fixed}
     found = {name: np.arange(group.size) for name, group in table.groups.items()}
     order, sweeps, progress = np.random.default_rng(seed), 0, True
@@ -70,7 +70,7 @@ def plain(table: Table, reference: Params, params: Params, seed: int) -> tuple[d
     return {name: p.tolist() for name, p in found.items()}, sweeps
 
 
-def same(one: Matching, other: Matching) -> None:
+def check_equal(one: Matching, other: Matching) -> None:
     """Check that two matchings are the same, bit for bit."""
     assert all(torch.equal(p, other.permutations[group]) for group, p in one.permutations.items())
     assert one.objective.tolist() == other.objective.tolist()
@@ -83,7 +83,7 @@ def mlp(*widths: int) -> tuple[Table, nn.Module]:
     return symmetries(net, torch.zeros(1, widths[0])), net
 
 
-def swaps(permutation: list[int]) -> int:
+def count_swaps(permutation: list[int]) -> int:
     """Count the swaps of a selection sort, which for permutations is the least number there can be."""
     values, count = list(permutation), 0
     for i in range(len(values)):

@@ -1,4 +1,4 @@
-"""Transpositions against a search through all permutations, distances against sums written out, lines between nets."""
+"""Transpositions against a search through all permutations, squared distances against sums written out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,8 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry import permute, random_element, symmetries
-from checkpoints_zoo.symmetry.canonical.alignment import match
-from checkpoints_zoo.symmetry.canonical.distances import (
-    along,
-    squared_distance,
-    total_transpositions,
-    transpositions,
-    transpositions_of,
-)
-from tests.support.symmetry_nets import table_of
+from checkpoints_zoo.symmetry import symmetries
+from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
 
 Params = dict[str, Tensor]
 
@@ -62,7 +54,7 @@ def cycles(permutation: list[int]) -> int:
 
 @given(st.integers(1, 70).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4)))
 @settings(max_examples=100, deadline=None)
-def test_transpositions_are_units_less_cycles(batch: list[list[int]]) -> None:
+def test_transpositions_are_units_minus_cycles(batch: list[list[int]]) -> None:
     expected = [len(p) - cycles(p) for p in batch]
     assert transpositions(torch.tensor(batch)).tolist() == expected
     assert transpositions(torch.tensor([batch, batch])).tolist() == [expected, expected]
@@ -74,17 +66,7 @@ def test_one_cycle_of_all_units(size: int) -> None:
     assert int(transpositions(torch.arange(size).roll(-1))) == size - 1
 
 
-def test_transpositions_of_groups_and_of_all() -> None:
-    table = table_of("resnet8")
-    found = random_element(table, torch.Generator().manual_seed(0), members=3).permutations
-    each = transpositions_of(found)
-    assert {name: counts.tolist() for name, counts in each.items()} == {
-        name: [len(p) - cycles(p) for p in rows.tolist()] for name, rows in found.items()
-    }
-    assert total_transpositions(found).tolist() == [sum(int(c[i]) for c in each.values()) for i in range(3)]
-
-
-def test_what_is_no_permutation_is_refused() -> None:
+def test_bad_permutations_are_refused() -> None:
     text = r"permutation: expected int64, each unit once along the last axis; found int64 \(3,\): \[0, 0, 2\]\."
     with pytest.raises(UsageError, match=text):
         transpositions(torch.tensor([0, 0, 2]))
@@ -106,22 +88,10 @@ def by_hand(params: Params, reference: Params, name: str) -> np.ndarray:
 def test_distances_are_sums_of_squares(digits: Params) -> None:
     table, reference = symmetries("resnet8-digits"), {name: tensor[0] for name, tensor in digits.items()}
     weights = [name for name in digits if "running" not in name]
-    each = squared_distance(table, digits, reference, "tensor")
-    assert set(each) == set(weights)
-    for name in weights:
-        np.testing.assert_allclose(each[name], by_hand(digits, reference, name), rtol=1e-12)
     whole = squared_distance(table, digits, reference)
     assert whole.dtype == torch.float64
     assert whole[0] == 0
     np.testing.assert_allclose(whole, sum(by_hand(digits, reference, n) for n in weights), rtol=1e-12)
-    with_statistics = squared_distance(table, digits, reference, statistics=True)
-    np.testing.assert_allclose(with_statistics, sum(by_hand(digits, reference, n) for n in digits), rtol=1e-12)
-    # A kernel between two groups is in both, the last bias in none.
-    groups = squared_distance(table, digits, reference, "group")
-    assert list(groups) == list(table.groups)
-    for group, found in groups.items():
-        moved = [n for n in weights if any(move.group == group for move in table.tensors[n].moves)]
-        np.testing.assert_allclose(found, sum(by_hand(digits, reference, n) for n in moved), rtol=1e-12)
 
 
 def test_distances_of_large_tensors_and_small_dtypes() -> None:
@@ -134,14 +104,12 @@ def test_distances_of_large_tensors_and_small_dtypes() -> None:
     np.testing.assert_allclose(squared_distance(table, stacked, reference), expected, rtol=1e-12)
 
 
-def test_distances_refuse(digits: Params) -> None:
+def test_bad_arguments_of_distances_are_refused(digits: Params) -> None:
     table, reference = symmetries("resnet8-digits"), {name: tensor[0] for name, tensor in digits.items()}
     with pytest.raises(UsageError, match=r"tensors: expected \(member, \*shape\); found no member axis"):
         squared_distance(table, reference, reference)
     with pytest.raises(UsageError, match="reference: expected one network without a member axis; found stacked"):
         squared_distance(table, digits, digits)
-    with pytest.raises(UsageError, match="per: expected all, group or tensor; found 'unit'"):
-        squared_distance(table, digits, reference, "unit")  # type: ignore[call-overload]
     for missing in ("conv1.weight", "fc.bias"):
         fewer = {name: tensor for name, tensor in reference.items() if name != missing}
         with pytest.raises(LayoutError, match=f"tensor '{missing}': expected it, as resnet8-digits has it; found none"):
@@ -149,45 +117,3 @@ def test_distances_refuse(digits: Params) -> None:
         fewer = {name: tensor for name, tensor in digits.items() if name != missing}
         with pytest.raises(LayoutError, match=f"tensor '{missing}'"):
             squared_distance(table, fewer, reference)
-
-
-def test_the_line_between_two_members(digits: Params) -> None:
-    table = symmetries("resnet8-digits")
-    start, end = ({name: tensor[i] for name, tensor in digits.items()} for i in (0, 1))
-    line = along(table, start, end, 5, seed=3)
-    assert line.points.tolist() == [0, 0.25, 0.5, 0.75, 1]
-    assert line.total[0] == 0
-    assert line.distance[0] == 0
-    assert bool((line.distance <= line.unmoved).all())
-    assert line.distance[-1] < 0.9 * line.unmoved[-1]
-    assert line.total.tolist() == sum(line.transpositions.values()).tolist()
-    # The far end is the plain match, and any point is one of its own.
-    whole = {name: tensor[1:2] for name, tensor in digits.items()}
-    found = match(table, whole, start, seed=3).permutations
-    for name, p in found.items():
-        assert torch.equal(p[0], line.permutations[name][-1])
-    moved = permute(table, whole, found)
-    assert line.distance[-1] == squared_distance(table, moved, start)[0]
-    for group, distances in line.distances.items():
-        assert distances[-1] == squared_distance(table, moved, start, "group")[group][0]
-    alone = along(table, start, end, [0.75], seed=3)
-    assert alone.distance.tolist() == [line.distance[3].item()]
-    assert alone.total.tolist() == [line.total[3].item()]
-
-
-def test_the_line_refuses(digits: Params) -> None:
-    table, start = symmetries("resnet8-digits"), {name: tensor[0] for name, tensor in digits.items()}
-    with pytest.raises(UsageError, match="ends of the line: expected networks without a member axis; found stacked"):
-        along(table, start, digits)
-    with pytest.raises(UsageError, match="points: expected at least one; found none"):
-        along(table, start, start, [])
-
-
-def test_counters_are_left_out_of_lines() -> None:
-    members, table = zoo.load("resnet8-digits", n=2), symmetries("resnet8-digits")
-    ends = [member.state_dict() for member in members]
-    assert any(not tensor.is_floating_point() for tensor in ends[0].values())
-    without = [{name: t for name, t in end.items() if t.is_floating_point()} for end in ends]
-    whole, floats = along(table, *ends, 3), along(table, *without, 3)
-    assert torch.equal(whole.total, floats.total)
-    assert torch.equal(whole.distance, floats.distance)

@@ -20,7 +20,17 @@ from checkpoints_zoo.symmetry.applying import rescale
 from checkpoints_zoo.symmetry.canonical import mass
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass, minimal_mass
 from checkpoints_zoo.symmetry.elements import random_element
-from tests.support.mass_oracles import BOUNDED, EVERY, HAVE_MASS, Params, by_cvxpy, by_scipy, made, one, plain_mass
+from tests.support.mass_oracles import (
+    BOUNDED,
+    EVERY,
+    HAVE_MASS,
+    Params,
+    mass_of,
+    member_of,
+    minimum_by_cvxpy,
+    minimum_by_scipy,
+    random_members,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +39,11 @@ def digits() -> zoo.Collection:
 
 
 @pytest.fixture(scope="module")
-def found(digits: zoo.Collection) -> MinimalMass:
+def digits_mass(digits: zoo.Collection) -> MinimalMass:
     return zoo.minimal_mass(digits)
 
 
-def digits_by_hand(state: Params) -> tuple[Any, int]:
+def objective_of_digits(state: Params) -> tuple[Any, int]:
     """The objective of one convnet-digits member, from its layers; return it and its number of variables."""
     weights = {n: t[0].double().numpy() ** 2 for n, t in state.items()}
     first = weights["conv1.weight"].sum((1, 2, 3))
@@ -53,33 +63,35 @@ CVXPY_NETS = ("convnet-digits", "mlp", "stream", "grouped_input", "upsampled", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CVXPY_NETS)
-def test_the_minimum_is_cvxpys(name: str, oracle: Callable[[str], ModuleType], digits: zoo.Collection) -> None:
+def test_the_minimum_equals_that_of_cvxpy(
+    name: str, oracle: Callable[[str], ModuleType], digits: zoo.Collection
+) -> None:
     cvxpy = oracle("cvxpy")
     if name == "convnet-digits":
         table, params = symmetries(name), digits[:3].stack()
     else:
-        table, params, *_ = made(name, 2, spread=0.5)
+        table, params, *_ = random_members(name, 2, spread=0.5)
     result = minimal_mass(table, params)
     assert result.converged.all()
     for i in range(len(result)):
-        assert float(result.after[i]) == pytest.approx(by_cvxpy(cvxpy, table, one(params, i)), rel=1e-6)
+        assert float(result.after[i]) == pytest.approx(minimum_by_cvxpy(cvxpy, table, member_of(params, i)), rel=1e-6)
 
 
-def test_the_minimum_is_cvxpys_with_biases(oracle: Callable[[str], ModuleType]) -> None:
-    table, params, *_ = made("mlp", 1, spread=0.5)
+def test_the_minimum_with_biases_equals_that_of_cvxpy(oracle: Callable[[str], ModuleType]) -> None:
+    table, params, *_ = random_members("mlp", 1, spread=0.5)
     roles = (*HAVE_MASS, "bias", "offset")
     result = minimal_mass(table, params, biases=True)
-    assert float(result.before) == pytest.approx(float(plain_mass(table, params, roles)), rel=1e-12)
-    assert float(result.after) == pytest.approx(by_cvxpy(oracle("cvxpy"), table, params, roles), rel=1e-6)
+    assert float(result.before) == pytest.approx(float(mass_of(table, params, roles)), rel=1e-12)
+    assert float(result.after) == pytest.approx(minimum_by_cvxpy(oracle("cvxpy"), table, params, roles), rel=1e-6)
     assert float(result.after) > float(minimal_mass(table, params).after) * 1.01
 
 
-def test_the_objective_of_digits_is_the_one_written_by_hand(digits: zoo.Collection, found: MinimalMass) -> None:
+def test_the_objective_of_digits_is_the_one_written_by_hand(digits: zoo.Collection, digits_mass: MinimalMass) -> None:
     state = digits[5:6].stack()
-    objective, size = digits_by_hand(state)
-    assert objective(np.zeros(size)) == pytest.approx(float(found.before[5]), rel=1e-12)
-    at = torch.cat([found.scales[name][5].log() for name in ("conv1", "conv2", "fc1")]).numpy()
-    assert objective(at) == pytest.approx(float(found.after[5]), rel=1e-12)
+    objective, size = objective_of_digits(state)
+    assert objective(np.zeros(size)) == pytest.approx(float(digits_mass.before[5]), rel=1e-12)
+    at = torch.cat([digits_mass.scales[name][5].log() for name in ("conv1", "conv2", "fc1")]).numpy()
+    assert objective(at) == pytest.approx(float(digits_mass.after[5]), rel=1e-12)
     for seed in range(20):
         step = np.random.default_rng(seed).normal(size=size)
         assert objective(at + 0.05 * step) > objective(at)
@@ -96,11 +108,11 @@ def test_one_hidden_layer_has_a_closed_form() -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_the_minimum_is_scipys_on_every_entry(name: str) -> None:
-    table, params, *_ = made(name, 3, spread=0.4, seed=11)
+def test_the_minimum_equals_that_of_scipy_over_all_entries(name: str) -> None:
+    table, params, *_ = random_members(name, 3, spread=0.4, seed=11)
     result = minimal_mass(table, params)
     for i in range(3):
-        assert float(result.after[i]) == pytest.approx(by_scipy(table, one(params, i)), rel=1e-6)
+        assert float(result.after[i]) == pytest.approx(minimum_by_scipy(table, member_of(params, i)), rel=1e-6)
 
 
 @given(
@@ -122,12 +134,12 @@ def test_random_chains_reach_the_minimum(widths: list[int], seed: int, spread: f
     assert result.converged.all()
     assert (result.history.diff(dim=0) <= 1e-14 * result.before).all()
     for i in range(2):
-        assert float(result.after[i]) == pytest.approx(by_scipy(table, one(drawn, i)), rel=1e-6)
+        assert float(result.after[i]) == pytest.approx(minimum_by_scipy(table, member_of(drawn, i)), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_minimum_is_one_for_all_that_scale_into_each_other(name: str) -> None:
-    table, params, *_ = made(name, 2)
+def test_rescaled_networks_have_one_minimum(name: str) -> None:
+    table, params, *_ = random_members(name, 2)
     moved = rescale(table, params, random_element(table, torch.Generator().manual_seed(3), members=2).scales)
     one_way, other = minimal_mass(table, params), minimal_mass(table, moved)
     torch.testing.assert_close(one_way.after, other.after, rtol=2e-6, atol=1e-12)
@@ -138,15 +150,15 @@ def test_the_minimum_is_one_for_all_that_scale_into_each_other(name: str) -> Non
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_scales_reach_the_minimum_and_leave_the_function(name: str) -> None:
-    table, params, net, inputs = made(name, 2, spread=0.5)
+    table, params, net, inputs = random_members(name, 2, spread=0.5)
     result = minimal_mass(table, params)
-    total = plain_mass(table, params)
+    total = mass_of(table, params)
     torch.testing.assert_close(result.before + result.unbounded, total, rtol=1e-12, atol=0)
     moved = rescale(table, params, result.scales)
     again = minimal_mass(table, moved)
     torch.testing.assert_close(again.before, result.after, rtol=1e-12, atol=1e-14)
     if not result.degenerate and not any(result.dead):
-        torch.testing.assert_close(plain_mass(table, moved), result.after, rtol=1e-12, atol=0)
+        torch.testing.assert_close(mass_of(table, moved), result.after, rtol=1e-12, atol=0)
     for i in range(2):
         before, after = (
             functional_call(net, {n: t[i] for n, t in p.items()}, inputs, tie_weights=False) for p in (params, moved)
@@ -158,8 +170,8 @@ def test_the_scales_reach_the_minimum_and_leave_the_function(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "mixer", "stream", "gated"])
-def test_a_mass_far_above_its_minimum_comes_down(name: str) -> None:
-    table, params, *_ = made(name, 8, seed=5)
+def test_a_mass_far_above_its_minimum_converges(name: str) -> None:
+    table, params, *_ = random_members(name, 8, seed=5)
     generator = torch.Generator().manual_seed(0)
     moved = rescale(table, params, random_element(table, generator, members=8, spread=3).scales)
     result = minimal_mass(table, moved)
@@ -167,31 +179,31 @@ def test_a_mass_far_above_its_minimum_comes_down(name: str) -> None:
     torch.testing.assert_close(result.after, minimal_mass(table, params).after, rtol=1e-6, atol=0)
 
 
-def test_every_digits_member_is_far_above_its_minimum(found: MinimalMass) -> None:
-    assert len(found) == 64
-    assert found.converged.all()
-    assert (found.excess / 100 > 10 * found.residual).all()
-    assert (found.residual < 1e-3).all()
-    assert found.sweeps.max() < 20
-    assert (found.history.diff(dim=0) <= 1e-14 * found.before).all()
-    assert (found.degenerate, found.dead, found.held) == ({}, ({},) * 64, ())
-    torch.testing.assert_close(found.history[-1], found.after)
+def test_every_digits_member_is_far_above_its_minimum(digits_mass: MinimalMass) -> None:
+    assert len(digits_mass) == 64
+    assert digits_mass.converged.all()
+    assert (digits_mass.excess / 100 > 10 * digits_mass.residual).all()
+    assert (digits_mass.residual < 1e-3).all()
+    assert digits_mass.sweeps.max() < 20
+    assert (digits_mass.history.diff(dim=0) <= 1e-14 * digits_mass.before).all()
+    assert (digits_mass.degenerate, digits_mass.dead, digits_mass.held) == ({}, ({},) * 64, ())
+    torch.testing.assert_close(digits_mass.history[-1], digits_mass.after)
 
 
-def test_a_minimum_has_no_excess(digits: zoo.Collection, found: MinimalMass) -> None:
+def test_a_minimum_has_no_excess(digits: zoo.Collection, digits_mass: MinimalMass) -> None:
     table = symmetries("convnet-digits")
     params = {n: t.double() for n, t in digits.stack().items()}
-    again = minimal_mass(table, rescale(table, params, found.scales))
-    torch.testing.assert_close(again.before, found.after, rtol=1e-12, atol=0)
+    again = minimal_mass(table, rescale(table, params, digits_mass.scales))
+    torch.testing.assert_close(again.before, digits_mass.after, rtol=1e-12, atol=0)
     assert (again.excess.abs() < 1e-4).all()
 
 
 @pytest.mark.parametrize("name", ["mlp", "stream", "deep", "grouped", "gated", "two_readers"])
-def test_a_member_does_not_depend_on_its_company(name: str) -> None:
-    table, params, *_ = made(name, 3, spread=0.5)
+def test_a_mass_does_not_depend_on_other_members(name: str) -> None:
+    table, params, *_ = random_members(name, 3, spread=0.5)
     together = minimal_mass(table, params)
     for i in range(3):
-        alone = minimal_mass(table, one(params, i))
+        alone = minimal_mass(table, member_of(params, i))
         assert int(alone.sweeps) == int(together.sweeps[i])
         torch.testing.assert_close(alone.after[0], together.after[i], rtol=1e-12, atol=0)
         for scale, values in alone.scales.items():
@@ -199,7 +211,7 @@ def test_a_member_does_not_depend_on_its_company(name: str) -> None:
 
 
 def test_members_are_balanced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    table, params, *_ = made("stream", 5, spread=0.5)
+    table, params, *_ = random_members("stream", 5, spread=0.5)
     together = minimal_mass(table, params)
     monkeypatch.setitem(mass._TOGETHER, "cpu", 2000)
     apart = minimal_mass(table, params)
@@ -210,7 +222,7 @@ def test_members_are_balanced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_narrow_storage_is_computed_in_float64(dtype: torch.dtype) -> None:
-    table, params, *_ = made("stream", 2)
+    table, params, *_ = random_members("stream", 2)
     stored = {n: t.to(dtype) for n, t in params.items()}
     # Squares of weights that float16 can't hold.
     stored["conv1.weight"][:, 0] *= 2e-4

@@ -17,7 +17,7 @@ from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import random_transpositions, symmetries
 from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from tests.support.matching_oracles import swaps
+from tests.support.matching_oracles import count_swaps
 
 SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
 
@@ -27,7 +27,7 @@ SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
 def test_as_many_transpositions_as_asked_for(count: int, seed: int) -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     drawn = random_transpositions(symmetries(net, torch.zeros(1, 2)), count, torch.Generator().manual_seed(seed))
-    assert sum(swaps(p.tolist()) for p in drawn.values()) == count
+    assert sum(count_swaps(p.tolist()) for p in drawn.values()) == count
 
 
 def test_every_single_transposition_is_as_likely() -> None:

@@ -26,7 +26,8 @@ from checkpoints_zoo.formats import catalog, shard_files
 from checkpoints_zoo.training import merge as merging
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import RUN_COLUMNS, merge
-from tests.support import tiny
+from tests.support import commands, tiny
+from tests.support.commands import values
 from tests.support.tiny import MEMBERS, TINY, contents, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
@@ -253,16 +254,10 @@ def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
     assert not isinstance(error.value, ZooError)
 
 
-def test_the_command(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from checkpoints_zoo.cli.train import merge_command
-
+def test_the_command(whole: Path, tmp_path: Path) -> None:
     pieces = [stored(MEMBERS[:5], tmp_path / "a"), stored(MEMBERS[5:], tmp_path / "b")]
-    merge_command([*map(str, pieces), "--out", str(tmp_path / "out")], standalone_mode=False)
+    done = commands.run("train-merge", *pieces, "--out", tmp_path / "out", "--format", "json")
     assert contents(tmp_path / "out", told=True) == contents(whole, told=True)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines()[-1] == f"tiny: 9 members in {tmp_path / 'out'}"
+    assert values(done) == [{"collection": "tiny", "members": 9, "path": str(tmp_path / "out")}]
     shutil.rmtree(tmp_path / "out")
-    with pytest.raises(SystemExit) as error:
-        merge_command([str(pieces[0]), "--out", str(pieces[0])], standalone_mode=False)
-    assert error.value.code == 2
+    assert commands.run("train-merge", pieces[0], "--out", pieces[0]).exit_code == 2

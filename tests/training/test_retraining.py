@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.train import verify_command
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.training.retrain import difference_interval, retrain
+from tests.support.commands import run
 from tests.support.tiny import TINY, no_waiting_for_the_disk, stored  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -66,25 +66,22 @@ def test_what_can_not_be_trained_again(out: Path) -> None:
         retrain(failed, 1)
 
 
-def test_the_command(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(out: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(FILE)
-    command = ["tiny", "--retrain", "1", "--recipe", str(tmp_path / "tiny.py"), "--source"]
-    with pytest.raises(SystemExit) as done:
-        verify_command([*command, str(out)], standalone_mode=False)
-    assert done.value.code == 0
-    assert capsys.readouterr().out.startswith("member 0: bytes agree: sha256 ")
+    command = ["verify", "tiny", "--retrain", "1", "--recipe", tmp_path / "tiny.py", "--source"]
+    done = run(*command, out)
+    assert done.exit_code == 0, done.output
+    assert "member 0 of tiny, trained again: bytes agree: sha256 " in done.stdout
     # One that claims other weights.
     other = stored([0], tmp_path / "other")
     members = zoo.load("tiny", source=other)
     manifest.write(changed(members, sha256="0" * 64).rows, other / "manifests" / "tiny.parquet")
-    with pytest.raises(SystemExit) as done:
-        verify_command([*command, str(other)], standalone_mode=False)
-    assert done.value.code == 1
-    said = capsys.readouterr().out
-    assert said.startswith(f"member 0: bytes DIFFER: expected sha256 {'0' * 16}…; found ")
-    with pytest.raises(SystemExit) as done:
-        verify_command(["none", "--source", str(out)], standalone_mode=False)
-    assert done.value.code == 3
+    done = run(*command, other)
+    assert done.exit_code == 1
+    assert f"member 0 of tiny: retraining: expected sha256 {'0' * 16}…; found " in done.stdout
+    assert run("verify", "none", "--retrain", "--source", out).exit_code == 3
+    refused = run("verify", "tiny", "--recipe", tmp_path / "tiny.py", "--source", out)
+    assert (refused.exit_code, "--recipe and --set need --retrain." in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("share", "inputs"), [(0.5, 100), (0.9, 540), (0.98, 10_000)])

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import images
-from checkpoints_zoo.cli.train import main
+from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.population import TrainedMember, train_stack
@@ -48,7 +48,7 @@ def test_two_members_from_the_hub_to_modules(
         return found
 
     monkeypatch.setattr(population, "train_stack", keeping)
-    command = [name, "--members", "0-1", "--out", str(tmp_path), *(a for c in changes for a in ("--set", c))]
+    command = ["train", name, "--members", "0-1", "--out", str(tmp_path), *(a for c in changes for a in ("--set", c))]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     members = zoo.load(name, source=tmp_path)
@@ -85,7 +85,7 @@ def test_two_members_from_the_hub_to_modules(
 
 def test_a_set_without_a_whole_batch_is_refused(hub: Hub, tmp_path: Path) -> None:
     published_images(hub, "cifar10", inputs=10)
-    done = CliRunner().invoke(main, ["resnet18-cifar10", "--members", "0", "--out", str(tmp_path)])
+    done = CliRunner().invoke(main, ["train", "resnet18-cifar10", "--members", "0", "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert "data set 'cifar10': expected labels, and at least 128 inputs; found 10 inputs with labels." in done.stderr
 

@@ -13,13 +13,13 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli import train
-from checkpoints_zoo.cli.train import merge_command, verify_command
+from checkpoints_zoo.cli.main import Output, main
 from checkpoints_zoo.errors import DamagedError, StorageError, TooLargeError, UsageError
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.export import Export, train_into
@@ -69,7 +69,7 @@ def written(folder: Path, body: str) -> Path:
 
 
 def command(*arguments: object) -> Any:
-    return CliRunner().invoke(train.main, [str(a) for a in arguments], catch_exceptions=False)
+    return CliRunner().invoke(main, ["train", *(str(a) for a in arguments)], catch_exceptions=False)
 
 
 # Networks and files
@@ -225,42 +225,43 @@ def test_exporting_into_a_source_with_lost_shards_is_refused(tmp_path: Path) -> 
 
 
 def test_help_starts_without_torch() -> None:
-    for arguments in ("--help", "merge --help", "verify --help"):
+    for name in ("train", "train-merge", "recipes"):
         code = (
-            f"import sys; sys.argv = ['training', *{arguments.split()!r}]\n"
-            "from checkpoints_zoo.cli.train import command\n"
-            "try: command()\n"
+            "import sys\n"
+            "from checkpoints_zoo.cli.main import main\n"
+            f"try: main([{name!r}, '--help'])\n"
             "except SystemExit: sys.exit(bool({'torch', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("Usage: python -m training ")
+        assert done.stdout.startswith(f"Usage: zoo-cli {name} ")
 
 
 def test_the_readmes_lines_can_be_given() -> None:
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
-    given = [shlex.split(line)[3:] for line in lines if line.startswith("python -m training ")]
-    assert {arguments[0] for arguments in given} == {"--list", "convnet-digits", "resnet18-cifar10", "merge", "verify"}
-    for first, *rest in given:
-        known = {"merge": merge_command, "verify": verify_command}.get(first)
-        (known or train.main).make_context("training", rest if known else [first, *rest])
+    given = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli ")]
+    assert {"recipes", "train", "train-merge", "verify"} <= {name for name, *_ in given}
+    for name, *arguments in given:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        command.make_context(name, arguments)
 
 
 def test_interrupted_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = written(tmp_path, "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"), tmp_path / "out"
     said: list[str] = []
 
-    def say(text: str) -> None:
+    def say(output: Output, text: str) -> None:
         said.append(text)
         if "epoch 1/3" in text:
             raise KeyboardInterrupt
 
     arguments = (path, "--members", "0-1", "--out", out, "--set", "epochs=3", "--set", "save_every=1")
     with monkeypatch.context() as patched:
-        patched.setattr(train, "say", say)
+        patched.setattr(Output, "say", say)
         done = command(*arguments)
-    assert (done.exit_code, said[-1]) == (130, "interrupted: the same command goes on where it was")
+    assert (done.exit_code, said[-1]) == (130, "the same command goes on where it was")
     done = command(*arguments)
     assert done.exit_code == 0
     assert "epoch 2/3" in done.stderr
@@ -272,8 +273,10 @@ def test_a_second_process_in_a_folder_is_refused(tmp_path: Path) -> None:
     with (tmp_path / ".training" / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         done = command("convnet-digits", "--members", "0", "--out", tmp_path)
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"folder {tmp_path}: expected no other process training into it; found a lock on ")
+    assert done.exit_code == 3
+    assert done.stderr.startswith(
+        f"zoo-cli: error: folder {tmp_path}: expected no other process training into it; found a lock on "
+    )
 
 
 def test_a_bug_of_ours_has_an_exit_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +286,7 @@ def test_a_bug_of_ours_has_an_exit_code_of_its_own(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("checkpoints_zoo.training.export.train_into", broken)
     done = command("convnet-digits", "--members", "0", "--out", tmp_path)
     assert done.exit_code == 70
-    assert "RuntimeError: impossible\na bug of ours: please report it" in done.stderr
+    assert "RuntimeError: impossible\nzoo-cli: error: a bug of ours (RuntimeError in " in done.stderr
 
 
 @pytest.mark.parametrize("ids", ["3,3", "2147483648", "5@1", "4-2", "-1", "0-999999,999999", "٣"])

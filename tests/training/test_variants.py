@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.cli.train import main, table_of
+from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import is_recipe_file, read_recipe, read_recipes, vary_recipe
@@ -222,19 +222,19 @@ def test_names_and_variants_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_the_list(tmp_path: Path) -> None:
-    listed = table_of(None).splitlines()
+    listed = CliRunner().invoke(main, ["recipes"]).stdout.splitlines()
     assert listed[0].split() == ["recipe", "members", "architecture", "data", "epochs", "at", "once", "precision"]
     assert [line.split()[0] for line in listed[1:]] == list(RECIPES)
     assert "9,216  resnet18           cifar100           75" in "\n".join(listed)
     path = written(tmp_path, "RECIPES = {'one': MINE, 'two': replace(MINE, name='two')}")
-    assert [line.split()[:3] for line in table_of(str(path)).splitlines()[1:]] == [
+    assert [line.split()[:3] for line in CliRunner().invoke(main, ["recipes", str(path)]).stdout.splitlines()[1:]] == [
         ["one", "5", "perceptron"], ["two", "5", "perceptron"],
     ]  # fmt: skip
 
 
 def test_an_own_architecture_from_file_to_source(tmp_path: Path) -> None:
     path, out = written(tmp_path, "RECIPE = MINE"), tmp_path / "out"
-    command = [str(path), "--members", "0-3", "--out", str(out), "--set", "epochs=1", "--set", "snapshots=0"]
+    command = ["train", str(path), "--members", "0-3", "--out", str(out), "--set", "epochs=1", "--set", "snapshots=0"]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     build = read_recipe(str(path)).module

@@ -1,6 +1,6 @@
-"""Weight matching: the permutations of a network's units that bring its weights closest to another's.
+"""Weight matching: the permutations of the units of a network that bring its weights closest to those of another one.
 
-Ainsworth et al. 2023 (arXiv 2209.04836), matching weights and merging many models, on the symmetry table.
+Ainsworth et al. 2023 (arXiv 2209.04836), weight matching and the merging of many models, on the symmetry table.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
-from checkpoints_zoo.symmetry.applying import check_element, check_single, permute, stacked_in
-from checkpoints_zoo.symmetry.canonical.matching import Matched, Matcher, counted, wider
+from checkpoints_zoo.symmetry.applying import check_element, check_single, count_stacked, permute
+from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, matched_tensors
 from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-_SMALL = 1 << 20  # weights of a member whose operations are too small for a second thread
-_SWEEPS = 100  # at most, of a match to a mean
+_SMALL = 1 << 20  # for members with fewer weights, one thread is faster
+_SWEEPS = 100  # the most sweeps of a match to a mean
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Matching:
     """Permutations that match members to a reference.
 
     Args:
-        permutations: group -> int64 (member, unit), as `symmetry.permute` takes them: unit u becomes what unit
-            permutation[u] was.
-        objective: (member), the inner product of the reference's and the permuted member's weights, in float64, over
-            tensors that move, but for running statistics and integers.
-        sweeps: (member), how many were taken over the groups.
-        visits: (member), how many times a group was looked at; one isn't where nothing beside it has moved since.
-        converged: (member), whether no group was left that could gain.
+        permutations: group -> int64 (member, unit), as `symmetry.permute` takes them: unit u becomes the
+            former unit permutation[u].
+        objective: (member), the inner product of the weights of the reference and the permuted member, in float64, over
+            all permuted tensors without running statistics and integers.
+        sweeps: (member), number of sweeps over the groups.
+        visits: (member), number of visits of groups. A group is visited again only after a neighbour has moved.
+        converged: (member), whether no group could gain at the end.
     """
 
     permutations: Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class Matching:
         return len(self.objective)
 
 
-def match(
+def match_weights(
     table: Table,
     params: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
@@ -57,123 +57,133 @@ def match(
     seed: int = 0,
     most: int = 100,
 ) -> Matching:
-    """Match members to a reference: raise the inner product of their weights by permuting groups; return what moves.
+    """Match members to a reference by permutations that raise the inner product of the weights; return the
+    permutations.
 
-    Groups are visited in an order drawn for each sweep. A visit finds the best permutation of one group while all
-    others stay, by linear assignment; those that it moves in blocks go along, each block arranged as is best for it.
-    What a visit changes has to gain, so the objective never falls. A member's result depends on the seed, on it and on
-    the reference, not on the members beside it.
+    Each sweep visits the groups in random order. A visit finds the best permutation of one group by linear assignment,
+    while all others stay; the groups whose blocks it moves get their best order as well. A visit changes a permutation
+    only if that gains, so the objective never falls. The result of a member depends on the seed, the member and the
+    reference, not on other members.
 
     Args:
-        table: of the network.
-        params: name -> (member, *shape): all tensors that move, but for running statistics and integers, which don't
-            count. Computed in float32, or float64 if any tensor is.
+        table: the network's symmetry table.
+        params: name -> (member, *shape), all permuted tensors. Running statistics and integers do not count, and may be
+            missing. Computations are in float32, or in float64 if a tensor is float64.
         reference: name -> (*shape).
-        start: group -> permutation to start from, (unit) or (member, unit); groups that are missing start as they are.
-        seed: of the order of visits.
-        most: sweeps at most.
+        start: group -> first permutation, (unit) or (member, unit). Groups without an entry start unpermuted.
+        seed: seed of the order of visits.
+        most: the largest number of sweeps.
 
     Raises:
-        LayoutError: a tensor that is missing, or that the table lacks, or of another shape.
-        UsageError: tensors without a member axis, a reference with one, or no permutations to start from.
-        DamagedError: a weight that is not finite.
+        LayoutError: a tensor is missing, is unknown to the table, or has another shape.
+        UsageError: the tensors have no member axis, the reference has one, or a first permutation is invalid.
+        DamagedError: a weight is not finite.
 
     >>> from torch import nn
     >>> from checkpoints_zoo.symmetry import symmetries
     >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> table, weights = symmetries(net, torch.zeros(1, 1)), net.state_dict()
     >>> swapped = permute(table, weights, {"0": torch.tensor([1, 0])})
-    >>> match(table, {name: tensor[None] for name, tensor in swapped.items()}, weights).permutations["0"].tolist()
+    >>> stacked = {name: tensor[None] for name, tensor in swapped.items()}
+    >>> match_weights(table, stacked, weights).permutations["0"].tolist()
     [[1, 0]]
     """
-    members = stacked_in(table, params)
+    members = count_stacked(table, params)
     check_single(table, reference, "reference")
     begin = dict(start or {})
     check_element(table, Element(begin), members)
     _check_most(most)
-    stacked, fixed = counted(table, params, "members"), counted(table, reference, "reference")
-    wide = wider(*(tensor.dtype for network in (stacked, fixed) for tensor in network.values()))
+    stacked, fixed = matched_tensors(table, params, "members"), matched_tensors(table, reference, "reference")
+    wide = compute_dtype(*(tensor.dtype for network in (stacked, fixed) for tensor in network.values()))
     with torch.no_grad(), one_thread(_is_small(fixed)):
         matcher = Matcher(table, {name: tensor.to(wide) for name, tensor in fixed.items()})
-        found, objectives = [], []
+        matches, objectives = [], []
         for i in range(members):
-            # A copy: how a product is rounded may depend on where a tensor begins in memory.
-            own = {name: tensor[i].to(fixed[name].device, wide, copy=True) for name, tensor in stacked.items()}
+            # A copy, because the rounding of a product may depend on the address of a tensor.
+            weights = {name: tensor[i].to(fixed[name].device, wide, copy=True) for name, tensor in stacked.items()}
             first = {name: p if p.ndim == 1 else p[i] for name, p in begin.items()}
-            found.append(matcher.match(own, first, seed, most, f"the member at position {i}"))
-            objectives.append(matcher.objective(own, found[-1].permutations))
-    return _joined(table, found, objectives)
+            matches.append(matcher.match(weights, first, seed, most, f"the member at position {i}"))
+            objectives.append(matcher.objective(weights, matches[-1].permutations))
+    return _stack_matches(table, matches, objectives)
 
 
 def match_mean(
     table: Table, params: Mapping[str, Tensor], *, seed: int = 0, most: int = 100
 ) -> tuple[Matching, dict[str, Tensor]]:
-    """Match members to one another, each to the mean of the others; return what moves, and the mean of what moved.
+    """Match each member to the mean of the others; return the permutations, and the mean of the permuted members.
 
-    Passes over members in an order drawn for each. In the first one, the first member stays, and each that follows is
-    matched to the mean of those before it; then each is to the mean of all others, until nothing changes. The sum of
-    inner products of all pairs never falls. The result depends on the seed and on the order of the members.
+    Each pass visits the members in random order. In the first pass, the first member stays, and each later member is
+    matched to the mean of the members before it. After that, each member is matched to the mean of all others, until
+    nothing changes. The sum of the inner products of all pairs never falls. The result depends on the seed and on the
+    order of the members.
 
     Args:
-        table: of the network.
-        params: name -> (member, *shape), as for `match`; what doesn't count there is averaged too.
-        seed: of the orders of members and of visits.
-        most: passes at most.
+        table: the network's symmetry table.
+        params: name -> (member, *shape), see `match_weights`. Tensors that do not count there are averaged as well.
+        seed: seed of the orders of members and of visits.
+        most: the largest number of passes.
 
     Returns:
-        The matching, with sweeps and visits of all passes, and its objective with the mean of the other members; and
-        name -> (*shape), the mean in float32 or wider, of integers the first member's.
+        The matching, with the sweeps and visits of all passes, and with the mean of the other members as reference of
+        the objective; and the mean, name -> (*shape) in float32 or wider. Integers are those of the first member.
 
     Raises:
-        LayoutError, UsageError, DamagedError: see `match`; there have to be members.
+        LayoutError, DamagedError: see `match_weights`.
+        UsageError: see `match_weights`; also if there are no members.
     """
-    members = stacked_in(table, params)
+    members = count_stacked(table, params)
     _check_most(most)
     if not members:
         raise UsageError("members", expected="at least one", found="none")
-    stacked = counted(table, params, "members")
+    stacked = matched_tensors(table, params, "members")
     with torch.no_grad(), one_thread(_is_small(stacked, members)):
-        moved, mean = _joined(table, *_merge(table, stacked, members, seed, most)), {}
+        moved, mean = _stack_matches(table, *_match_to_means(table, stacked, members, seed, most)), {}
         for name, tensor in params.items():
             placed = permute(table, {name: tensor}, moved.permutations)[name]
-            mean[name] = _sum(placed).div(members).to(wider(placed.dtype)) if tensor.is_floating_point() else placed[0]
+            mean[name] = (
+                _sum(placed).div(members).to(compute_dtype(placed.dtype)) if tensor.is_floating_point() else placed[0]
+            )
     return moved, mean
 
 
-def _merge(
+def _match_to_means(
     table: Table, params: Mapping[str, Tensor], members: int, seed: int, most: int
-) -> tuple[list[Matched], list[float]]:
-    """Match each member to the mean of the others, until nothing changes; return what was found, and objectives."""
-    wide, generator = wider(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
+) -> tuple[list[MemberMatch], list[float]]:
+    """Match each member to the mean of the others, until nothing changes; return the matches and the objectives."""
+    wide, generator = compute_dtype(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
-    as_it_is = {name: torch.arange(group.size) for name, group in table.groups.items()}
-    found: dict[int, Matched] = {}
+    unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}
+    matches: dict[int, MemberMatch] = {}
     seen, changes, passes, ended = [-1] * members, 0, 0, False
     while not ended and passes < most:
         passes, before = passes + 1, changes
         for i in generator.permutation(members).tolist():
             if seen[i] == changes:
                 continue
-            own = {name: tensor[i].to(wide) for name, tensor in params.items()}
-            last = found.get(i, Matched(as_it_is, 0, 0, True))
-            placed = permute(table, own, last.permutations)
-            if i in found:
+            weights = {name: tensor[i].to(wide) for name, tensor in params.items()}
+            last = matches.get(i, MemberMatch(unpermuted, 0, 0, True))
+            placed = permute(table, weights, last.permutations)
+            if i in matches:
                 _add(total, placed, -1)
-            others, now = len(found) - (i in found), last
+            others, now = len(matches) - (i in matches), last
             if others:
                 matcher = Matcher(table, {name: (t / others).to(wide) for name, t in total.items()}, "the mean")
-                now = matcher.match(own, last.permutations, seed, _SWEEPS, f"the member at position {i}")
+                now = matcher.match(weights, last.permutations, seed, _SWEEPS, f"the member at position {i}")
             moved = any(not torch.equal(p, now.permutations[name]) for name, p in last.permutations.items())
-            _add(total, permute(table, own, now.permutations) if moved else placed, 1)
-            changes += moved or i not in found
+            _add(total, permute(table, weights, now.permutations) if moved else placed, 1)
+            changes += moved or i not in matches
             seen[i] = changes
-            found[i] = replace(now, sweeps=last.sweeps + now.sweeps, visits=last.visits + now.visits) if others else now
+            matches[i] = (
+                replace(now, sweeps=last.sweeps + now.sweeps, visits=last.visits + now.visits) if others else now
+            )
         ended = changes == before
     objectives = []
     for i in range(members):
-        own = permute(table, {name: tensor[i].to(wide) for name, tensor in params.items()}, found[i].permutations)
-        objectives.append(sum(dot(total[name] - own[name], own[name]) for name in own) / max(1, members - 1))
-    return [replace(found[i], converged=ended and found[i].converged) for i in range(members)], objectives
+        weights = permute(table, {name: tensor[i].to(wide) for name, tensor in params.items()}, matches[i].permutations)
+        objectives.append(
+            sum(dot(total[name] - weights[name], weights[name]) for name in weights) / max(1, members - 1)
+        )
+    return [replace(matches[i], converged=ended and matches[i].converged) for i in range(members)], objectives
 
 
 def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
@@ -182,7 +192,7 @@ def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Return the sum over members in float64, without a copy of all of them in it."""
+    """Return the sum over members in float64, without a float64 copy of all members."""
     total = torch.zeros_like(tensor[0], dtype=torch.float64)
     for member in tensor:
         total += member
@@ -198,16 +208,16 @@ def _is_small(params: Mapping[str, Tensor], members: int = 1) -> bool:
     return sum(tensor.numel() for tensor in params.values()) < _SMALL * members
 
 
-def _joined(table: Table, found: Sequence[Matched], objectives: Sequence[float]) -> Matching:
+def _stack_matches(table: Table, matches: Sequence[MemberMatch], objectives: Sequence[float]) -> Matching:
     return Matching(
         permutations={
-            name: torch.stack([f.permutations[name] for f in found])
-            if found
+            name: torch.stack([match.permutations[name] for match in matches])
+            if matches
             else torch.empty(0, group.size, dtype=torch.int64)
             for name, group in table.groups.items()
         },
         objective=torch.tensor(objectives, dtype=torch.float64),
-        sweeps=torch.tensor([f.sweeps for f in found], dtype=torch.int64),
-        visits=torch.tensor([f.visits for f in found], dtype=torch.int64),
-        converged=torch.tensor([f.converged for f in found], dtype=torch.bool),
+        sweeps=torch.tensor([match.sweeps for match in matches], dtype=torch.int64),
+        visits=torch.tensor([match.visits for match in matches], dtype=torch.int64),
+        converged=torch.tensor([match.converged for match in matches], dtype=torch.bool),
     )

@@ -1,9 +1,10 @@
-"""The scales that make a sum of monomials smallest, found by balancing.
+"""Minimise a sum of monomials over its scales by balancing.
 
-The mass is a convex function of the logarithms of the scales. Where all scales but one are held, the best value of
-each of its units makes what grows with it and what shrinks with it equal (Osborne 1960, "On pre-conditioning of
-matrices"): out * u + in / u is smallest at u = sqrt(in / out). Sweeps over all scales do so in turn. What they are
-slow at are differences between whole layers: between sweeps, one factor a scale is found by Newton's method.
+The mass is a convex function of the logarithms of the scales. For one scale, with all others fixed, the best value of
+each unit balances the mass that grows with it and the mass that shrinks with it (Osborne 1960, "On pre-conditioning of
+matrices"): grow * u + shrink / u is smallest at u = sqrt(shrink / grow). A sweep balances all scales in turn. Sweeps
+are slow at differences between whole layers. Therefore a Newton step between sweeps finds one common factor for each
+scale.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.canonical.monomials import Block, Monomials, Part, Side
+from checkpoints_zoo.symmetry.canonical.monomials import Block, Monomials, PowerProduct, ScalePower
 
-_FEW, _SMALL = 4, 1 << 15  # with so few scales and such small matrices, sweeps alone are faster,
-_MANY = 12  # unless they take more than this
-_DROPS = 2  # sweeps that may take nearly all of the mass
-_TINY = 1e-300  # added to both ends of a unit: 0 and 0 are balanced
-_NEWTON, _HALVINGS = 4, 20  # steps at most
-_WORTH = 1e-3  # of the mass: a step that takes less is the last
-_STEP = 4.0  # the most that one Newton step changes the logarithm of a factor
+_FEW, _SMALL = 4, 1 << 15  # up to this many scales and this large matrices, sweeps without Newton steps are faster,
+_MANY = 12  # up to this many sweeps
+_DROPS = 2  # first sweeps, which may remove nearly all of the mass
+_TINY = 1e-300  # added to both sides of a unit: two zeros are balanced
+_NEWTON, _HALVINGS = 4, 20  # the most steps
+_WORTH = 1e-3  # the last Newton step is the one that removes less than this share of the mass
+_STEP = 4.0  # the largest change of the logarithm of a factor in one Newton step
 
 
 @dataclass
-class Balanced:
-    """Where balancing ended.
+class BalanceResult:
+    """The result of balancing.
 
     Args:
         squares: scale -> (member, value), the squares of the scales.
         history: (sweep, member), the mass before the first sweep and after each.
-        sweeps: (member), how many a member took.
+        sweeps: (member), number of sweeps.
         residual: (member), the sum of |growing - shrinking| over units, as a share of the sum of both.
-        converged: (member), whether the stop rule was met.
+        converged: (member), whether the stopping rule was met.
     """
 
     squares: dict[str, Tensor]
@@ -49,22 +50,23 @@ Key = tuple[str, float]
 
 @dataclass(frozen=True)
 class _Use:
-    """A scale on one side of a block.
+    """A scale along one axis of a block.
 
     Args:
-        block: the block's position.
-        mass: the block's.
-        on_rows: which side.
-        own, other: what multiplies the cells of this side, and of the other.
-        power: of the scale.
-        units: as in `Part`.
+        block: position of the block.
+        mass: mass of the block.
+        on_rows: whether the scale is along the rows.
+        along: all powers along this axis.
+        across: all powers along the other axis.
+        power: power of the scale.
+        units: see `ScalePower`.
     """
 
     block: int
     mass: Tensor
     on_rows: bool
-    own: Side
-    other: Side
+    along: PowerProduct
+    across: PowerProduct
     power: float
     units: Tensor | None
 
@@ -72,33 +74,35 @@ class _Use:
 class Balancer:
     """Scales of stacked members, and sums of monomials at these scales.
 
-    Vectors are columns, (member, value, 1) or (member, cell, 1): what batched products take and give.
+    Vectors are columns, (member, value, 1) or (member, cell, 1), as batched matrix products need them.
 
     Args:
-        monomials: what to make small.
+        monomials: the sum to minimise.
     """
 
     def __init__(self, monomials: Monomials) -> None:
         like = monomials.constant
         self.monomials = monomials
         self.uses: dict[str, list[_Use]] = {name: [] for name in monomials.sizes}
-        self.degree = dict.fromkeys(monomials.sizes, 1.0)  # the most that a scale's powers add up to in a monomial
-        self.raised: dict[Key, Tensor] = {(n, 1.0): like.new_ones(len(like), k, 1) for n, k in monomials.sizes.items()}
+        self.degree = dict.fromkeys(monomials.sizes, 1.0)  # the largest sum of powers of a scale in one monomial
+        self.powers_of: dict[Key, Tensor] = {
+            (n, 1.0): like.new_ones(len(like), k, 1) for n, k in monomials.sizes.items()
+        }
         for i, block in enumerate(monomials.blocks):
             degrees: dict[str, float] = {}
-            for on_rows, own, other in ((True, block.rows, block.columns), (False, block.columns, block.rows)):
-                for part in own:
-                    use = _Use(i, block.mass, on_rows, own, other, part.power, part.units)
+            for on_rows, along, across in ((True, block.rows, block.columns), (False, block.columns, block.rows)):
+                for part in along:
+                    use = _Use(i, block.mass, on_rows, along, across, part.power, part.units)
                     self.uses[part.scale].append(use)
-                    self.raised.setdefault((part.scale, part.power), self.raised[part.scale, 1.0])
+                    self.powers_of.setdefault((part.scale, part.power), self.powers_of[part.scale, 1.0])
                     degrees[part.scale] = degrees.get(part.scale, 0.0) + abs(part.power)
             for name, degree in degrees.items():
                 self.degree[name] = max(self.degree[name], degree)
-        self._powers = {name: [p for n, p in self.raised if n == name] for name in monomials.sizes}
+        self._powers = {name: [p for n, p in self.powers_of if n == name] for name in monomials.sizes}
 
     @cached_property
     def powers(self) -> Tensor:
-        """Each block's powers of whole scales, (block, scale)."""
+        """The power of each scale in each block, (block, scale)."""
         places = {name: i for i, name in enumerate(self.uses)}
         powers = self.monomials.constant.new_zeros(len(self.monomials.blocks), len(places))
         for i, block in enumerate(self.monomials.blocks):
@@ -106,145 +110,146 @@ class Balancer:
                 powers[i, places[part.scale]] += part.power
         return powers
 
-    def product(self, side: Side) -> Tensor:
-        """Multiply the powers along a side that has some; return (member, cell, 1)."""
-        first, *more = (self.raised[p.scale, p.power] if p.units is None else self._taken(p) for p in side)
+    def product(self, side: PowerProduct) -> Tensor:
+        """Return the product of the powers along one axis, (member, cell, 1)."""
+        first, *more = (self.powers_of[p.scale, p.power] if p.units is None else self._taken(p) for p in side)
         for factor in more:
             first = first * factor
         return first
 
-    def _taken(self, part: Part) -> Tensor:
-        return self.raised[part.scale, part.power][:, part.units]
+    def _taken(self, part: ScalePower) -> Tensor:
+        return self.powers_of[part.scale, part.power][:, part.units]
 
     def terms(self, use: _Use) -> Tensor:
-        """Sum the monomials of a use over the other side; return (member, cell, 1)."""
+        """Sum the monomials of a use over the other axis; return (member, cell, 1)."""
         sums = use.mass
-        if use.other and use.on_rows:
-            sums = torch.bmm(sums, self.product(use.other))
-        elif use.other:
-            # As a row from the left: a transposed matrix is read across.
-            sums = torch.bmm(self.product(use.other).mT, sums).mT
-        return sums * self.product(use.own)
+        if use.across and use.on_rows:
+            sums = torch.bmm(sums, self.product(use.across))
+        elif use.across:
+            # A row vector from the left: a product with the transposed matrix would read memory with strides.
+            sums = torch.bmm(self.product(use.across).mT, sums).mT
+        return sums * self.product(use.along)
 
     def multiply(self, name: str, factors: Tensor) -> None:
         """Multiply the squares of a scale by (member, value, 1) or (member, 1, 1)."""
-        squares = self.raised[name, 1.0] * factors
+        squares = self.powers_of[name, 1.0] * factors
         for power in self._powers[name]:
-            self.raised[name, power] = _raised(squares, power)
+            self.powers_of[name, power] = _power(squares, power)
 
     def total(self, block: Block) -> Tensor:
-        """Return a block's sum (member)."""
+        """Return the sum of a block, (member)."""
         sums = torch.bmm(block.mass, self.product(block.columns)) if block.columns else block.mass
         return (sums * self.product(block.rows)).sum((1, 2))
 
-    def ends(self, name: str, terms: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Sum what grows and what shrinks with each value of a scale; return both, (member, value, 1).
+    def grow_and_shrink(self, name: str, terms: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the mass that grows and the mass that shrinks with each value of a scale, (member, value, 1) each.
 
-        Where powers of the scale in one monomial add up to more than 1, each is counted by its share: then
+        If the powers of the scale in one monomial add up to more than 1, each power counts by its share. Then
         grow * r**degree + shrink / r**degree bounds the mass at squares r times these from above (the inequality of
         arithmetic and geometric means), and is the mass at r = 1.
 
         Args:
-            terms: of its uses.
+            name: name of the scale.
+            terms: terms of its uses.
         """
         sums: list[Tensor | None] = [None, None]
         for use, term in zip(self.uses[name], terms, strict=True):
             share, end = abs(use.power) / self.degree[name], int(use.power < 0)
             term = term if share == 1 else term * share
             if use.units is not None:
-                term = torch.zeros_like(self.raised[name, 1.0]).index_add_(1, use.units, term)
-            known = sums[end]
-            sums[end] = term if known is None else known + term
-        grow, shrink = (torch.zeros_like(self.raised[name, 1.0]) if total is None else total for total in sums)
+                term = torch.zeros_like(self.powers_of[name, 1.0]).index_add_(1, use.units, term)
+            present = sums[end]
+            sums[end] = term if present is None else present + term
+        grow, shrink = (torch.zeros_like(self.powers_of[name, 1.0]) if total is None else total for total in sums)
         return grow, shrink
 
     def sweep(self, frozen: Tensor | None, totals: list[Tensor] | None) -> Tensor:
-        """Balance each scale in turn; return the decrease (member) of the mass, a lower bound where degrees pass 1.
+        """Balance each scale in turn; return the decrease of the mass, (member): a lower bound if a degree exceeds 1.
 
         Args:
-            frozen: (member), who keeps the present scales; None: nobody.
-            totals: each block's sum (member), which is brought up to date; None where they are not needed.
+            frozen: (member), whether to keep the scales of a member; None: no member is frozen.
+            totals: sum (member) of each block. They are updated. None: not needed.
         """
         changes = []
         for name, uses in self.uses.items():
             if not uses:
                 continue
             degree, terms = self.degree[name], [self.terms(use) for use in uses]
-            grow, shrink = ((end + _TINY).sqrt_() for end in self.ends(name, terms))
+            grow, shrink = ((end + _TINY).sqrt_() for end in self.grow_and_shrink(name, terms))
             ratio = shrink / grow if degree == 1 else (shrink / grow) ** (1 / degree)
             if frozen is not None:
                 ratio = torch.where(frozen[:, None, None], 1.0, ratio)
             changes.append(grow - shrink)
             self.multiply(name, ratio)
             if totals is not None:
-                self._retotal(uses, terms, ratio, totals)
+                self._update_totals(uses, terms, ratio, totals)
         decrease = torch.cat(changes, 1).square_().sum((1, 2))
         return decrease if frozen is None else decrease.masked_fill(frozen, 0.0)
 
-    def _retotal(self, uses: list[_Use], terms: list[Tensor], ratio: Tensor, totals: list[Tensor]) -> None:
-        met = [use.block for use in uses]
+    def _update_totals(self, uses: list[_Use], terms: list[Tensor], ratio: Tensor, totals: list[Tensor]) -> None:
+        blocks = [use.block for use in uses]
         for use, term in zip(uses, terms, strict=True):
-            if met.count(use.block) > 1:
+            if blocks.count(use.block) > 1:
                 totals[use.block] = self.total(self.monomials.blocks[use.block])
             else:
-                factors = _raised(ratio, use.power)
+                factors = _power(ratio, use.power)
                 totals[use.block] = (term * (factors if use.units is None else factors[:, use.units])).sum((1, 2))
 
 
-def _raised(values: Tensor, power: float) -> Tensor:
+def _power(values: Tensor, power: float) -> Tensor:
     return values if power == 1 else values.reciprocal() if power == -1 else values**power
 
 
-def balance(monomials: Monomials, tolerance: float, most: int) -> Balanced:
-    """Sweep until the mass is smallest; return the scales and how they were found.
+def balance_scales(monomials: Monomials, tolerance: float, most: int) -> BalanceResult:
+    """Sweep until the mass is minimal; return the scales, and the history of the search.
 
-    A member is done when its last sweep took less than `tolerance` of its mass, and what further sweeps would take
-    at the rate of the last two is less as well.
+    A member is done if its last sweep removed less than `tolerance` of its mass, and all further sweeps together would
+    remove less as well, at the rate of the last two sweeps.
 
     Args:
-        monomials: what to make small; each unit that a monomial grows with shrinks another.
+        monomials: the sum to minimise. For each unit, some monomial grows and some monomial shrinks, or there is none.
         tolerance: share of the mass.
-        most: sweeps at most.
+        most: the largest number of sweeps.
     """
     balancer = Balancer(monomials)
     constant, blocks = monomials.constant, monomials.blocks
     mass = sum((balancer.total(block) for block in blocks), constant)
     large = len(monomials.sizes) > _FEW or any(block.mass.shape[1:].numel() > _SMALL for block in blocks)
-    # Without the blocks' sums, a sweep's decrease is known exactly for degree 1 alone.
+    # Without the sums of the blocks, the decrease of a sweep is exact only for degree 1.
     always = large or any(degree != 1 for degree in balancer.degree.values())
     done = torch.full_like(mass, not blocks, dtype=torch.bool)
     history, sweeps, before = [mass], torch.zeros_like(mass, dtype=torch.int64), mass
     while len(history) <= most and not bool(done.all()):
         frozen = done if bool(done.any()) else None
         two_level = always or len(history) > _MANY
-        # The first sweeps may take nearly all: what is left is then no difference of two sums.
+        # The first sweeps may remove nearly all mass: the rest must not be a difference of two sums.
         totals = [constant] * len(blocks) if two_level or len(history) <= _DROPS else None
         decrease = balancer.sweep(frozen, totals)
         if totals is None:
             mass = mass - decrease
         elif two_level:
-            mass = torch.where(done, mass, _shift(balancer, torch.stack(totals, 1), frozen) + constant)
+            mass = torch.where(done, mass, _newton_step(balancer, torch.stack(totals, 1), frozen) + constant)
         else:
             mass = torch.where(done, mass, sum(totals, constant))
         sweeps += ~done
         history.append(mass)
         small = decrease <= tolerance * mass
         if bool(small.any()):
-            # What is left, as a geometric series; as long as sweeps take more and more, there's none.
-            left = torch.where(decrease < before, decrease.square() / (before - decrease), torch.inf)
-            done = done | (small & ((left <= tolerance * mass) | (decrease <= 1e-15 * mass)))
+            # The remaining decrease as a geometric series, which does not converge while decreases grow.
+            remaining = torch.where(decrease < before, decrease.square() / (before - decrease), torch.inf)
+            done = done | (small & ((remaining <= tolerance * mass) | (decrease <= 1e-15 * mass)))
         before = decrease
-    return _ended(balancer, torch.stack(history), sweeps, done)
+    return _result(balancer, torch.stack(history), sweeps, done)
 
 
-def _shift(balancer: Balancer, totals: Tensor, frozen: Tensor | None) -> Tensor:
-    """Multiply each scale by the factor that makes the mass smallest; return the sum (member) of the blocks then.
+def _newton_step(balancer: Balancer, totals: Tensor, frozen: Tensor | None) -> Tensor:
+    """Multiply each scale by the common factor that minimises the mass; return the new sum of the blocks, (member).
 
-    Newton's method on the logarithms, halving steps that do not lower the mass.
+    Newton's method on the logarithms. Steps that do not lower the mass are halved.
 
     Args:
-        totals: (member, block), each block's sum.
-        frozen: as in `sweep`.
+        totals: (member, block), the sum of each block.
+        frozen: see `Balancer.sweep`.
     """
     powers = balancer.powers
     shift, now, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)
@@ -274,13 +279,13 @@ def _shift(balancer: Balancer, totals: Tensor, frozen: Tensor | None) -> Tensor:
     return sums
 
 
-def _ended(balancer: Balancer, history: Tensor, sweeps: Tensor, converged: Tensor) -> Balanced:
-    nothing = torch.zeros_like(balancer.monomials.constant)
-    unbalanced, through, squares = nothing, nothing, {}
+def _result(balancer: Balancer, history: Tensor, sweeps: Tensor, converged: Tensor) -> BalanceResult:
+    zero = torch.zeros_like(balancer.monomials.constant)
+    unbalanced, through, squares = zero, zero, {}
     for name, uses in balancer.uses.items():
-        grow, shrink = balancer.ends(name, [balancer.terms(use) for use in uses])
+        grow, shrink = balancer.grow_and_shrink(name, [balancer.terms(use) for use in uses])
         unbalanced = unbalanced + (grow - shrink).abs().sum((1, 2))
         through = through + (grow + shrink).sum((1, 2))
-        squares[name] = torch.where((grow > 0) & (shrink > 0), balancer.raised[name, 1.0], 1.0)[..., 0]
+        squares[name] = torch.where((grow > 0) & (shrink > 0), balancer.powers_of[name, 1.0], 1.0)[..., 0]
     residual = torch.where(through > 0, unbalanced / through, 0.0)
-    return Balanced(squares, history, sweeps, residual, converged)
+    return BalanceResult(squares, history, sweeps, residual, converged)

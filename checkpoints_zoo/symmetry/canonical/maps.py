@@ -1,4 +1,4 @@
-"""Canonical maps: the scaled, then sorted network that stands for all that symmetries make of it.
+"""Canonical maps: choose one network for all networks that symmetries turn into each other.
 
 Laurent et al. 2024 (arXiv 2310.08287): scale first, then sort.
 """
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.symmetry.applying import members_of
-from checkpoints_zoo.symmetry.canonical.permutation import KEYS, sort
+from checkpoints_zoo.symmetry.applying import count_members
+from checkpoints_zoo.symmetry.canonical.permutation import KEYS, sort_units
 from checkpoints_zoo.symmetry.canonical.scaling import unit_norm
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
@@ -28,23 +28,23 @@ def canonicalize(
     streams: bool = False,
     approximate: bool = False,
 ) -> tuple[dict[str, Tensor], Element]:
-    """Scale, then sort members' units; return the tensors, and the symmetry that was applied.
+    """Scale the members, then sort their units; return the tensors, and the applied symmetry.
 
-    `symmetry.apply` of the element to the parameters gives the tensors again, but for rounding where scales take
-    part, and of its `symmetry.inverse` to the tensors the parameters.
+    `symmetry.apply` of the symmetry to the parameters gives the tensors again, up to rounding if there are scales.
+    `symmetry.apply` of its `symmetry.inverse` to the tensors gives the parameters.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
         params: name -> (member, *shape), or one member's (*shape).
-        scale: "unit-norm", see `scaling.unit_norm`; None: nothing is scaled, and all dtypes stay.
-        permute: sorted by "first" weight, "max" weight or "norm" of a unit's row, see `permutation.sort`; None: nothing
-            moves. Not "norm" where scaling has made all norms 1.
-        streams: whether units of residual streams are sorted as well, or only inner channels.
-        approximate: whether scales before norms without running statistics change as well.
+        scale: "unit-norm", see `scaling.unit_norm`; None: no scaling, and all dtypes stay.
+        permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
+            `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
+        streams: whether to sort the units of residual streams as well.
+        approximate: whether to change approximate scales as well.
 
     Raises:
-        UsageError: another word for `scale` or `permute`, or "norm" of rows that have norm 1.
-        LayoutError: a tensor that is missing, or that the table lacks, or of another shape.
+        UsageError: an unknown option, or "norm" for rows that all have norm 1.
+        LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> import torch
     >>> from torch import nn
@@ -57,8 +57,8 @@ def canonicalize(
     >>> element.permutations["0"].tolist(), element.scales["0"].tolist()
     ([1, 0], [0.25, 0.5])
     """
-    check_words(scale, permute)
-    members = members_of(table, params)
+    check_options(scale, permute)
+    members = count_members(table, params)
     if scale is not None and permute == "norm":
         check_norms(table, streams, approximate)
     tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
@@ -67,26 +67,26 @@ def canonicalize(
     if scale is not None:
         tensors, scales, _ = unit_norm(table, tensors, approximate=approximate)
     if permute is not None:
-        tensors, permutations = sort(table, tensors, permute, streams)
+        tensors, permutations = sort_units(table, tensors, permute, streams)
     if members is None:
         tensors = {n: t[0] for n, t in tensors.items()}
-        permutations, scales = ({n: v[0] for n, v in found.items()} for found in (permutations, scales))
+        permutations, scales = ({n: v[0] for n, v in values.items()} for values in (permutations, scales))
     return tensors, Element(permutations, scales)
 
 
-def check_words(scale: str | None, permute: str | None) -> None:
-    """Check the words for what is scaled and how is sorted.
+def check_options(scale: str | None, permute: str | None) -> None:
+    """Check the options of `canonicalize`.
 
     Raises:
-        UsageError: another word.
+        UsageError: an unknown option.
     """
-    for name, word, words in (("scale", scale, SCALES), ("permute", permute, KEYS)):
-        if word is not None and word not in words:
-            raise UsageError(name, expected=f"{', '.join(map(repr, words))}, or None", found=repr(word))
+    for name, option, options in (("scale", scale, SCALES), ("permute", permute, KEYS)):
+        if option is not None and option not in options:
+            raise UsageError(name, expected=f"{', '.join(map(repr, options))}, or None", found=repr(option))
 
 
 def check_norms(table: Table, streams: bool, approximate: bool) -> None:
-    """Refuse to sort by norms that scaling makes equal: rounding errors would decide."""
+    """Refuse to sort by norms that scaling makes equal: rounding errors would decide the order."""
     scaled = {s.writers[0]: s.size for s in table.scales.values() if s.exact or approximate}
     for group in table.groups.values():
         if group.writers and (streams or not group.stream) and scaled.get(group.writers[0], 1) > 1:

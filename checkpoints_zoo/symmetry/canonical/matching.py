@@ -1,7 +1,7 @@
-"""One network matched to a reference: groups are visited, and move if that gains, until none does.
+"""Match one network to a reference: visit groups, and permute them if that gains, until no group can gain.
 
-A visit finds the best permutation of one group, with the groups whose blocks it moves, while all others stay: a linear
-assignment, the permutation of a matrix's columns that has the greatest sum on the diagonal.
+A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all others stay. This is
+a linear assignment: the permutation of the columns of a matrix with the largest sum on the diagonal.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, 
 from checkpoints_zoo.symmetry.table import Table
 
 STATISTICS = ("mean", "variance")
-_NOTHING = 1e-12  # of the product of both networks' norms: a visit has to gain more
-_ALL_ORDERS = 3  # units in a block up to which all their orders are tried at once
-_SMALL = 96  # units below which scipy alone is faster
+_NOTHING = 1e-12  # smallest gain of a visit, as a share of the product of both norms
+_ALL_ORDERS = 3  # for blocks up to this number of units, all orders are tried
+_SMALL = 96  # with fewer units, scipy alone is faster
 _STAGES = ((0.1, 10), (0.03, 10))  # smoothing, in standard deviations of the gains, and steps with it
-_FLOOR = -80.0  # logarithm of the smallest number taken: float32 holds it
+_FLOOR = -80.0  # logarithm of the smallest number in use; float32 can represent it
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
-Inside = dict[str, NDArray[np.int64]]  # group -> (new unit u of the mover, old unit v, place): what v's block becomes
+Inside = dict[
+    str, NDArray[np.int64]
+]  # group -> (new unit u of the mover, old unit v, place), the order in the block of v if it becomes u
 
 
 @dataclass(frozen=True)
-class Matched:
-    """What `Matching` holds, of one member."""
+class MemberMatch:
+    """The part of `Matching` for one member."""
 
     permutations: Permutations
     sweeps: int
@@ -44,19 +46,19 @@ class Matcher:
     """One reference, prepared once for all members.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
         reference: name -> (*shape), all tensors that count, in one dtype.
-        thing: words for it.
+        thing: name of the reference in errors.
 
     Raises:
-        DamagedError: a weight that is not finite.
+        DamagedError: a weight is not finite.
     """
 
     def __init__(self, table: Table, reference: Mapping[str, Tensor], thing: str = "the reference") -> None:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
         self._norm = _norm(reference, thing)
         ups, downs = self._families.above, self._families.below
-        # Whose visits may end otherwise once a group has moved.
+        # Groups to visit again after a group has moved.
         self._touched = {
             group: {h for reader in readers for h in (reader, *ups[reader])}
             for group, readers in self._reference.readers.items()
@@ -65,18 +67,18 @@ class Matcher:
 
     def match(
         self, params: Mapping[str, Tensor], start: Mapping[str, Tensor], seed: int, most: int, thing: str
-    ) -> Matched:
+    ) -> MemberMatch:
         """Match one network; return its permutations.
 
         Args:
             params: name -> (*shape), in the reference's dtype, on its device.
-            start: permutations to start from.
-            seed: of the order of visits.
-            most: sweeps at most.
-            thing: words for the network.
+            start: first permutations.
+            seed: seed of the order of visits.
+            most: the largest number of sweeps.
+            thing: name of the network in errors.
 
         Raises:
-            DamagedError: a weight that is not finite.
+            DamagedError: a weight is not finite.
         """
         products = Products(self._reference, params)
         scale = self._norm * _norm(params, thing)
@@ -94,19 +96,19 @@ class Matcher:
                 visits += 1
                 for name in self._visit(products, group, permutations, scale):
                     waiting |= self._touched[name]
-        return Matched(permutations, sweeps, visits, not waiting)
+        return MemberMatch(permutations, sweeps, visits, not waiting)
 
     def objective(self, params: Mapping[str, Tensor], permutations: Permutations) -> float:
         """Return the inner product of the reference and a permuted network, in float64."""
         return self._reference.objective(params, permutations)
 
     def _visit(self, products: Products, group: str, permutations: Permutations, scale: float) -> list[str]:
-        """Move a group, and those whose blocks it moves, if that gains; return the names of what has moved."""
-        best, gain = visit(products, self._families, group, permutations)
+        """Move a group, and the groups whose blocks it moves, if that gains; return the names of the moved groups."""
+        best, gain = best_move(products, self._families, group, permutations)
         moved = [name for name, p in best.items() if not torch.equal(p, permutations[name])]
         if not moved:
             return []
-        # Products are rounded: a gain that may be none, or that isn't the sum of one group's, is found exactly.
+        # Products are rounded. A small gain, or a gain of several groups, is therefore computed exactly.
         rounding = torch.finfo(products.dtype).eps * scale
         if not self._linear[group] or gain <= rounding:
             names = {name for group in moved for name in self._reference.names[group]}
@@ -120,9 +122,9 @@ class Matcher:
         return moved
 
 
-def counted(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
-    """Return the tensors that count: those that move, but for statistics and integers."""
-    counted = {}
+def matched_tensors(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
+    """Return the tensors that count: those with a move, without statistics and integers."""
+    result = {}
     for name, axes in table.tensors.items():
         if not axes.moves or axes.role in STATISTICS:
             continue
@@ -131,12 +133,12 @@ def counted(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str,
                 f"tensor {name!r} of the {thing}", expected=f"it, as {table.network} has it", found="none", tensor=name
             )
         if params[name].is_floating_point():
-            counted[name] = params[name].detach()
-    return counted
+            result[name] = params[name].detach()
+    return result
 
 
-def wider(*dtypes: torch.dtype) -> torch.dtype:
-    """Return what to compute in: float64 if any is, or float32."""
+def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """Return the dtype for computations: float64 if one of the dtypes is float64, else float32."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
@@ -144,7 +146,8 @@ def _norm(params: Mapping[str, Tensor], thing: str) -> float:
     """Return the norm of all weights.
 
     Raises:
-        DamagedError: one is not finite, or so large that squares aren't.
+        DamagedError: a weight is not finite.
+        UsageError: the weights are so large that their squares are not finite.
     """
     norms = [torch.linalg.vector_norm(tensor) for tensor in params.values()]
     total = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
@@ -163,10 +166,10 @@ def _norm(params: Mapping[str, Tensor], thing: str) -> float:
 
 
 class Families:
-    """Which groups move the blocks of which.
+    """The tree of groups: the children of a group have blocks that the group moves.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
     """
 
     def __init__(self, table: Table) -> None:
@@ -182,22 +185,24 @@ class Families:
         self.below = {g: tuple(c for c in table.groups if g in self.above[c]) for g in table.groups}
 
     def joint(self, one: str, other: str) -> str | None:
-        """Return the closest group that moves blocks of two others."""
+        """Return the closest common ancestor of two groups; None if there is none."""
         return next((g for g in self.above[one] if g in self.above[other]), None)
 
 
-def visit(products: Products, families: Families, group: str, permutations: Permutations) -> tuple[Permutations, float]:
-    """Return the best permutation of a group, and of the groups that it moves, and what the former adds.
+def best_move(
+    products: Products, families: Families, group: str, permutations: Permutations
+) -> tuple[Permutations, float]:
+    """Return the best permutations of a group and of its descendants, and the gain.
 
-    Blocks stay where the group's mover puts them. Of groups whose blocks this one moves, each pair of an old and a new
-    place of a block is given the order inside that is best for it; in a grouped kernel between two of them, the
-    later one's best order is found behind the earlier one's.
+    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside is found
+    for each pair of an old and a new place of a block. In a grouped kernel between two of these groups, the order of
+    the later group is found for the best order of the earlier group.
 
     Args:
-        products: of the network that is matched.
-        families: of its groups.
-        group: the one to visit.
-        permutations: of all groups, as they are.
+        products: products of the matched network.
+        families: the tree of groups.
+        group: the group to visit.
+        permutations: present permutations of all groups.
     """
     values, inside = _Subtree(products, families, group, permutations).solve(group)
     size, blocks = families.groups[group].size, families.groups[group].blocks
@@ -216,31 +221,31 @@ def visit(products: Products, families: Families, group: str, permutations: Perm
 
 
 class _Subtree:
-    """A group with those that it moves."""
+    """A group with its descendants."""
 
     def __init__(self, products: Products, families: Families, top: str, permutations: Permutations) -> None:
         self._products, self._families, self._permutations = products, families, permutations
-        self._behind = _behind(products.reference, families, top)
-        self._without = [term for _, early, late in self._behind for term in (early, late)]
-        self._more: dict[str, Matrix] = {}
+        self._between = _kernels_between(products.reference, families, top)
+        self._without = [term for _, early, late in self._between for term in (early, late)]
+        self._kernel_gains: dict[str, Matrix] = {}
 
     def solve(self, group: str) -> tuple[Matrix, Inside]:
-        """Return what is gained at best if new unit u is old unit v, (u, v), and the orders inside blocks that do."""
+        """Return the best gain if new unit u is old unit v, (u, v), and the orders inside blocks that reach it."""
         gains = self._products.gains(group, self._permutations, self._without)
         values: Matrix = gains.cpu().numpy()
-        if group in self._more:
-            values = values + self._more[group]
+        if group in self._kernel_gains:
+            values = values + self._kernel_gains[group]
         inside: Inside = {}
         for child in self._families.children[group]:
-            for joint, early, late in self._behind:
+            for joint, early, late in self._between:
                 if joint == group and (late.move.group == child or child in self._families.above[late.move.group]):
-                    more = _behind_gains(self._products, late, inside[early.move.group])
-                    self._more[late.move.group] = self._more.get(late.move.group, 0) + more
+                    gain = _kernel_gains(self._products, late, inside[early.move.group])
+                    self._kernel_gains[late.move.group] = self._kernel_gains.get(late.move.group, 0) + gain
             below, nested = self.solve(child)
             best, order = best_orders(below, len(values))
             values = values + best
             inside[child] = order
-            inside |= {name: _nested(order, chosen) for name, chosen in nested.items()}
+            inside |= {name: _nest_orders(order, chosen) for name, chosen in nested.items()}
         return values, inside
 
 
@@ -249,7 +254,7 @@ def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]
 
     Args:
         values: (new unit, old unit).
-        blocks: how many the units are in.
+        blocks: number of blocks of the units.
     """
     width = len(values) // blocks
     pairs = values.reshape(blocks, width, blocks, width).transpose(0, 2, 1, 3)
@@ -261,8 +266,8 @@ def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]
     return np.take_along_axis(pairs, order[..., None], -1)[..., 0].sum(-1), order
 
 
-def _nested(order: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return orders inside a mover's units from those inside its child's: (new, old, unit of the child x place)."""
+def _nest_orders(order: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return orders inside units of a mover from orders inside units of its child, (new, old, child unit * place)."""
     count, width, inner = len(order), order.shape[-1], chosen.shape[-1]
     new = np.arange(count)[:, None, None] * width + np.arange(width)
     old = np.arange(count)[None, :, None] * width + order
@@ -270,12 +275,12 @@ def _nested(order: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.i
     return result.reshape(count, count, width * inner)
 
 
-def _behind(reference: Reference, families: Families, top: str) -> Sequence[tuple[str, Term, Term]]:
-    """Return grouped kernels between two groups that a third moves: it, the earlier one's term and the later one's."""
+def _kernels_between(reference: Reference, families: Families, top: str) -> Sequence[tuple[str, Term, Term]]:
+    """Return grouped kernels between two groups with a common ancestor: the ancestor, and the terms of both groups."""
     if len(families.below[top]) < 2:
         return ()
     order = (top, *families.below[top])
-    found = []
+    result = []
     for late in (term for group in order for term in reference.terms[group] if term.kernel is not None):
         for early in (term for group in order for term in reference.terms[group] if term.name == late.name):
             joint = families.joint(early.move.group, late.move.group)
@@ -283,33 +288,33 @@ def _behind(reference: Reference, families: Families, top: str) -> Sequence[tupl
                 continue
             first, second = (_child(families, joint, term.move.group) for term in (early, late))
             if families.groups[joint].size == late.kernel.within and order.index(first) < order.index(second):
-                found.append((joint, early, late))
-    return found
+                result.append((joint, early, late))
+    return result
 
 
 def _child(families: Families, top: str, group: str) -> str:
-    """Return the one of a group's children that another group is or is below of."""
+    """Return the child of `top` that is `group` or an ancestor of it."""
     chain = (group, *families.above[group])
     return chain[chain.index(top) - 1]
 
 
-def _behind_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> Matrix:
-    """Return gains of a grouped kernel's later axis where the other one is ordered as is best for each pair of blocks.
+def _kernel_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> Matrix:
+    """Return the gains along the later axis of a grouped kernel, given the best order of its other axis.
 
     Args:
-        products: of the network that is matched.
-        late: the kernel's term.
-        inside: (new block, old block, place), the other axis's orders.
+        products: products of the matched network.
+        late: term of the later axis.
+        inside: (new block, old block, place), orders of the other axis.
     """
     blocks, axis = len(inside), 1 - late.move.axis
-    fixed, own = (
+    fixed, units = (
         split(tensors[late.name], 0, blocks).flatten(3) for tensors in (products.reference.tensors, products.tensors)
     )
     if axis == 0:
-        fixed, own = fixed.transpose(1, 2), own.transpose(1, 2)
+        fixed, units = fixed.transpose(1, 2), units.transpose(1, 2)
     rows = []
-    for u, order in enumerate(torch.from_numpy(inside).to(own.device)):
-        moved = own[torch.arange(blocks, device=own.device)[:, None], :, order].transpose(1, 2)
+    for u, order in enumerate(torch.from_numpy(inside).to(units.device)):
+        moved = units[torch.arange(blocks, device=units.device)[:, None], :, order].transpose(1, 2)
         rows.append(fixed[u].flatten(1) @ moved.flatten(0, 1).flatten(1).T)
     result: Matrix = torch.cat(rows).cpu().numpy().astype(np.float64)
     return result
@@ -318,8 +323,8 @@ def _behind_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> 
 def assign(gains: Matrix) -> Places:
     """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
-    scipy solves it, exactly, for large matrices after a number is taken off each row and each column: that changes
-    all sums alike, and spares most of its search if what is left is nearly the best assignment's dual solution.
+    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. That
+    changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual solution.
 
     Args:
         gains: (unit, unit), finite.
@@ -329,13 +334,13 @@ def assign(gains: Matrix) -> Places:
     """
     from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
 
-    costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced(gains)
+    costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced_costs(gains)
     places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
     return places
 
 
-def _reduced(gains: Matrix) -> NDArray[np.float64]:
-    """Return costs, less a number a row and one a column."""
+def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
+    """Return costs minus a number for each row and one for each column."""
     exact = torch.from_numpy(gains)
     rows, columns = potentials(exact)
     costs = rows[:, None] - exact
@@ -346,18 +351,18 @@ def _reduced(gains: Matrix) -> NDArray[np.float64]:
 
 
 def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a number a row and one a column, (unit) each, in float64, whose sums are little more than the gains.
+    """Return a number for each row and each column, (unit) each, in float64, whose sums are slightly above the gains.
 
-    Those of the assignment smoothed by entropy, found by Sinkhorn's steps (Cuturi 2013, arXiv 1306.0895) in float32.
+    They solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895): Sinkhorn iterations, float32.
 
     Args:
         gains: (unit, unit).
     """
-    most, spread = gains.amax(1), float(gains.std(correction=0))
-    rows, columns = most.double(), torch.zeros(len(gains), dtype=torch.float64)
+    largest, spread = gains.amax(1), float(gains.std(correction=0))
+    rows, columns = largest.double(), torch.zeros(len(gains), dtype=torch.float64)
     if not 0 < spread < float("inf"):
         return rows, columns
-    scaled = (gains - most[:, None]).div_(spread).float()
+    scaled = (gains - largest[:, None]).div_(spread).float()
     up, down = torch.zeros(2, len(gains))
     for smoothing, steps in _STAGES:
         kernel = scaled - up[:, None]
@@ -368,5 +373,5 @@ def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
             left = torch.mv(kernel, right).reciprocal_()
             right = torch.mv(kernel.T, left).reciprocal_()
         up, down = up - smoothing * left.log(), down - smoothing * right.log()
-    found = rows + spread * up.double(), spread * down.double()
-    return found if all(bool(part.isfinite().all()) for part in found) else (rows, columns)
+    result = rows + spread * up.double(), spread * down.double()
+    return result if all(bool(part.isfinite().all()) for part in result) else (rows, columns)

@@ -1,8 +1,8 @@
 """The mass of a network as a sum of monomials in its scales.
 
-Every squared entry of a tensor is multiplied by squares of powers of scales. Entries that share them are summed first
-(a kernel over its window, a linear layer over the places that a flattened unit spans), which leaves a matrix over two
-axes for each pair of scales, a vector for each scale alone, and a constant.
+Scales multiply each squared entry of a tensor by a product of powers. Entries with the same product are summed first (a
+kernel over its window, a linear layer over the span of each flattened unit). This leaves one matrix for each pair of
+scales, one vector for each single scale, and a constant.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _PIECE = 1 << 16  # entries squared at once: 512 KB
 
 
 @dataclass(frozen=True)
-class Part:
-    """A scale's power along one side of a block.
+class ScalePower:
+    """The power of a scale along one axis of a block.
 
     Args:
-        scale: its name.
-        power: of its values.
-        units: (cell), which value each cell takes; None: cell c takes value c.
+        scale: name of the scale.
+        power: power of its values.
+        units: (cell), the number of the value of each cell; None: cell c has value c.
     """
 
     scale: str
@@ -36,20 +36,21 @@ class Part:
     units: Tensor | None
 
 
-Side = tuple[Part, ...]
+PowerProduct = tuple[ScalePower, ...]
 
 
 @dataclass
 class Block:
-    """Monomials of one kind: row r, column c has mass[:, r, c] times the squares of both sides' powers.
+    """A matrix of monomials: mass[:, r, c] times the squared product of the powers of row r and column c.
 
     Args:
-        rows, columns: the powers along both; no parts: 1.
+        rows: powers along the rows; empty: 1.
+        columns: powers along the columns; empty: 1.
         mass: (member, row, column), not negative.
     """
 
-    rows: Side
-    columns: Side
+    rows: PowerProduct
+    columns: PowerProduct
     mass: Tensor
 
 
@@ -58,9 +59,9 @@ class Monomials:
     """The mass of stacked members as a function of their scales.
 
     Args:
-        sizes: how many values each free scale has.
-        blocks: whose sum it is, with the constant.
-        constant: (member), what no free scale touches.
+        sizes: number of values of each free scale.
+        blocks: the blocks. The mass is their sum plus the constant.
+        constant: (member), the mass that no free scale changes.
     """
 
     sizes: dict[str, int]
@@ -68,17 +69,17 @@ class Monomials:
     constant: Tensor
 
 
-def collect(
+def collect_monomials(
     table: Table, params: Mapping[str, Tensor], names: Collection[str], free: Collection[str], dtype: torch.dtype
 ) -> Monomials:
     """Sum the squares of all entries that share their powers of scales; return the monomials.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
         params: name -> (member, *shape).
-        names: of the tensors that have mass.
-        free: names of the scales that may change; all others are 1.
-        dtype: of the sums.
+        names: names of the tensors with mass.
+        free: names of the free scales. All others are 1.
+        dtype: dtype of the sums.
     """
     tensors = [params[name] for name in names]
     members, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
@@ -107,7 +108,7 @@ def collect(
 
 
 def _squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum squares over the last axis in a wider dtype, a piece that fits the cache at a time; return the sums."""
+    """Sum squares over the last axis in `dtype`, in pieces that fit into the cache; return the sums."""
     *shape, length = tensor.shape
     rows = tensor.reshape(-1, length)
     sums = torch.empty(len(rows), dtype=dtype, device=tensor.device)
@@ -122,32 +123,32 @@ def _squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype) -> Iterator[Block]:
-    """Sum a tensor's squares; yield its blocks, one unless its powers leave out entries."""
+    """Sum the squares of a tensor; yield its blocks: one block, unless some powers leave out entries."""
     whole = all(p.length == axes.shape[p.axis] and not p.within for p in powers)
     if not whole or len({p.axis for p in powers}) != len(powers) or len(powers) > 2:
         yield from _irregular(axes, powers, table, tensor, dtype)
         return
     powers = tuple(sorted(powers, key=lambda power: power.axis))
-    # (member, before, value, span, between, value, span, behind): sums over all but members and values.
+    # (member, before, value, span, between, value, span, behind): sum over all axes except members and values.
     view, start = [len(tensor)], 0
     for power in powers:
         size = table.scales[power.scale].size
         view += [prod(axes.shape[start : power.axis]), size, power.length // size]
         start = power.axis + 1
-    kept = [0, 2] if len(powers) == 1 else [0, 2, 5]
+    remaining = [0, 2] if len(powers) == 1 else [0, 2, 5]
     view.append(prod(axes.shape[start:]))
-    others = [i for i in range(len(view)) if i not in kept]
-    mass = _squares(tensor.reshape(view).permute(*kept, *others).flatten(len(kept)), dtype)
-    rows, *columns = [(Part(p.scale, p.power, None),) for p in powers]
+    others = [i for i in range(len(view)) if i not in remaining]
+    mass = _squares(tensor.reshape(view).permute(*remaining, *others).flatten(len(remaining)), dtype)
+    rows, *columns = [(ScalePower(p.scale, p.power, None),) for p in powers]
     yield Block(rows, columns[0] if columns else (), mass if columns else mass[..., None])
 
 
 def _irregular(
     axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype
 ) -> Iterator[Block]:
-    """Sum a tensor's squares over cells, entries of which all powers have one value each; yield blocks of one column.
+    """Sum the squares of a tensor over cells, in which each power has one value; yield blocks of one column.
 
-    That is for kernels whose inputs several layers write, grouped kernels, and products of scales.
+    For kernels whose inputs several layers write, grouped kernels, and products of scales.
     """
     scaled = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
     lengths = [axes.shape[i] for i in scaled]
@@ -168,24 +169,24 @@ def _irregular(
     mass.index_add_(1, places.to(tensor.device), _squares(summed, dtype))
     for pattern in torch.unique(cells >= 0, dim=1).T:
         chosen = ((cells >= 0) == pattern[:, None]).all(0).nonzero()[:, 0]
-        side = _merged(
-            Part(p.scale, p.power, cells[i, chosen].to(tensor.device)) for i, p in enumerate(powers) if pattern[i]
+        side = _merge_powers(
+            ScalePower(p.scale, p.power, cells[i, chosen].to(tensor.device)) for i, p in enumerate(powers) if pattern[i]
         )
         yield Block(side, (), mass[:, chosen.to(tensor.device), None])
 
 
-def _merged(parts: Iterable[Part]) -> Side:
-    """Add the powers of a scale that fall on the same cells; return what is left."""
-    result: list[Part] = []
+def _merge_powers(parts: Iterable[ScalePower]) -> PowerProduct:
+    """Add the powers of one scale on the same cells; return the powers that are not 0."""
+    result: list[ScalePower] = []
     for part in parts:
         for i, other in enumerate(result):
-            if other.scale == part.scale and torch.equal(_known(other), _known(part)):
-                result[i] = Part(part.scale, part.power + other.power, part.units)
+            if other.scale == part.scale and torch.equal(_units_of(other), _units_of(part)):
+                result[i] = ScalePower(part.scale, part.power + other.power, part.units)
                 break
         else:
             result.append(part)
     return tuple(part for part in result if part.power)
 
 
-def _known(part: Part) -> Tensor:
+def _units_of(part: ScalePower) -> Tensor:
     return torch.empty(0) if part.units is None else part.units

@@ -1,7 +1,7 @@
-"""Sorted units: one network for all that permutations make of it.
+"""Sort units: choose one network for all networks that permutations turn into each other.
 
 Laurent et al. 2024 (arXiv 2310.08287): their code sorts by the first weight of each unit, their text by the largest.
-Keys are whole numbers whose rising order is the falling order of weights or norms.
+Keys are whole numbers. Rising keys mean falling weights or norms.
 """
 
 from __future__ import annotations
@@ -15,58 +15,63 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import permute, stacked_in
-from checkpoints_zoo.symmetry.canonical.lines import Lines, Members, Placement, bits
+from checkpoints_zoo.symmetry.applying import count_stacked, permute
 from checkpoints_zoo.symmetry.canonical.refining import Colours, Orders, Search
-from checkpoints_zoo.symmetry.canonical.ties import Cells, alone, settle
+from checkpoints_zoo.symmetry.canonical.slices import Members, Placement, Slices, ordered_bits
+from checkpoints_zoo.symmetry.canonical.ties import Cells, are_alone, break_ties
 from checkpoints_zoo.symmetry.table import Group, Table
 
 KEYS = ("first", "max", "norm")
 _CHUNK = 1 << 17  # entries squared at once: 512 KB
-_GATHERED = 1 << 20  # entries of lines at once: 8 MB
-_RUN = 64  # entries added up in the weights' own precision
+_GATHERED = 1 << 20  # entries of slices at once: 8 MB
+_RUN = 64  # entries added up in the precision of the weights
 _SHORT = 32  # rows up to this length are summed entry by entry
 
 
-def sort(
+def sort_units(
     table: Table, params: Mapping[str, Tensor], key: str = "first", streams: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Sort all units by falling keys, group by group; return the tensors and the permutations.
 
     Networks that differ by a permutation of the sorted groups give the same tensors, bit for bit. Groups are sorted in
-    topological order, within the blocks that hold them; blocks that no layer writes go by the keys of what they hold,
-    the largest first. Ties are broken by the rest of the unit: rows, biases and norms whose other units are in order
-    (the first writer's row first), each the first entry that differs; then tensors whose other units aren't in order
-    yet, their entries sorted; then what is told apart by these units' own entries in turn, and where that isn't enough
-    (twins that feed twins) the order that leads to the largest tensors. -0.0 comes after 0.0. Units that can change
-    places without a change of any tensor stay in the order they were in.
+    topological order, inside their blocks. A group of blocks without a writer is sorted by the keys of the units inside
+    the blocks, the largest key first. The other tensors of the units break ties, in this order:
 
-    The one exception are members of which `refining.MOST` orders were tried: it takes many units that differ from one
-    another only in how they are wired among themselves, as in a network of adjacency matrices. Their function is kept.
+    1. Rows, biases and norms whose other axes are sorted already, the row of the first writer first: by the first entry
+       that differs.
+    2. Tensors whose other axes are not sorted yet: by their sorted entries.
+    3. Colour refinement, see `refining`: units differ if they are connected to units that differ.
+    4. A search through the orders that are left, for the largest tensors.
+
+    -0.0 comes after 0.0. Units that can swap places without a change of any tensor keep their order.
+
+    There is one exception: after `refining.MOST` orders of one member the search stops with the best order so far. This
+    takes many units that differ only in their connections to each other, as in a network of adjacency matrices. The
+    function of the member stays the same.
 
     Args:
-        table: of the network.
-        params: name -> (member, *shape), all tensors that move. No entry may be NaN.
-        key: what the row of a unit's first writer is measured by, once its columns are sorted: "first", its first
-            weight; "max", its largest weight; "norm", its L2 norm, in float64.
-        streams: whether units of residual streams are sorted as well, or only inner channels.
+        table: the network's symmetry table.
+        params: name -> (member, *shape), all tensors with a permuted axis. No entry may be NaN.
+        key: the key of the row that the first writer has for a unit, after its columns are sorted: "first" weight,
+            "max" (largest) weight, or L2 "norm" in float64.
+        streams: whether to sort the units of residual streams as well.
 
     Raises:
-        UsageError: another key, or tensors without a member axis.
-        LayoutError: a tensor that is missing, or that the table lacks, or of another shape.
+        UsageError: an unknown key, or tensors without a member axis.
+        LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> from torch import nn
     >>> from checkpoints_zoo.symmetry import symmetries
     >>> net = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU(), nn.Linear(3, 1, bias=False))
     >>> weights = {"0.weight": torch.tensor([[[2.0], [1.0], [2.0]]]), "2.weight": torch.tensor([[[5.0, 6.0, 7.0]]])}
-    >>> tensors, permutations = sort(symmetries(net, torch.zeros(1, 1)), weights)
+    >>> tensors, permutations = sort_units(symmetries(net, torch.zeros(1, 1)), weights)
     >>> tensors["0.weight"].flatten().tolist(), tensors["2.weight"].flatten().tolist(), permutations["0"].tolist()
     ([2.0, 2.0, 1.0], [7.0, 5.0, 6.0], [[2, 0, 1]])
     """
     if key not in KEYS:
         raise UsageError("key", expected=" or ".join(map(repr, KEYS)), found=repr(key))
-    count = stacked_in(table, params) if params else None
-    free = _free(table, streams)
+    count = count_stacked(table, params) if params else None
+    free = _sortable_groups(table, streams)
     moving = {n: a for n, a in table.tensors.items() if any(move.group in free for move in a.moves)}
     for name in moving:
         if name not in params:
@@ -75,26 +80,30 @@ def sort(
         return dict(params), {}
     with torch.no_grad():
         members = Members(table, {name: params[name].detach() for name in moving}, free)
-        order = _follow(members, False, _turns(table, free), key) if count else _none(table, free, members.device)
+        order = (
+            _sort_remaining(members, False, _turns(table, free), key)
+            if count
+            else _no_orders(table, free, members.device)
+        )
     permutations = {name: order[name] for name in table.groups if name in free}
     return permute(table, params, permutations), permutations
 
 
-def _none(table: Table, free: frozenset[str], device: torch.device) -> Orders:
+def _no_orders(table: Table, free: frozenset[str], device: torch.device) -> Orders:
     return {name: torch.empty(0, table.groups[name].size, dtype=torch.int64, device=device) for name in free}
 
 
-def _free(table: Table, streams: bool) -> frozenset[str]:
-    """Return the groups to sort: of inner channels those that hold no units of streams."""
-    still: set[str | None] = set() if streams else {name for name, group in table.groups.items() if group.stream}
+def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
+    """Return the groups to sort: all groups, or those of inner channels whose blocks hold no units of streams."""
+    excluded: set[str | None] = set() if streams else {name for name, group in table.groups.items() if group.stream}
     for name in reversed(list(table.groups)):
-        if name in still:
-            still.add(table.groups[name].mover)
-    return frozenset(name for name in table.groups if name not in still)
+        if name in excluded:
+            excluded.add(table.groups[name].mover)
+    return frozenset(name for name in table.groups if name not in excluded)
 
 
 def _turns(table: Table, free: frozenset[str]) -> list[list[str]]:
-    """Return groups in the order they are sorted in; one without writers together with the first that it holds."""
+    """Return the groups in sorting order. A group without writers is sorted together with the first group inside it."""
     turns: list[list[str]] = []
     placed: set[str] = set()
     for name in table.groups:
@@ -105,7 +114,7 @@ def _turns(table: Table, free: frozenset[str]) -> list[list[str]]:
 
 
 def _chain(table: Table, name: str) -> list[str]:
-    """Return a group, then what it holds, down to the first group with writers; itself alone if there is none."""
+    """Return a group and the groups inside its blocks, down to the first with writers; the group alone if none."""
     for other in table.groups.values():
         if other.mover == name:
             below = [other.name] if other.writers else _chain(table, other.name)
@@ -114,17 +123,19 @@ def _chain(table: Table, name: str) -> list[str]:
     return [name]
 
 
-def _follow(members: Members, greedy: bool, turns: list[list[str]], key: str, tried: list[int] | None = None) -> Orders:
-    """Sort all groups of turns that aren't sorted yet; return the permutations of all."""
+def _sort_remaining(
+    members: Members, greedy: bool, turns: list[list[str]], key: str, tried: list[int] | None = None
+) -> Orders:
+    """Sort all groups that are not sorted yet; return the permutations of all groups."""
     done: dict[int, Orders] = {}
     busy = torch.ones(len(members), dtype=torch.bool, device=members.device)
     for turn in turns:
         if turn[0] in members.order:
             continue
-        for member in _arrange(members, turn, key, busy).nonzero()[:, 0].tolist():
-            one, counter = members.one(member), [0] if tried is None else tried
-            follow = partial(_follow, turns=turns, key=key, tried=counter)
-            done[member] = Search(one, turn, follow, counter).run(_colours(one, turn, key), greedy)
+        for member in _sort_turn(members, turn, key, busy).nonzero()[:, 0].tolist():
+            single, counter = members.select(member), [0] if tried is None else tried
+            sort_rest = partial(_sort_remaining, turns=turns, key=key, tried=counter)
+            done[member] = Search(single, turn, sort_rest, counter).run(_initial_colours(single, turn, key), greedy)
             busy[member] = False
         members.close(turn)
     for member, order in done.items():
@@ -133,86 +144,89 @@ def _follow(members: Members, greedy: bool, turns: list[list[str]], key: str, tr
     return members.order
 
 
-def _arrange(members: Members, turn: list[str], key: str, busy: Tensor) -> Tensor:
-    """Sort a turn's groups inside the blocks they lie in; return which members have units left that are told apart by
-    no line, (member).
+def _sort_turn(members: Members, turn: list[str], key: str, busy: Tensor) -> Tensor:
+    """Sort the groups of a turn inside their blocks; return whether a member has ties left, (member).
 
     Args:
-        busy: (member), whose ties are looked at.
+        busy: (member), whether to break the ties of a member.
     """
     table, last = members.table, turn[-1]
     open_ = torch.zeros_like(busy)
-    found = keys(members, table.groups[last], key)
+    last_keys = unit_keys(members, table.groups[last], key)
     for name in reversed(turn):
         group = table.groups[name]
-        own = found
+        keys = last_keys
         if name != last:
-            # A group without writers goes by the keys of what it holds, the largest first.
-            own = _held(found, members.inner[last], group.size)
-        noted, cells = _sorted(group, own, busy & ~open_)
+            # A group without writers is sorted by the keys of the units inside its blocks, the largest first.
+            keys = _keys_of_blocks(last_keys, members.inner[last], group.size)
+        order, cells = _sort_in_blocks(group, keys, busy & ~open_)
         if len(cells):
-            open_ |= settle(members, group, cells, noted)
-        members.place(turn, name, noted.reshape(len(members), -1))
+            open_ |= break_ties(members, group, cells, order)
+        members.place(turn, name, order.reshape(len(members), -1))
     return open_
 
 
-def _held(keys: Keys, inner: Tensor, size: int) -> Keys:
-    """Return the keys of so many units by those of the units they hold, which lie in this order, (member, unit)."""
-    held = keys.every().gather(1, inner).reshape(len(inner), size, -1)
+def _keys_of_blocks(keys: Keys, inner: Tensor, size: int) -> Keys:
+    """Return the keys of `size` blocks: the sorted keys of their units.
+
+    Args:
+        inner: (member, unit), the order of the units inside the blocks.
+    """
+    held = keys.of_all_units().gather(1, inner).reshape(len(inner), size, -1)
     return Keys(held[..., 0], exact=lambda m, u: held[m, u])
 
 
-def _sorted(group: Group, keys: Keys, busy: Tensor) -> tuple[Tensor, Cells]:
-    """Sort units by keys inside their blocks; return which is where, flat, and ties."""
+def _sort_in_blocks(group: Group, keys: Keys, busy: Tensor) -> tuple[Tensor, Cells]:
+    """Sort units by keys inside their blocks; return the unit at each place, flat over members, and the ties."""
     members, step = len(keys.rough), group.size // group.blocks
-    values, order = keys.rough.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
-    noted = (order + torch.arange(0, group.size, step, device=order.device)[:, None]).flatten()
+    values, within = keys.rough.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
+    order = (within + torch.arange(0, group.size, step, device=within.device)[:, None]).flatten()
     tied = keys.may_tie(values[..., :-1], values[..., 1:]) & busy[:, None, None]
-    before = torch.zeros_like(order, dtype=torch.bool)
+    before = torch.zeros_like(within, dtype=torch.bool)
     behind = torch.zeros_like(before)
     before[..., 1:] = behind[..., :-1] = tied
     place = (before | behind).flatten().nonzero()[:, 0]
     member = place.div(group.size, rounding_mode="floor")
-    cells = Cells(noted[place], member, (~before).flatten().cumsum(0)[place], place)
+    cells = Cells(order[place], member, (~before).flatten().cumsum(0)[place], place)
     if keys.exact is not None and len(cells):
-        found = keys.exact(member, cells.unit)
-        cells.split(found.reshape(len(cells), -1))
-        noted[cells.place] = cells.unit
-        cells = cells.taken(~alone(cells))
-    return noted, cells
+        exact = keys.exact(member, cells.unit)
+        cells.split(exact.reshape(len(cells), -1))
+        order[cells.place] = cells.unit
+        cells = cells.select(~are_alone(cells))
+    return order, cells
 
 
-def _colours(one: Members, turn: list[str], key: str) -> Colours:
-    """Return the colours that keys give to one member's units."""
-    group = one.table.groups[turn[-1]]
-    return {group.name: torch.unique(keys(one, group, key).every()[0], return_inverse=True)[1]}
+def _initial_colours(member: Members, turn: list[str], key: str) -> Colours:
+    """Return the colours of the units of one member by their keys."""
+    group = member.table.groups[turn[-1]]
+    return {group.name: torch.unique(unit_keys(member, group, key).of_all_units()[0], return_inverse=True)[1]}
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a group's units.
+    """The sorting keys of the units of a group.
 
     Args:
-        rough: (member, unit), in the order of the keys but for those that may be tied.
-        may_tie: of values of `rough` and the next larger ones, whether their keys' order is not theirs.
-        exact: the keys of some members' units, (unit), as whole numbers; None: they are `rough`.
+        rough: (member, unit), numbers whose order is the order of the keys, except for possible ties.
+        may_tie: returns for values of `rough` and the next larger values whether the keys may be equal or swapped.
+        exact: returns the keys of units (unit) of members (unit), whole numbers; None: `rough` holds the keys.
     """
 
     rough: Tensor
     may_tie: Callable[[Tensor, Tensor], Tensor] = torch.eq
     exact: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def every(self) -> Tensor:
+    def of_all_units(self) -> Tensor:
         """Return the keys of all units, (member, unit)."""
         if self.exact is None:
             return self.rough
         members, size = self.rough.shape
-        m, u = _units(members, size, self.rough.device)
+        m, u = _all_units(members, size, self.rough.device)
         return self.exact(m, u).reshape(self.rough.shape)
 
 
-def keys(members: Members, group: Group, key: str) -> Keys:
-    """Return the keys of a group's units in the tensor of its first writer.
+def unit_keys(members: Members, group: Group, key: str) -> Keys:
+    """Return the keys of the units of a group, in the tensor of its first writer.
 
     Args:
         key: "first", "max" or "norm".
@@ -223,36 +237,38 @@ def keys(members: Members, group: Group, key: str) -> Keys:
     move = next(m for m in members.table.tensors[name].moves if m.group == group.name and m.axis == axis)
     placement = Placement(name, move, 1)
     if key == "first":
-        return Keys(_first(members, group, placement))
+        return Keys(_first_codes(members, group, placement))
     rows = members.params[name].narrow(axis + 1, move.offset, group.size * move.span).movedim(axis + 1, 1)
     rows = rows.reshape(len(rows), group.size, -1)
     if key == "max":
         largest = rows.amax(-1)
-        return Keys(~bits(largest.where(largest != 0, 0)))
+        return Keys(~ordered_bits(largest.where(largest != 0, 0)))
     wide = torch.float64 if rows.itemsize > 4 else torch.float32
-    # What a sum of squares can be off by, relative and where squares are too small to be told from 0.
-    off, least = 3 * (_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
+    # The relative and the absolute error of a sum of squares.
+    relative, absolute = 3 * (_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
 
     def may_tie(one: Tensor, other: Tensor) -> Tensor:
-        return ~(-one > -other * (1 + off) + least)
+        return ~(-one > -other * (1 + relative) + absolute)
 
-    return Keys(-_rough_squares(rows, wide), may_tie, lambda m, u: ~bits(_squares(members, placement, m, u)))
+    return Keys(
+        -_rough_squares(rows, wide), may_tie, lambda m, u: ~ordered_bits(_exact_squares(members, placement, m, u))
+    )
 
 
-def _first(members: Members, group: Group, placement: Placement) -> Tensor:
-    line, (m, u) = Lines(members, placement), _units(len(members), group.size, members.device)
-    codes = line.codes(m, u, 0, 1) if line.labels is None else line.settled(line.codes(m, u))[:, :1]
+def _first_codes(members: Members, group: Group, placement: Placement) -> Tensor:
+    slices, (m, u) = Slices(members, placement), _all_units(len(members), group.size, members.device)
+    codes = slices.codes(m, u, 0, 1) if slices.labels is None else slices.sort_unordered(slices.codes(m, u))[:, :1]
     return codes.reshape(len(members), group.size)
 
 
-def _units(members: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return members and units of all members' units, (member and unit)."""
+def _all_units(members: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the member and the number of each unit of all members, (member * unit) each."""
     m = torch.arange(members, device=device).repeat_interleave(size)
     return m, torch.arange(size, device=device).repeat(members)
 
 
 def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return sums of squares over the last axis in float64: of short runs in that dtype, then of these."""
+    """Return sums of squares over the last axis: short runs in `dtype`, then the sums of runs in float64."""
     flat, length = rows.flatten(0, 1), rows.shape[2]
     runs = length // _RUN * _RUN
     result = torch.empty(len(flat), dtype=torch.float64, device=rows.device)
@@ -268,41 +284,41 @@ def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return result.reshape(rows.shape[:2])
 
 
-def _squares(members: Members, placement: Placement, m: Tensor, u: Tensor) -> Tensor:
-    """Return sums of squares of units' lines in float64, (unit).
+def _exact_squares(members: Members, placement: Placement, m: Tensor, u: Tensor) -> Tensor:
+    """Return the sums of squares of the slices of units in float64, (unit).
 
-    Each is summed by the same operations in an order that no permutation changes, wherever its row lies: a library's
-    sum need not do so, and equal rows have to have equal norms.
+    Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
+    does not depend on permutations or on the place of the row. Sums of a library do not promise this.
     """
     axes = members.table.tensors[placement.tensor]
     last = max(move.axis for move in axes.moves)
     behind = prod(axes.shape[last + 1 :])
     rows = members.params[placement.tensor].reshape(-1, behind)
-    line = Lines(members, placement, len(axes.shape) - last - 1)
+    slices = Slices(members, placement, len(axes.shape) - last - 1)
     result = torch.empty(len(m), dtype=torch.float64, device=m.device)
-    step = max(1, _GATHERED // max(1, len(line) * behind))
+    step = max(1, _GATHERED // max(1, len(slices) * behind))
     for start in range(0, len(m), step):
-        entries = line.entries(m[start : start + step], u[start : start + step])
-        sums = _summed(rows[entries.flatten()]).reshape(entries.shape)
-        result[start : start + step] = _folded(line.settled(sums))
+        entries = slices.entries(m[start : start + step], u[start : start + step])
+        sums = _sum_row_squares(rows[entries.flatten()]).reshape(entries.shape)
+        result[start : start + step] = _fold_sum(slices.sort_unordered(sums))
     return result
 
 
-def _summed(rows: Tensor) -> Tensor:
+def _sum_row_squares(rows: Tensor) -> Tensor:
     """Return the sums of squares of rows (row, entry) in float64."""
     if rows.shape[1] > _SHORT:
-        return _folded(rows.to(torch.float64, copy=True).square_())
+        return _fold_sum(rows.to(torch.float64, copy=True).square_())
     total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for i in range(rows.shape[1]):
         total += rows[:, i].to(torch.float64, copy=True).square_()
     return total
 
 
-def _folded(rows: Tensor) -> Tensor:
-    """Add the last half of rows (row, entry) to the first until one entry is left, in place; return it."""
-    left = rows.shape[1]
-    while left > 1:
-        half = left // 2
-        rows[:, :half] += rows[:, left - half : left]
-        left -= half
+def _fold_sum(rows: Tensor) -> Tensor:
+    """Sum rows (row, entry) in place by repeatedly adding their last half to their first half; return the sums."""
+    length = rows.shape[1]
+    while length > 1:
+        half = length // 2
+        rows[:, :half] += rows[:, length - half : length]
+        length -= half
     return rows[:, 0]

@@ -1,4 +1,4 @@
-"""Inner products of the units of two networks: what matching one to the other can gain, a group at a time."""
+"""Inner products of the units of two networks: the gain of each pair of units, one group at a time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from math import prod
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.applying import permute, places_on
+from checkpoints_zoo.symmetry.applying import permute, source_entries
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_FRESH = 0.7  # share of a product's rows that may change before it is taken anew
-_SMALL = 1 << 14  # entries of a tensor whose products are always taken anew: looking for what changed takes longer
-_CHUNK = 1 << 15  # entries that are made float64 at once: what stays in the cache
+_FRESH = 0.7  # share of the rows of a product that may change before it is computed anew
+_SMALL = 1 << 14  # entries of a tensor whose products are always computed anew: finding the changes would take longer
+_CHUNK = 1 << 15  # entries converted to float64 at once: they fit into the cache
 
 Permutations = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One move of a group in one tensor: products of the units along its axis, summed over all other entries.
+    """One move of a group in one tensor: its units have inner products, summed over all other entries.
 
     Args:
-        name, axes: of the tensor.
-        move: of the group.
-        units: of the group.
+        name: name of the tensor.
+        axes: axes of the tensor.
+        move: move of the group.
+        units: number of units of the group.
     """
 
     name: str
@@ -37,76 +38,86 @@ class Term:
 
     @cached_property
     def others(self) -> tuple[Move, ...]:
-        """What moves along other axes of the tensor."""
+        """The moves along other axes of the tensor."""
         return tuple(move for move in self.axes.moves if move.axis != self.move.axis)
 
     @cached_property
     def kernel(self) -> Move | None:
-        """The move of a grouped kernel's input axis; None: each axis of the tensor moves without regard to others."""
+        """The move of the input axis of a grouped kernel; None: the axes of the tensor move independently."""
         return next((move for move in self.axes.moves if move.within), None)
 
     @cached_property
     def moved(self) -> tuple[int, ...]:
-        """Other axes that move."""
+        """Other axes with a move."""
         return tuple(sorted({move.axis for move in self.others}))
 
     @cached_property
     def first(self) -> bool:
-        """Whether units come first in `units_of`, as they do in memory, or last."""
+        """Whether units are the first axis in `units_of`, as in memory, or the last axis."""
         return self.move.axis == 0
 
     def units_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as (unit, entry of other axes that move, other entry), or with units last."""
+        """Return a tensor as (unit, entry of other moved axes, other entry), or with units last."""
         move = self.move
         if move.within:
             return split(tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
         part = split(tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units)
         rest = [i for i in range(tensor.ndim) if i != move.axis and i not in self.moved]
         order = [i + (i > move.axis) for i in (*self.moved, *rest)]
-        own = [move.axis, *order, move.axis + 1] if self.first else [*order, move.axis + 1, move.axis]
+        axes = [move.axis, *order, move.axis + 1] if self.first else [*order, move.axis + 1, move.axis]
         moved = prod(tensor.shape[i] for i in self.moved)
         shape = (self.units, moved, -1) if self.first else (moved, -1, self.units)
-        return part.permute(own).reshape(shape).contiguous()
+        return part.permute(axes).reshape(shape).contiguous()
 
     def product(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the factors of the matrix (unit of one, unit of the other), from what `units_of` gave."""
+        """Return two matrices whose product is (unit of one, unit of the other).
+
+        Args:
+            one, other: results of `units_of`.
+        """
         if self.first:
             return one.flatten(1), other.flatten(1).T
         return one.flatten(0, 1).T, other.flatten(0, 1)
 
-    def taken(self, units: Tensor, rows: Tensor, room: Tensor) -> Tensor:
-        """Return some entries of other axes that move, of what `units_of` gave, written into flat memory."""
+    def select(self, units: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+        """Select entries of the other moved axes.
+
+        Args:
+            units: result of `units_of`.
+            rows: the entries.
+            buffer: flat memory for the result.
+        """
         axis = 1 if self.first else 0
         shape = (*units.shape[:axis], len(rows), *units.shape[axis + 1 :])
-        return torch.index_select(units, axis, rows.to(units.device), out=room[: prod(shape)].view(shape))
+        return torch.index_select(units, axis, rows.to(units.device), out=buffer[: prod(shape)].view(shape))
 
     def rows(self, permutations: Permutations) -> Tensor:
-        """Return the entries that other axes take: those of `units_of`, or of a grouped kernel's other axis.
+        """Return the former entries of the other moved axes, in the order of `units_of`.
 
-        In a grouped kernel blocks are where they were; only within them something moves.
+        For a grouped kernel, the blocks stay in place; entries move only inside the blocks.
         """
         if len(self.others) == 1 and self.kernel is None:
             (move,) = self.others
             if len(permutations[move.group]) == self.axes.shape[move.axis]:
-                return permutations[move.group]  # by far the most frequent case
+                return permutations[move.group]  # the usual case
         if self.kernel is not None:
             groups = {move.group for move in self.others}
-            inside = {g: in_place(permutations[g], self.kernel.within) for g in groups}
-            return torch.cat([entries(self.axes, axis, inside) for axis in self.moved])
+            inside = {g: without_block_moves(permutations[g], self.kernel.within) for g in groups}
+            return torch.cat([axis_entries(self.axes, axis, inside) for axis in self.moved])
         index = torch.zeros(1, dtype=torch.int64)
         for axis in self.moved:
-            index = (index[:, None] * self.axes.shape[axis] + entries(self.axes, axis, permutations)).flatten()
+            index = (index[:, None] * self.axes.shape[axis] + axis_entries(self.axes, axis, permutations)).flatten()
         return index
 
     def arranged(self, tensor: Tensor, permutations: Permutations) -> Tensor:
-        """Return a grouped kernel whose blocks are where they were, and inside which other axes have moved."""
+        """Return a grouped kernel with its other axes permuted inside the blocks; the blocks stay in place."""
         kernel = self.kernel
         if kernel is None:
             raise ValueError(self.name)
-        inside = {move.group: in_place(permutations[move.group], kernel.within) for move in self.others}
+        inside = {move.group: without_block_moves(permutations[move.group], kernel.within) for move in self.others}
         for axis in self.moved:
             if axis != kernel.axis:
-                tensor = tensor.index_select(axis, entries(self.axes, axis, inside).to(tensor.device))
+                tensor = tensor.index_select(axis, axis_entries(self.axes, axis, inside).to(tensor.device))
         if kernel.axis in self.moved:
             columns = inside[kernel.group].reshape(kernel.within, -1) % tensor.shape[1]
             columns = columns.repeat_interleave(len(tensor) // kernel.within, 0).to(tensor.device)
@@ -115,30 +126,30 @@ class Term:
 
 
 def split(tensor: Tensor, axis: int, parts: int) -> Tensor:
-    """Return a tensor with an axis split in two, the first one so long."""
+    """Return a tensor with one axis split into (parts, rest)."""
     return tensor.reshape(*tensor.shape[:axis], parts, -1, *tensor.shape[axis + 1 :])
 
 
-def in_place(permutation: Tensor, blocks: int) -> Tensor:
-    """Return what a permutation (unit) that keeps blocks together does inside them, with the blocks back in place."""
+def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
+    """Return a permutation (unit) of units in blocks without its permutation of the blocks."""
     parts = permutation.reshape(blocks, -1)
     return parts[parts[:, 0].argsort()].flatten()
 
 
-def entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
-    """Return the entries that an axis takes, (entry); of a grouped kernel's input axis its group's permutation."""
+def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
+    """Return the former place of each entry of an axis, (entry); of each input for a grouped kernel."""
     moves = [move for move in axes.moves if move.axis == axis]
     if any(move.within for move in moves):
         return permutations[moves[0].group]
-    return places_on(axes, axis, moves, permutations, torch.device("cpu"))
+    return source_entries(axes, axis, moves, permutations, torch.device("cpu"))
 
 
 class Reference:
-    """The network that others are matched to, prepared once for all of them.
+    """The network that other networks are matched to, with precomputed parts.
 
     Args:
-        table: of the network.
-        tensors: name -> (*shape), all that count, in one dtype and on one device.
+        table: the network's symmetry table.
+        tensors: name -> (*shape), all tensors that count, in one dtype on one device.
     """
 
     def __init__(self, table: Table, tensors: Mapping[str, Tensor]) -> None:
@@ -153,14 +164,14 @@ class Reference:
         self._single = {g: tuple(t for t in terms if t.move.group == g and not t.others) for g in table.groups}
         self.units = {term: term.units_of(tensors[term.name]) for ts in self.terms.values() for term in ts}
         largest = max((units.numel() for units in self.units.values()), default=0)
-        self.room = next(iter(tensors.values())).new_empty(2, largest) if tensors else torch.empty(2, 0)
-        self.fixed = {g: self.alone(g, tensors) for g in table.groups}
+        self.buffers = next(iter(tensors.values())).new_empty(2, largest) if tensors else torch.empty(2, 0)
+        self.fixed = {g: self.single_axis_entries(g, tensors) for g in table.groups}
         self.names = {g: {t.name for t in terms if t.move.group == g} for g in table.groups}
-        # What a group's permutation changes the gains of.
+        # The groups whose gains change with the permutation of a group.
         self.readers = {g: {t.move.group for t in terms if any(m.group == g for m in t.others)} for g in table.groups}
 
-    def alone(self, group: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the entries that only this group moves, (entry, unit)."""
+    def single_axis_entries(self, group: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the entries that no other group moves, (entry, unit)."""
         parts = [
             units.flatten(1).T if term.first else units.flatten(0, 1)
             for term in self._single[group]
@@ -174,73 +185,73 @@ class Reference:
         """Return the inner product of the reference and another network, permuted, summed in float64.
 
         Args:
-            tensors: name -> (*shape), the other network's.
-            permutations: of all groups.
-            names: of the tensors that count; None: all.
+            tensors: name -> (*shape), tensors of the other network.
+            permutations: permutations of all groups.
+            names: the tensors that count; None: all.
         """
-        own = {n: t for n, t in tensors.items() if names is None or n in names}
-        moved = permute(self.table, own, permutations)
+        selected = {n: t for n, t in tensors.items() if names is None or n in names}
+        moved = permute(self.table, selected, permutations)
         return sum((dot(self.tensors[name], tensor) for name, tensor in moved.items()), start=0.0)
 
 
 class Products:
-    """Gains of one network's groups, kept from one visit to the next and renewed where something has moved.
+    """The gains of the groups of one network. Products are cached and updated after permutations.
 
     Args:
-        reference: what it is matched to.
-        tensors: name -> (*shape), as the reference's.
+        reference: the network to match.
+        tensors: name -> (*shape), like those of the reference.
     """
 
     def __init__(self, reference: Reference, tensors: Mapping[str, Tensor]) -> None:
         self.reference, self.tensors = reference, tensors
         self.dtype = next((tensor.dtype for tensor in tensors.values()), torch.float32)
         self._units: dict[Term, Tensor] = {}
-        self._alone: dict[str, Tensor] = {}
+        self._single: dict[str, Tensor] = {}
         self._seen: dict[Term, list[Tensor]] = {}
         self._rows: dict[Term, Tensor] = {}
         self._products: dict[Term, Tensor] = {}
 
     def gains(self, group: str, permutations: Permutations, without: Collection[Term] = ()) -> Tensor:
-        """Return what it adds to the objective that new unit u is old unit v, (u, v), given all other permutations.
+        """Return the gain in the objective if new unit u is old unit v, (u, v), with all other permutations fixed.
 
         Args:
-            group: whose units.
-            permutations: of all groups.
-            without: terms that don't count.
+            group: name of the group.
+            permutations: permutations of all groups.
+            without: terms that do not count.
         """
-        if group not in self._alone:
-            own = self.reference.alone(group, self.tensors)
-            self._alone[group] = self.reference.fixed[group].T @ own
-        total = self._alone[group].clone()
+        if group not in self._single:
+            entries = self.reference.single_axis_entries(group, self.tensors)
+            self._single[group] = self.reference.fixed[group].T @ entries
+        total = self._single[group].clone()
         for term in self.reference.terms[group]:
             if term not in without:
                 total += self._renewed(term, permutations)
         return total
 
     def _renewed(self, term: Term, permutations: Permutations) -> Tensor:
-        """Return a term's products, updated by what other axes have moved since they were last taken."""
+        """Return the products of a term, updated by the moves along other axes since the last call."""
         now, last = [permutations[move.group] for move in term.others], self._seen.get(term)
         if last is not None and all(p is q for p, q in zip(now, last, strict=True)):
             return self._products[term]
         self._seen[term], fixed = now, self.reference.units[term]
         if term.kernel is not None:
-            own = term.units_of(term.arranged(self.tensors[term.name], permutations))
-            self._products[term] = torch.mm(*term.product(fixed, own))
+            units = term.units_of(term.arranged(self.tensors[term.name], permutations))
+            self._products[term] = torch.mm(*term.product(fixed, units))
             return self._products[term]
         if term not in self._units:
             self._units[term] = term.units_of(self.tensors[term.name])
-        own, (one, two) = self._units[term], self.reference.room
+        units, (one, two) = self._units[term], self.reference.buffers
         rows, before = term.rows(permutations), self._rows.get(term)
-        if before is not None and own.numel() > _SMALL:
+        if before is not None and units.numel() > _SMALL:
             changed = (rows != before).nonzero()[:, 0]
             if len(changed) <= _FRESH * len(rows):
-                difference = term.taken(own, rows[changed], one)
-                difference -= term.taken(own, before[changed], two)
-                self._products[term].addmm_(*term.product(term.taken(fixed, changed, two), difference))
+                difference = term.select(units, rows[changed], one)
+                difference -= term.select(units, before[changed], two)
+                self._products[term].addmm_(*term.product(term.select(fixed, changed, two), difference))
                 self._rows[term] = rows
                 return self._products[term]
         self._rows[term] = rows
-        self._products[term] = torch.mm(*term.product(fixed, term.taken(own, rows, one)))
+        self._products[term] = torch.mm(*term.product(fixed, term.select(units, rows, one)))
         return self._products[term]
 
 

@@ -1,7 +1,7 @@
-"""Unit-norm scaling: each unit's row of weights gets norm 1, each norm's gain becomes 1 or -1.
+"""Unit-norm scaling: the weights of each unit get norm 1, and the gain of each norm becomes 1 or -1.
 
-Laurent et al. 2024 (arXiv 2310.08287), and their code: a row is measured once its columns are divided by the scales
-of what it reads; a bias is multiplied along, but is not part of the norm.
+As in the code of Laurent et al. 2024 (arXiv 2310.08287): the columns of a row are first divided by the scales of their
+inputs; a bias is scaled together with its row, but does not count in the norm of the row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError
-from checkpoints_zoo.symmetry.applying import rescaled, stacked_in
+from checkpoints_zoo.symmetry.applying import count_stacked, rescale_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Scale, Table
 
 _CHUNK = 1 << 21  # entries squared at once: 16 MB
@@ -25,129 +25,130 @@ class UnitNorm(NamedTuple):
 
     Args:
         tensors: name -> (member, *shape).
-        scales: scale -> float64 (member, value), what was multiplied.
-        left: scale -> (member, value), rows that are 0, or too small for a norm of 1 in the tensors' dtype. Their scale
-            is 1: members that differ by the scales of these alone stay different.
+        scales: scale -> float64 (member, value), the applied factors.
+        unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. Its factor is
+            1: members that differ only in scales of such rows stay different.
     """
 
     tensors: dict[str, Tensor]
     scales: dict[str, Tensor]
-    left: dict[str, Tensor]
+    unscaled: dict[str, Tensor]
 
 
 def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool = False) -> UnitNorm:
     """Scale each unit so that the row of its first writer has L2 norm 1; return the tensors and the scales.
 
-    The first writer of a scale is a kernel, or a norm's gain, which becomes 1 or -1. All values that share a scale
-    count as one row. The function stays as it is: a running variance v becomes (v + eps) λ² - eps.
+    The first writer of a scale is a kernel, or the gain of a norm, which becomes 1 or -1. All weights that share a
+    factor count as one row. The function stays the same: a running variance v becomes (v + eps) λ² - eps.
 
     Args:
-        table: of the network.
-        params: name -> (member, *shape), all tensors that scale. Floating ones narrower than float32 are returned
-            in float32: rounding the scaled weights to float16 would change the function.
-        approximate: whether scales before norms without running statistics change as well: the function then stays
-            the same only where these norms' eps is 0.
+        table: the network's symmetry table.
+        params: name -> (member, *shape), all tensors with scales. Tensors of narrower dtypes than float32 are
+            returned in float32: rounding the scaled weights to float16 would change the function.
+        approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
 
     Raises:
-        LayoutError: a tensor that is missing, or that the table lacks, or of another shape.
-        UsageError: tensors without a member axis.
+        LayoutError: a tensor is missing, is unknown to the table, or has another shape.
+        UsageError: the tensors have no member axis.
 
     >>> from torch import nn
     >>> from checkpoints_zoo.symmetry import symmetries
     >>> net = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
     >>> weights = {"0.weight": torch.tensor([[[3.0, 4.0]]]), "2.weight": torch.tensor([[[2.0]]])}
-    >>> tensors, scales, left = unit_norm(symmetries(net, torch.zeros(1, 2)), weights)
+    >>> tensors, scales, unscaled = unit_norm(symmetries(net, torch.zeros(1, 2)), weights)
     >>> [round(float(t), 6) for t in (*tensors["0.weight"].flatten(), tensors["2.weight"], scales["0"])]
     [0.6, 0.8, 10.0, 0.2]
     """
     chosen = {name: scale for name, scale in table.scales.items() if scale.exact or approximate}
     if params:
-        stacked_in(table, params)
+        count_stacked(table, params)
     for name, axes in table.tensors.items():
         if name not in params and any(power.scale in chosen for power in axes.powers):
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
     scales: dict[str, Tensor] = {}
-    left: dict[str, Tensor] = {}
-    for name, scale in _ordered(table, chosen):
-        norms, power, smallest = _norms(table, params, scale, scales)
-        left[name] = ~(norms > smallest)
-        scales[name] = torch.where(left[name], 1.0, norms.pow(-1 / power))
-    tensors = {name: rescaled(table.tensors[name], _wide(tensor), scales) for name, tensor in params.items()}
+    unscaled: dict[str, Tensor] = {}
+    for name, scale in _topological_order(table, chosen):
+        norms, power, smallest = _row_norms(table, params, scale, scales)
+        unscaled[name] = ~(norms > smallest)
+        scales[name] = torch.where(unscaled[name], 1.0, norms.pow(-1 / power))
+    tensors = {
+        name: rescale_tensor(table.tensors[name], _at_least_float32(tensor), scales) for name, tensor in params.items()
+    }
     for name, scale in chosen.items():
-        _make_exact(table, tensors, scale, left[name])
-    return UnitNorm(tensors, scales, left)
+        _round_to_signs(table, tensors, scale, unscaled[name])
+    return UnitNorm(tensors, scales, unscaled)
 
 
-def _ordered(table: Table, chosen: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
-    """Yield scales in topological order, each after those that its first writer's rows depend on."""
+def _topological_order(table: Table, chosen: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
+    """Yield scales in topological order: each one after all scales in the rows of its first writer."""
     waiting = dict(chosen)
     while waiting:
-        ready = (name for name, scale in waiting.items() if not _needed(table, scale) & waiting.keys())
+        ready = (name for name, scale in waiting.items() if not _scales_of_rows(table, scale) & waiting.keys())
         name = next(ready, next(iter(waiting)))
         yield name, waiting.pop(name)
 
 
-def _needed(table: Table, scale: Scale) -> set[str]:
-    """Return the other scales that rows of a scale's first writer depend on."""
+def _scales_of_rows(table: Table, scale: Scale) -> set[str]:
+    """Return the other scales that multiply the rows of the first writer of a scale."""
     (name, axis), *_ = scale.writers
     axes = table.tensors[name]
-    own = {entry for p in _own(axes, scale, axis) for entry in range(p.offset, p.offset + p.length)}
+    rows = {entry for p in _row_powers(axes, scale, axis) for entry in range(p.offset, p.offset + p.length)}
     return {
         p.scale
         for p in axes.powers
-        if p.scale != scale.name and (p.axis != axis or not own.isdisjoint(range(p.offset, p.offset + p.length)))
+        if p.scale != scale.name and (p.axis != axis or not rows.isdisjoint(range(p.offset, p.offset + p.length)))
     }
 
 
-def _make_exact(table: Table, tensors: Mapping[str, Tensor], scale: Scale, left: Tensor) -> None:
-    """Make rows of one entry 1 or -1, where rounding left them beside it."""
+def _round_to_signs(table: Table, tensors: Mapping[str, Tensor], scale: Scale, unscaled: Tensor) -> None:
+    """Round rows of one entry, such as gains, to exactly 1 or -1."""
     (name, axis), *_ = scale.writers
-    (power, *more), tensor = _own(table.tensors[name], scale, axis), tensors[name]
+    (power, *more), tensor = _row_powers(table.tensors[name], scale, axis), tensors[name]
     if not more and prod(tensor.shape[1:]) == power.length == scale.size:
-        tensor.copy_(tensor.where(left.reshape(tensor.shape), tensor.sign()))
+        tensor.copy_(tensor.where(unscaled.reshape(tensor.shape), tensor.sign()))
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
 
 
-def _norms(
+def _row_norms(
     table: Table, params: Mapping[str, Tensor], scale: Scale, scales: Mapping[str, Tensor]
 ) -> tuple[Tensor, float, float]:
-    """Return the norms of a scale's rows, (member, value), the scale's power in them, and the smallest that counts."""
+    """Return the norms of the rows of a scale, (member, value), its power in them, and the largest norm taken as 0."""
     (name, axis), *_ = scale.writers
     axes, tensor = table.tensors[name], params[name]
-    own = _own(axes, scale, axis)
-    squares = _squares(axes, tensor)
+    row_powers = _row_powers(axes, scale, axis)
+    squares = _sum_squares(axes, tensor)
     lead = squares.shape[1:]
     doubled = tuple(Power(p.axis, p.scale, 2 * p.power, p.offset, p.length, p.within) for p in axes.powers)
-    squares = rescaled(Axes(tuple(lead), axes.role, 0.0, (), doubled), squares, scales)
+    squares = rescale_tensor(Axes(tuple(lead), axes.role, 0.0, (), doubled), squares, scales)
     sums = torch.zeros(len(tensor), scale.size, dtype=torch.float64, device=tensor.device)
-    for power in own:
+    for power in row_powers:
         part = squares.narrow(axis + 1, power.offset, power.length).movedim(axis + 1, 1)
         sums += part.reshape(len(tensor), scale.size, prod(part.shape[1:]) // scale.size).sum(-1)
     # The square of a scale has to stay in the range of the dtype: running variances are multiplied by it.
-    smallest = torch.finfo(_wide(tensor).dtype).tiny ** 0.5
-    return sums.sqrt(), own[0].power, smallest
+    smallest = torch.finfo(_at_least_float32(tensor).dtype).tiny ** 0.5
+    return sums.sqrt(), row_powers[0].power, smallest
 
 
-def _own(axes: Axes, scale: Scale, axis: int) -> list[Power]:
-    """Return where a writer's rows lie."""
-    found = [p for p in axes.powers if p.scale == scale.name and p.axis == axis]
-    return [p for p in found if p.power == max(p.power for p in found)]
+def _row_powers(axes: Axes, scale: Scale, axis: int) -> list[Power]:
+    """Return the powers of a scale along the rows of its writer."""
+    powers = [p for p in axes.powers if p.scale == scale.name and p.axis == axis]
+    return [p for p in powers if p.power == max(p.power for p in powers)]
 
 
-def _squares(axes: Axes, tensor: Tensor) -> Tensor:
-    """Return the squares of all entries, summed over the axes behind the last one that scales."""
+def _sum_squares(axes: Axes, tensor: Tensor) -> Tensor:
+    """Return the squares of all entries, summed over the axes behind the last axis with a scale."""
     last = max(power.axis for power in axes.powers)
     lead = axes.shape[: last + 1]
     result = torch.empty(len(tensor), *lead, dtype=torch.float64, device=tensor.device)
-    for members in _chunks(len(tensor), prod(axes.shape)):
+    for members in _member_chunks(len(tensor), prod(axes.shape)):
         wide = tensor[members].to(torch.float64, copy=True).square_()
         result[members] = wide.reshape(-1, *lead, prod(axes.shape[last + 1 :])).sum(-1)
     return result
 
 
-def _chunks(members: int, each: int) -> Iterator[slice]:
+def _member_chunks(members: int, each: int) -> Iterator[slice]:
     step = max(1, _CHUNK // max(1, each))
     return (slice(start, start + step) for start in range(0, members, step))

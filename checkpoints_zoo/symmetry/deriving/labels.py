@@ -1,8 +1,8 @@
-"""Labels of axes while a network is traced: runs of units that one permutation moves, with their scales.
+"""Labels of the axes of a traced network: runs of units that one permutation moves, with their scales.
 
-An axis is a row of segments. A segment is a run of entries whose units one permutation moves (`Space`), and which
-are multiplied by a product of powers of factors (see `scales`). That two axes move as one, or that one of them
-stays, is written into the spaces at once: as in union-find, they remember where they went.
+An axis is a sequence of segments. One permutation moves the units of a segment (`Space`), and a product of powers of
+factors multiplies its entries (see `scales`). Joining two axes, or pinning one, changes the spaces at once. As in
+union-find, a joined space refers to the space that replaces it.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
 
-from checkpoints_zoo.symmetry.deriving.scales import Product, equate, piece, settled
+from checkpoints_zoo.symmetry.deriving.scales import Product, equate_products, factor_of_part, resolve_product
 
 
-class Unjoinable(ValueError):
-    """Two axes, or an axis and a cut, that no permutation group of this package fits."""
+class IncompatibleAxes(ValueError):
+    """No permutation group of this package fits two axes, or an axis and a cut."""
 
 
 @dataclass(eq=False)
 class Space:
-    """Units that are permuted as one.
+    """A set of units that one permutation moves.
 
     Args:
-        size: how many.
-        born: the order of appearance: the oldest of joined spaces stays.
-        name: of the layer that opened it.
-        pinned: whether its units keep their places.
-        blocks: units of this space each hold as many consecutive units of ours, and move them; None: no blocks.
-        split: whether it is the `blocks` of others.
-        stream: whether an addition joined what layers write.
-        writers: (order, tensor, axis) of kernels that write it.
-        start: of a piece, the number of its first unit among those of the whole.
-        into: the axis that it has become.
+        size: number of units.
+        serial: serial number. If two spaces are joined, the older one stays.
+        name: name of the layer that opened it.
+        pinned: whether the units keep their places.
+        blocks: the space whose units are blocks of equally many consecutive units of this space; None: no blocks.
+        is_blocks: whether this is the `blocks` of another space.
+        stream: whether an addition joined the outputs of several layers.
+        writers: (order, tensor, axis) of the kernels that write it.
+        start: for a part of a space, the number of its first unit in the whole space.
+        replaced_by: the axis that replaces this space, once it was joined or cut.
     """
 
     size: int
-    born: int
+    serial: int
     name: str
     pinned: bool = False
     blocks: Space | None = None
-    split: bool = False
+    is_blocks: bool = False
     stream: bool = False
     writers: list[tuple[int, str, int]] = field(default_factory=list)
     start: int | None = None
-    into: tuple[Segment, ...] | None = None
+    replaced_by: tuple[Segment, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of size * span entries of an axis: each unit of the space spans as many consecutive ones."""
+    """A run of size * span entries of an axis: each unit of the space spans `span` consecutive entries."""
 
     space: Space
     span: int
@@ -68,65 +68,68 @@ class Segment:
 Axis = tuple[Segment, ...]
 
 
-def length(axis: Axis) -> int:
-    """Return the number of an axis's entries."""
+def axis_length(axis: Axis) -> int:
+    """Return the number of entries of an axis."""
     return sum(segment.length for segment in axis)
 
 
 def pin_scale(axis: Axis) -> None:
-    """Fix an axis's scale at 1."""
-    for segment in resolved(axis):
-        equate(segment.scale, {})
+    """Fix the scale of an axis at 1."""
+    for segment in resolve_axis(axis):
+        equate_products(segment.scale, {})
 
 
-def pin(axis: Axis) -> None:
-    """Fix the places and the scale of an axis's entries."""
-    for segment in resolved(axis):
-        equate(segment.scale, {})
+def pin_axis(axis: Axis) -> None:
+    """Fix the places and the scale of the entries of an axis."""
+    for segment in resolve_axis(axis):
+        equate_products(segment.scale, {})
         pin_space(segment.space)
 
 
 def pin_space(space: Space) -> None:
-    """Fix a space's units, and the blocks they lie in."""
-    for segment in resolved((Segment(space, 1, {}),)):
+    """Fix the places of the units of a space, and of their blocks."""
+    for segment in resolve_axis((Segment(space, 1, {}),)):
         segment.space.pinned = True
         if segment.space.blocks is not None:
             pin_space(segment.space.blocks)
 
 
-def fixed(axis: Axis) -> bool:
-    """Say whether an axis neither moves nor scales."""
-    return all(segment.space.pinned and not segment.scale for segment in resolved(axis))
+def is_fixed(axis: Axis) -> bool:
+    """Return whether an axis neither moves nor scales."""
+    return all(segment.space.pinned and not segment.scale for segment in resolve_axis(axis))
 
 
-def resolved(axis: Axis) -> Axis:
-    """Follow spaces and factors to where they went; return the axis as it is now."""
-    return tuple(now for segment in axis for now in _followed(segment))
+def resolve_axis(axis: Axis) -> Axis:
+    """Replace joined and cut spaces and factors; return the current axis."""
+    return tuple(now for segment in axis for now in _resolve_segment(segment))
 
 
-def _followed(segment: Segment) -> Iterator[Segment]:
-    into = segment.space.into
-    if into is None:
-        yield replace(segment, scale=settled(segment.scale))
+def _resolve_segment(segment: Segment) -> Iterator[Segment]:
+    replaced_by = segment.space.replaced_by
+    if replaced_by is None:
+        yield replace(segment, scale=resolve_product(segment.scale))
         return
     start, total = 0, segment.length
-    for part in into:
+    for part in replaced_by:
         stop = start + part.length * segment.span
-        scale = {piece(f, Fraction(start, total), Fraction(stop, total)): p for f, p in settled(segment.scale).items()}
-        yield from _followed(Segment(part.space, part.span * segment.span, scale))
+        scale = {
+            factor_of_part(f, Fraction(start, total), Fraction(stop, total)): p
+            for f, p in resolve_product(segment.scale).items()
+        }
+        yield from _resolve_segment(Segment(part.space, part.span * segment.span, scale))
         start = stop
 
 
-def cut(axis: Axis, at: int) -> tuple[Axis, Axis]:
+def cut_axis(axis: Axis, at: int) -> tuple[Axis, Axis]:
     """Cut an axis before entry `at`; return both parts.
 
     Raises:
-        Unjoinable: the cut goes through a unit, or through units that blocks hold together.
+        IncompatibleAxes: the cut goes through a unit, or through units that blocks hold together.
     """
     first, last = [], []
-    for segment in resolved(axis):
+    for segment in resolve_axis(axis):
         if 0 < at < segment.length:
-            first += [(halves := _halves(segment, at))[0]]
+            first += [(halves := _cut_segment(segment, at))[0]]
             last += [halves[1]]
         else:
             (first if at > 0 else last).append(segment)
@@ -134,52 +137,52 @@ def cut(axis: Axis, at: int) -> tuple[Axis, Axis]:
     return tuple(first), tuple(last)
 
 
-def _halves(segment: Segment, at: int) -> tuple[Segment, Segment]:
-    """Cut a segment before its entry `at`, and with it all that its space is in; return both parts."""
+def _cut_segment(segment: Segment, at: int) -> tuple[Segment, Segment]:
+    """Cut a segment before its entry `at`, and its space everywhere else too; return both parts."""
     space, units = segment.space, Fraction(at, segment.span)
     if units.denominator > 1 and space.pinned:
-        equate(segment.scale, {})
+        equate_products(segment.scale, {})
         sizes = (at, segment.length - at)
         left, right = (Segment(replace(space, size=n, blocks=None), 1, {}) for n in sizes)
         return left, right
-    if units.denominator > 1 or ((space.blocks or space.split) and not space.pinned):
-        raise Unjoinable(f"a cut through units of {space.label!r} that move together")
+    if units.denominator > 1 or ((space.blocks or space.is_blocks) and not space.pinned):
+        raise IncompatibleAxes(f"a cut through units of {space.label!r} that move together")
     parts = []
     for start, stop in ((0, int(units)), (int(units), space.size)):
         first_unit = (space.start or 0) + start
-        part = replace(space, size=stop - start, start=first_unit, blocks=None, split=False)
+        part = replace(space, size=stop - start, start=first_unit, blocks=None, is_blocks=False)
         part.writers = list(space.writers)
         parts.append(Segment(part, 1, {}))
-    space.into = tuple(parts)
-    left, right = _followed(segment)
+    space.replaced_by = tuple(parts)
+    left, right = _resolve_segment(segment)
     return left, right
 
 
-def joined(one: Axis, other: Axis) -> Iterator[tuple[Segment, Segment]]:
-    """Make two axes of one length move as one; yield their segments, pairwise alike but for their scales.
+def join_axes(one: Axis, other: Axis) -> Iterator[tuple[Segment, Segment]]:
+    """Give two axes of one length the same permutation; yield pairs of their segments, which differ only in scale.
 
     Raises:
-        Unjoinable: their units or blocks fit in no common group.
+        IncompatibleAxes: no group fits the units or blocks of both.
     """
-    if length(one) != length(other):
-        raise Unjoinable(f"axes of {length(one)} and {length(other)} entries")
-    while (ends := _ends(one)) != (others := _ends(other)):
+    if axis_length(one) != axis_length(other):
+        raise IncompatibleAxes(f"axes of {axis_length(one)} and {axis_length(other)} entries")
+    while (ends := _segment_ends(one)) != (others := _segment_ends(other)):
         at = min(ends ^ others)
         if at in others:
-            one = sum(cut(one, at), ())
+            one = sum(cut_axis(one, at), ())
         else:
-            other = sum(cut(other, at), ())
-    for a, b in zip(resolved(one), resolved(other), strict=True):
-        _join(a, b)
-    yield from zip(resolved(one), resolved(other), strict=True)
+            other = sum(cut_axis(other, at), ())
+    for a, b in zip(resolve_axis(one), resolve_axis(other), strict=True):
+        _join_segments(a, b)
+    yield from zip(resolve_axis(one), resolve_axis(other), strict=True)
 
 
-def _ends(axis: Axis) -> set[int]:
-    return set(accumulate(segment.length for segment in resolved(axis)))
+def _segment_ends(axis: Axis) -> set[int]:
+    return set(accumulate(segment.length for segment in resolve_axis(axis)))
 
 
-def _join(a: Segment, b: Segment) -> None:
-    (a,), (b,) = resolved((a,)), resolved((b,))  # an earlier pair may have moved them
+def _join_segments(a: Segment, b: Segment) -> None:
+    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # an earlier pair may have replaced them
     if a.space is b.space and a.span == b.span:
         return
     pinned = a.space.pinned or b.space.pinned
@@ -187,69 +190,69 @@ def _join(a: Segment, b: Segment) -> None:
         pin_space(a.space)
         pin_space(b.space)
     if a.span == b.span:
-        old, new = sorted((a.space, b.space), key=lambda s: s.born)
+        old, new = sorted((a.space, b.space), key=lambda s: s.serial)
         if new.blocks is not None and not pinned:
-            hold(old, new.blocks)
-        new.into = (Segment(old, 1, {}),)
+            assign_blocks(old, new.blocks)
+        new.replaced_by = (Segment(old, 1, {}),)
     else:
         new, old = (a.space, b.space) if a.span < b.span else (b.space, a.space)
         span = Fraction(max(a.span, b.span), min(a.span, b.span))
         if pinned and span.denominator > 1:
-            equate(a.scale, {})
-            equate(b.scale, {})
+            equate_products(a.scale, {})
+            equate_products(b.scale, {})
             return
-        if span.denominator > 1 or ((new.blocks or new.split) and not pinned):
-            raise Unjoinable(f"units of {new.label!r} and {old.label!r} that span {a.span} and {b.span} entries")
-        new.into = (Segment(old, int(span), {}),)
+        if span.denominator > 1 or ((new.blocks or new.is_blocks) and not pinned):
+            raise IncompatibleAxes(f"units of {new.label!r} and {old.label!r} that span {a.span} and {b.span} entries")
+        new.replaced_by = (Segment(old, int(span), {}),)
     old.stream |= new.stream
-    old.split |= new.split
+    old.is_blocks |= new.is_blocks
     old.writers = sorted({*old.writers, *new.writers})
 
 
-def root(space: Space) -> Space:
-    """Follow a space to where it went; return that one, or pinned units where it was cut."""
-    segments = resolved((Segment(space, 1, {}),))
+def current_space(space: Space) -> Space:
+    """Return the space that replaces a space now; a pinned space if it was cut."""
+    segments = resolve_axis((Segment(space, 1, {}),))
     whole = len(segments) == 1 and segments[0].span == 1
-    return segments[0].space if whole else Space(space.size, space.born, space.name, pinned=True)
+    return segments[0].space if whole else Space(space.size, space.serial, space.name, pinned=True)
 
 
-def blocked(space: Space, count: int) -> Space:
-    """Keep a space's units in `count` blocks that move as wholes; return the space of the blocks.
+def split_into_blocks(space: Space, count: int) -> Space:
+    """Split a space into `count` blocks that move as wholes; return the space of the blocks.
 
     Raises:
-        Unjoinable: it is kept in blocks already that don't nest with these.
+        IncompatibleAxes: the space has other blocks, which do not nest with these.
     """
-    space = root(space)
+    space = current_space(space)
     if count == space.size:
         return space
     if space.size % count:
-        raise Unjoinable(f"{count} blocks of the {space.size} units of {space.label!r}")
-    outer = None if space.blocks is None else root(space.blocks)
+        raise IncompatibleAxes(f"{count} blocks of the {space.size} units of {space.label!r}")
+    outer = None if space.blocks is None else current_space(space.blocks)
     if outer is not None and outer.size >= count:
         if outer.size % count:
-            raise Unjoinable(
+            raise IncompatibleAxes(
                 f"{count} blocks of the units of {space.label!r}, which lie in {outer.size} blocks already"
             )
-        return blocked(outer, count)
-    inner = Space(count, space.born, f"{space.label} blocks", space.pinned, split=True)
+        return split_into_blocks(outer, count)
+    inner = Space(count, space.serial, f"{space.label} blocks", space.pinned, is_blocks=True)
     if outer is not None:
-        hold(inner, outer)
+        assign_blocks(inner, outer)
     space.blocks = inner
     return inner
 
 
-def hold(space: Space, blocks: Space) -> None:
-    """Keep a space's units in blocks that the units of another space move.
+def assign_blocks(space: Space, blocks: Space) -> None:
+    """Split a space into blocks that the units of another space move.
 
     Raises:
-        Unjoinable: it is kept in blocks already that don't nest with these.
+        IncompatibleAxes: the space has other blocks, which do not nest with these.
     """
-    space, blocks = root(space), root(blocks)
+    space, blocks = current_space(space), current_space(blocks)
     if space.blocks is None and space.size != blocks.size and space.size % blocks.size == 0:
-        space.blocks, blocks.split = blocks, True
+        space.blocks, blocks.is_blocks = blocks, True
         if space.pinned:
             pin_space(blocks)
     else:
-        own = blocked(space, blocks.size)
-        for _ in joined((Segment(own, 1, {}),), (Segment(blocks, 1, {}),)):
+        present = split_into_blocks(space, blocks.size)
+        for _ in join_axes((Segment(present, 1, {}),), (Segment(blocks, 1, {}),)):
             pass

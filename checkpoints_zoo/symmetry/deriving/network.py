@@ -1,4 +1,4 @@
-"""The symmetry table of a network, by the name of a collection or an architecture, or of a module."""
+"""Derive the symmetry table of a collection, an architecture or a module."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.sources.source import find
-from checkpoints_zoo.symmetry.deriving.trace import build, trace
+from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
-# Channels, height and width that the architectures were made for: any other that they take gives the same table.
+# Channels, height and width of the images of each architecture. Other sizes give the same table.
 IMAGES = {
     "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
     "optunet": (1, 28, 28), "mlp": (1, 8, 8),
@@ -26,13 +26,13 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
     """Derive the permutation and scaling symmetries of a network from its trace; return the table.
 
     Args:
-        network: name of a collection or of an architecture, or a module of any kind (taken in eval mode).
-        example: one batch of inputs, a tuple if there are several; only shapes matter. None for a name.
+        network: name of a collection or an architecture, or any module (used in eval mode).
+        example: one batch of inputs, or a tuple of batches. Only shapes matter. None for a name.
 
     Raises:
-        SymmetryError: an operation whose effect on permutations and scales isn't known; it is named.
-        UsageError: no example, or one that the module doesn't take.
-        CollectionNotFound: no such name.
+        SymmetryError: the effect of an operation on permutations and scales is unknown. The error names the operation.
+        UsageError: the example is missing, or the module cannot process it.
+        CollectionNotFound: no collection or architecture has this name.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> print(symmetries(net, torch.zeros(1, 2)))
@@ -54,25 +54,25 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
     2.bias    1
     """
     if isinstance(network, str) and example is None:
-        return _of_name(network)
+        return _table_of_name(network)
     if not isinstance(network, nn.Module):
         expected = "a name without an example, or a module with one"
         raise UsageError("network", expected=expected, found=f"{network!r} with {type(example).__name__}"[:120])
     examples = example if isinstance(example, tuple) else (example,)
     if not examples or not all(isinstance(x, Tensor) for x in examples):
         raise UsageError("example", expected="a tensor, or a tuple of tensors", found=repr(example)[:80])
-    return _of_module(network, tuple(x for x in examples if isinstance(x, Tensor)), type(network).__name__)
+    return _table_of_module(network, tuple(x for x in examples if isinstance(x, Tensor)), type(network).__name__)
 
 
-def _of_module(module: nn.Module, examples: tuple[Tensor, ...], name: str) -> Table:
+def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], name: str) -> Table:
     states = module.state_dict(keep_vars=True)
     floats = next((t for t in states.values() if t.is_floating_point()), torch.zeros(()))
     moved = tuple(x.to(floats.device, floats.dtype if x.is_floating_point() else x.dtype) for x in examples)
-    return build(name, {n: tuple(t.shape) for n, t in states.items()}, trace(module, moved))
+    return build_table(name, {n: tuple(t.shape) for n, t in states.items()}, trace_labels(module, moved))
 
 
-def _image(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return channels, height and width that a collection's members take."""
+def _image_shape(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the channels, height and width of the input images of a collection."""
     size, channels = preprocessing.get("size"), preprocessing.get("channels")
     shape = (channels, *size) if isinstance(size, list | tuple) else ()
     if len(shape) != 3 or not all(type(n) is int and 0 < n < 65_536 for n in shape):
@@ -84,14 +84,15 @@ def _image(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
     return shape
 
 
-def _of_name(name: str) -> Table:
+def _table_of_name(name: str) -> Table:
     if name in ARCHITECTURES:
-        return _of_architecture(name, name, {}, IMAGES[name])
-    told = find(name).description
-    return _of_architecture(name, told.architecture, told.arguments, _image(name, told.preprocessing))
+        return _table_of_architecture(name, name, {}, IMAGES[name])
+    description = find(name).description
+    image = _image_shape(name, description.preprocessing)
+    return _table_of_architecture(name, description.architecture, description.arguments, image)
 
 
-def _of_architecture(name: str, architecture: str, arguments: Mapping[str, Any], image: tuple[int, ...]) -> Table:
+def _table_of_architecture(name: str, architecture: str, arguments: Mapping[str, Any], image: tuple[int, ...]) -> Table:
     if architecture not in ARCHITECTURES:
         raise UsageError(
             f"architecture {architecture!r} of {name}",
@@ -101,4 +102,4 @@ def _of_architecture(name: str, architecture: str, arguments: Mapping[str, Any],
         )
     with torch.device("meta"):
         module = build_architecture(architecture, **arguments)
-    return _of_module(module, (torch.zeros(2, *image),), name)
+    return _table_of_module(module, (torch.zeros(2, *image),), name)

@@ -1,7 +1,7 @@
-"""Scale factors while a network is traced: vectors of positive unknowns, and what is found out about their products.
+"""Scale factors of a traced network: vectors of positive unknowns, with equations between their products.
 
-A scale is a product of powers of factors. What an operation demands of scales is linear in their logarithms, so that
-each demand replaces one factor by a product of others; the factors that are left can be chosen freely.
+A scale is a product of powers of factors. Each equation is linear in the logarithms of the factors, and replaces one
+factor by a product of others. The factors that remain can be chosen freely.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ class Factor:
     """A vector of positive scales: entry e of a run of length L is multiplied by value e * count // L.
 
     Args:
-        count: how many values.
-        born, name: as of a space.
-        weak: no layer's output is scaled by it alone: it goes first when factors are found to depend on each other.
-        origin: (tensor, axis) that it was made for; None: it is a product that got a name.
-        norms: layers that undo it; to whether they do so exactly.
-        writers: (order, tensor, axis) of what is multiplied by it at the layer that opened it.
-        into: the product that it was found to equal.
-        start: of a piece, the number of its first value among those of the whole.
-        pieces: by (start, stop), fractions of the run, once its run was cut.
+        count: number of values.
+        serial: serial number.
+        name: name of the layer that opened it.
+        weak: whether it scales no output of a layer alone. Equations replace weak factors first.
+        origin: the (tensor, axis) that it scales; None: it stands for a product.
+        norms: layer that undoes the factor -> whether it does so exactly.
+        writers: (order, tensor, axis) of the tensors that it multiplies in the layer that opened it.
+        replaced_by: the product that replaces it.
+        start: for a part of a factor, the number of its first value in the whole factor.
+        pieces: its parts, by (start, stop) as fractions of the run.
     """
 
     count: int
-    born: int
+    serial: int
     name: str
     weak: bool = True
     origin: tuple[str, int] | None = None
     norms: dict[str, bool] = field(default_factory=dict)
     writers: list[tuple[int, str, int]] = field(default_factory=list)
-    into: Product | None = None
+    replaced_by: Product | None = None
     start: int | None = None
     pieces: dict[tuple[Fraction, Fraction], Factor] = field(default_factory=dict)
 
@@ -46,55 +47,57 @@ class Factor:
         return self.name if self.start is None else f"{self.name}[{self.start}:{self.start + self.count}]"
 
 
-def times(*products: Product, power: Fraction | int = 1) -> Product:
-    """Multiply products, the last of them raised to a power; return what is left of it."""
+def multiply_products(*products: Product, power: Fraction | int = 1) -> Product:
+    """Multiply products, the last one raised to a power; return the product without cancelled factors."""
     result: Product = {}
     for i, product in enumerate(products):
         exponent = Fraction(power if i == len(products) - 1 else 1)
-        for factor, p in settled(product).items():
+        for factor, p in resolve_product(product).items():
             result[factor] = result.get(factor, Fraction(0)) + p * exponent
     return {factor: p for factor, p in result.items() if p}
 
 
-def settled(product: Product) -> Product:
-    """Replace factors by what they were found to equal; return the product."""
-    if all(factor.into is None for factor in product):
+def resolve_product(product: Product) -> Product:
+    """Replace each factor by the product that it equals; return the product of the remaining factors."""
+    if all(factor.replaced_by is None for factor in product):
         return product
     result: Product = {}
     for factor, p in product.items():
-        for f, q in ({factor: Fraction(1)} if factor.into is None else settled(factor.into)).items():
+        for f, q in (
+            {factor: Fraction(1)} if factor.replaced_by is None else resolve_product(factor.replaced_by)
+        ).items():
             result[f] = result.get(f, Fraction(0)) + p * q
     return {factor: p for factor, p in result.items() if p}
 
 
-def equate(one: Product, other: Product) -> None:
-    """Make two scales of one run equal: a factor becomes the product of others."""
-    difference = times(one, other, power=-1)
+def equate_products(one: Product, other: Product) -> None:
+    """Make the scales of one run equal: replace one factor by a product of others."""
+    difference = multiply_products(one, other, power=-1)
     if not difference:
         return
-    pivot = max(difference, key=lambda f: (f.weak, f.count, f.born))
+    pivot = max(difference, key=lambda f: (f.weak, f.count, f.serial))
     power = difference.pop(pivot)
     for factor in difference:
-        tie(factor, pivot.count)
+        tie_values(factor, pivot.count)
         for norm, exact in pivot.norms.items():
             factor.norms[norm] = factor.norms.get(norm, True) and exact
-    pivot.into = {factor: -p / power for factor, p in difference.items()}
-    if list(pivot.into.values()) == [1]:
-        (factor,) = pivot.into
+    pivot.replaced_by = {factor: -p / power for factor, p in difference.items()}
+    if list(pivot.replaced_by.values()) == [1]:
+        (factor,) = pivot.replaced_by
         factor.writers = sorted({*factor.writers, *pivot.writers})
 
 
-def tie(factor: Factor, count: int) -> None:
+def tie_values(factor: Factor, count: int) -> None:
     """Make a factor constant on `count` equal blocks of its run."""
     factor.count = math.gcd(factor.count, count)
 
 
-def piece(factor: Factor, start: Fraction, stop: Fraction) -> Factor:
-    """Return the factor of a part of a run, given as fractions of it."""
+def factor_of_part(factor: Factor, start: Fraction, stop: Fraction) -> Factor:
+    """Return the factor of a part of a run. Start and stop are fractions of the run."""
     if stop - start == 1 or factor.count == 1:
         return factor
     if (factor.count * start).denominator > 1 or (factor.count * stop).denominator > 1:
-        factor.count = 1  # a value on both sides of the cut: one for all is a subgroup
+        factor.count = 1  # one value lies on both sides of the cut: keep one value for the whole run
         return factor
     if (start, stop) not in factor.pieces:
         first, last = int(factor.count * start), int(factor.count * stop)

@@ -1,4 +1,4 @@
-"""What a rule works on: tensors as labels of their axes, and the step of the trace it is asked about."""
+"""The input of rules: tensors with labelled axes, and the step of the trace."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from itertools import count
 from typing import Any, NoReturn
 
 from checkpoints_zoo.errors import SymmetryError
-from checkpoints_zoo.symmetry.deriving.labels import Axis, Segment, Space, Unjoinable, fixed, joined, length, resolved
-from checkpoints_zoo.symmetry.deriving.scales import ONE, Factor, Product, equate, times
+from checkpoints_zoo.symmetry.deriving.labels import (
+    Axis,
+    IncompatibleAxes,
+    Segment,
+    Space,
+    axis_length,
+    is_fixed,
+    join_axes,
+    resolve_axis,
+)
+from checkpoints_zoo.symmetry.deriving.scales import ONE, Factor, Product, equate_products, multiply_products
 
 
 @dataclass(eq=False)
-class Value:
-    """A tensor of the trace.
+class Labelled:
+    """A tensor of the trace, with a label for each axis.
 
     Args:
-        axes: their labels.
-        state: its name, if it is a parameter or buffer as the module keeps it.
-        role: what it is to its layer: "weight", "bias", "gain", "offset", "mean", "variance"; "" before it is used.
-        shift: what is added before it is scaled, and taken off after (a variance's eps).
-        within: (blocks, axis): of a grouped kernel, the inputs' axis, of which each block of rows sees its own block.
+        axes: the labels.
+        state: name of the parameter or buffer; "" for other tensors.
+        role: role in its layer: "weight", "bias", "gain", "offset", "mean", "variance"; "" before the first use.
+        shift: a scale multiplies value + shift (the eps of a variance).
+        within: (blocks, axis) for a grouped kernel: the axis of all inputs; each block of rows reads one block of it.
     """
 
     axes: tuple[Axis, ...]
@@ -33,36 +42,40 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(length(axis) for axis in self.axes)
+        return tuple(axis_length(axis) for axis in self.axes)
 
     @property
     def layer(self) -> str:
-        """The name of the layer that keeps it; the tensor's own at the top of the module."""
+        """The name of the layer that has the tensor; the name of the tensor if the module has it directly."""
         return self.state.rpartition(".")[0] or self.state
 
     @property
-    def fixed(self) -> bool:
-        return all(fixed(axis) for axis in self.axes)
+    def is_fixed(self) -> bool:
+        return all(is_fixed(axis) for axis in self.axes)
 
 
 @dataclass
 class Step:
-    """One operation of the trace, and what its rule needs.
+    """One operation of the trace.
 
     Args:
         operation: its name, for errors.
-        layer: the path of the module that it runs in.
-        shape: of its result; of several results, a tuple of shapes.
-        births: the order of all spaces and factors of the trace.
+        layer: path of the layer that runs it.
+        shape: shape of the result, or a tuple of shapes of several results.
+        serials: serial numbers for all spaces and factors of the trace.
     """
 
     operation: str
     layer: str = ""
     shape: Any = ()
-    births: Iterator[int] = field(default_factory=count)
+    serials: Iterator[int] = field(default_factory=count)
 
     def refuse(self, found: str) -> NoReturn:
-        """Raise the error that names the operation."""
+        """Raise an error that names the operation.
+
+        Args:
+            found: the reason.
+        """
         where = f" in layer {self.layer!r}" if self.layer else ""
         raise SymmetryError(
             f"operation {self.operation}{where}",
@@ -73,79 +86,79 @@ class Step:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Turn what labels refuse into the error that names the operation."""
+        """Turn errors about labels into an error that names the operation."""
         try:
             yield
-        except Unjoinable as problem:
+        except IncompatibleAxes as problem:
             self.refuse(str(problem))
 
-    def still(self, size: int) -> Axis:
-        """Return an axis whose entries keep their places and scale."""
-        return (Segment(Space(size, next(self.births), "", pinned=True), 1, {}),)
+    def fixed_axis(self, size: int) -> Axis:
+        """Return an axis whose entries neither move nor scale."""
+        return (Segment(Space(size, next(self.serials), "", pinned=True), 1, {}),)
 
-    def fresh(self, shape: tuple[int, ...], state: str = "") -> Value:
-        """Return a value of which nothing is known yet: a permutation and a factor of its own for each axis."""
-        value = Value((), state)
+    def label_state(self, shape: tuple[int, ...], state: str = "") -> Labelled:
+        """Label a parameter or buffer before its first use: each axis has a new space and a new factor."""
+        value = Labelled((), state)
         axes = []
         for i, size in enumerate(shape):
-            space = Space(size, next(self.births), value.layer, pinned=size <= 1)
-            axes.append((Segment(space, 1, {Factor(size, next(self.births), value.layer, origin=(state, i)): ONE}),))
+            space = Space(size, next(self.serials), value.layer, pinned=size <= 1)
+            axes.append((Segment(space, 1, {Factor(size, next(self.serials), value.layer, origin=(state, i)): ONE}),))
         value.axes = tuple(axes)
         return value
 
 
-def same(one: Axis, other: Axis) -> Axis:
-    """Make two axes move and scale as one; return it."""
-    for a, b in joined(one, other):
-        equate(a.scale, b.scale)
-    return resolved(one)
+def equate_axes(one: Axis, other: Axis) -> Axis:
+    """Give two axes the same permutation and the same scale; return the joined axis."""
+    for a, b in join_axes(one, other):
+        equate_products(a.scale, b.scale)
+    return resolve_axis(one)
 
 
-def contract(one: Axis, other: Axis) -> None:
-    """Sum products over two axes: they move as one, and their scales undo each other."""
-    for a, b in joined(one, other):
-        equate(times(a.scale, b.scale), {})
+def contract_axes(one: Axis, other: Axis) -> None:
+    """Sum the products of two axes: they have one permutation, and their scales cancel."""
+    for a, b in join_axes(one, other):
+        equate_products(multiply_products(a.scale, b.scale), {})
 
 
-def opened(step: Step, axis: Axis) -> Axis:
-    """Note that a layer's output takes its units and its scale from a kernel's axis; return that axis."""
-    segments = resolved(axis)
+def open_output(step: Step, axis: Axis) -> Axis:
+    """Record that an axis of a kernel writes the units and the scale of a layer's output; return the axis."""
+    segments = resolve_axis(axis)
     for segment in segments:
-        segment.space.writers += _promoted(step, segment.scale)
+        segment.space.writers += _promote_factor(step, segment.scale)
     return segments
 
 
-def scaled_by(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> Axis:
-    """Multiply two axes entry by entry; return the product, with a factor of its own where the gain's is new.
+def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> Axis:
+    """Multiply an axis by a gain, entry by entry; return the product. A new gain opens a new factor.
 
     Args:
-        writes: whether the gain is a kernel, which writes the axis's units.
+        writes: whether the gain is a kernel, which writes the units of the axis.
     """
     result = []
-    for a, b in joined(axis, gain):
-        scale = times(a.scale, b.scale)
+    for a, b in join_axes(axis, gain):
+        scale = multiply_products(a.scale, b.scale)
         new = [factor for factor in scale if factor.weak and factor.origin]
         if new and len(scale) > 1:
-            # The product's own factor is the one to keep: what comes after depends on it alone.
-            output = Factor(b.length, next(step.births), new[0].name, weak=False)
-            output.writers = written = _promoted(step, {new[0]: ONE})
+            # The product gets a new factor: all later operations depend on it alone.
+            output = Factor(b.length, next(step.serials), new[0].name, weak=False)
+            output.writers = writers = _promote_factor(step, {new[0]: ONE})
             new[0].weak = True
-            equate({output: ONE}, scale)
+            equate_products({output: ONE}, scale)
             scale = {output: ONE}
         else:
-            written = _promoted(step, scale)
+            writers = _promote_factor(step, scale)
         if writes:
-            a.space.writers += written
-        result.append(Segment(a.space, a.span, times(scale)))
+            a.space.writers += writers
+        result.append(Segment(a.space, a.span, multiply_products(scale)))
     return tuple(result)
 
 
-def _promoted(step: Step, scale: Product) -> list[tuple[int, str, int]]:
-    """Let a tensor's own factor scale a layer's output; return what to note of the tensor, nothing if done before."""
-    own = [factor for factor in scale if factor.weak and factor.origin]
-    if len(scale) != 1 or not own:
+def _promote_factor(step: Step, scale: Product) -> list[tuple[int, str, int]]:
+    """Let the factor of a tensor scale the output of a layer; return the new writers: none if it does so already."""
+    candidates = [factor for factor in scale if factor.weak and factor.origin]
+    if len(scale) != 1 or not candidates:
         return []
-    (factor,), order = own, next(step.births)
-    factor.weak, factor.born = False, order
+    (factor,), order = candidates, next(step.serials)
+    factor.weak, factor.serial = False, order
     factor.writers = [(order, *(factor.origin or ("", 0)))]
     return list(factor.writers)

@@ -1,7 +1,7 @@
-"""A unit's lines: the entries of a tensor that belong to it, in an order that no permutation changes.
+"""The slice of a unit: the entries of a tensor that belong to the unit, in an order that no permutation changes.
 
-Entries lie in the order of the units on the tensor's other axes, once these are sorted. Where they are not, each entry
-has a label that says what is known of its place, and entries of one label are in no order yet.
+The entries are in the order of the units on the other axes of the tensor, if these are sorted. Otherwise each entry has
+a label. Entries with different labels are in order; the order of entries with equal labels is not known yet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.applying import places_on
+from checkpoints_zoo.symmetry.applying import source_entries
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Table
 
 _CHUNK = 1 << 20  # entries compared at once
@@ -21,12 +21,12 @@ _CHUNK = 1 << 20  # entries compared at once
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a group's units, or those they hold, lie in a tensor.
+    """One axis of a tensor that has the units of a group, or the units inside them.
 
     Args:
-        tensor: its name.
-        move: of the group itself, or of one whose blocks it moves.
-        parts: how many units of the move's group a unit holds; 1 of the group itself.
+        tensor: name of the tensor.
+        move: the move of the group, or of a group whose blocks the group moves.
+        parts: number of units of the moved group inside one unit of the group; 1 for the group itself.
     """
 
     tensor: str
@@ -36,14 +36,14 @@ class Placement:
 
 @dataclass
 class Members:
-    """Stacked members, and what is known of their order.
+    """Stacked members, and the order of their units as far as it is known.
 
     Args:
-        table: of the network.
+        table: the network's symmetry table.
         params: name -> (member, *shape).
-        free: groups that are sorted; all others stay.
-        order: group -> (member, unit), permutations of those sorted so far.
-        inner: group -> (member, unit), permutations inside the blocks of groups whose blocks aren't sorted yet.
+        free: the groups to sort. All other groups stay as they are.
+        order: group -> (member, unit), permutations of the groups sorted so far.
+        inner: group -> (member, unit), permutations inside blocks, for groups whose blocks are not sorted yet.
     """
 
     table: Table
@@ -59,80 +59,81 @@ class Members:
     def device(self) -> torch.device:
         return next(iter(self.params.values())).device
 
-    def one(self, member: int) -> Members:
-        """Return one of them."""
+    def select(self, member: int) -> Members:
+        """Return one member, with a member axis of length 1."""
         rows = slice(member, member + 1)
         params = {name: tensor[rows] for name, tensor in self.params.items()}
         return Members(self.table, params, self.free, {name: p[rows] for name, p in self.order.items()})
 
     def sorted(self, group: str) -> bool:
-        """Say whether a group's units have their places."""
+        """Return whether the units of a group have their final places."""
         return group not in self.free or group in self.order
 
     def place(self, turn: Sequence[str], name: str, inner: Tensor) -> None:
-        """Note a group's order inside the blocks it lies in, and let the groups of the turn that it holds follow.
+        """Set the order of a group inside its blocks, and move the groups of the turn inside it along.
 
         Args:
-            turn: groups sorted together; movers first.
+            turn: groups that are sorted together, movers first.
+            name: name of the group.
             inner: (member, unit), a permutation that leaves the blocks in place.
         """
         self.inner[name] = inner
         for held in turn[turn.index(name) + 1 :]:
-            self.inner[held] = carried(self.inner[held], inner)
+            self.inner[held] = carry_blocks(self.inner[held], inner)
 
     def close(self, turn: Sequence[str]) -> None:
-        """Let the blocks that a turn's groups lie in follow their mover; all units then have their places."""
+        """Move the blocks of the groups of a turn with their mover: then all their units have their final places."""
         blocks = self.order.get(self.table.groups[turn[0]].mover or "")
         for name in turn:
             inner = self.inner.pop(name)
-            self.order[name] = inner if blocks is None else carried(inner, blocks)
+            self.order[name] = inner if blocks is None else carry_blocks(inner, blocks)
 
 
-def carried(inner: Tensor, blocks: Tensor) -> Tensor:
-    """Return a permutation inside blocks (member, unit) with the blocks (member, block) in their order."""
-    own = inner.reshape(*blocks.shape, inner.shape[1] // blocks.shape[1])
-    return own.gather(1, blocks[..., None].expand_as(own)).flatten(1)
+def carry_blocks(inner: Tensor, blocks: Tensor) -> Tensor:
+    """Return a permutation inside blocks (member, unit) with the blocks permuted by `blocks` (member, block)."""
+    by_block = inner.reshape(*blocks.shape, inner.shape[1] // blocks.shape[1])
+    return by_block.gather(1, blocks[..., None].expand_as(by_block)).flatten(1)
 
 
-def by_block(permutation: Tensor, blocks: int) -> Tensor:
-    """Return, for each block as numbered before, its units in their order, (member, block, unit)."""
-    own = permutation.reshape(len(permutation), blocks, permutation.shape[1] // blocks)
-    before = own[..., 0].div(own.shape[2], rounding_mode="floor")
-    return own.gather(1, before.argsort(1)[..., None].expand_as(own))
+def order_by_block(permutation: Tensor, blocks: int) -> Tensor:
+    """Return the permuted units of each block, blocks by their former numbers, (member, block, unit)."""
+    by_block = permutation.reshape(len(permutation), blocks, permutation.shape[1] // blocks)
+    former = by_block[..., 0].div(by_block.shape[2], rounding_mode="floor")
+    return by_block.gather(1, former.argsort(1)[..., None].expand_as(by_block))
 
 
-def placements(table: Table, group: Group) -> list[Placement]:
-    """List where a group's units lie, and those of the groups they hold; those of its first writer come first."""
-    held = {group.name: group.size}
+def find_placements(table: Table, group: Group) -> list[Placement]:
+    """List the axes that have the units of a group or the units inside them, those of its first writer first."""
+    sizes = {group.name: group.size}
     for other in table.groups.values():
-        if other.mover in held:
-            held[other.name] = other.size
-    found = [
-        Placement(name, move, held[move.group] // group.size)
+        if other.mover in sizes:
+            sizes[other.name] = other.size
+    result = [
+        Placement(name, move, sizes[move.group] // group.size)
         for name, axes in table.tensors.items()
         for move in axes.moves
-        # A whole block of a grouped kernel's inputs lies in rows that the unit holds as well.
-        if move.group in held and not (move.within and held[move.group] // group.size >= axes.shape[1])
+        # A unit that has a whole block of the inputs of a grouped kernel also has the rows of this block.
+        if move.group in sizes and not (move.within and sizes[move.group] // group.size >= axes.shape[1])
     ]
     first = group.writers[0] if group.writers else None
-    return sorted(found, key=lambda placement: (placement.tensor, placement.move.axis) != first)
+    return sorted(result, key=lambda placement: (placement.tensor, placement.move.axis) != first)
 
 
-def bits(values: Tensor) -> Tensor:
-    """Return whole numbers in the order of values; -0.0 comes right before 0.0."""
+def ordered_bits(values: Tensor) -> Tensor:
+    """Return whole numbers that sort like the values; -0.0 comes right before 0.0."""
     if not values.is_floating_point():
         return values.short() if values.dtype in (torch.bool, torch.uint8) else values
     whole = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
     return whole ^ ((whole >> (8 * values.itemsize - 1)) & torch.iinfo(whole.dtype).max)
 
 
-class Lines:
-    """The lines that a placement gives to units.
+class Slices:
+    """The slices of units along one axis of a tensor.
 
     Args:
-        members: and their order as it is now.
-        placement: of the units.
-        behind: how many of the tensor's last axes were summed over.
+        members: the members, with the order known so far.
+        placement: the axis.
+        behind: number of last axes of the tensor that were summed over.
     """
 
     def __init__(self, members: Members, placement: Placement, behind: int = 0) -> None:
@@ -151,65 +152,71 @@ class Lines:
         return prod(self.shape)
 
     def entries(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return where entries start to stop of units' lines lie in the tensor, flat, (unit, entry).
+        """Return the flat positions in the tensor of entries start to stop of slices, (unit, entry).
 
         Args:
-            members, units: (unit), whose lines.
+            members: (unit), the member of each unit.
+            units: (unit), the units.
         """
         device = members.device
         if stop is None:
             rank, size = len(self.shape), len(self)
-            own = [torch.arange(n, device=device).view(-1, *[1] * (rank - i - 1)) for i, n in enumerate(self.shape)]
+            indices = [torch.arange(n, device=device).view(-1, *[1] * (rank - i - 1)) for i, n in enumerate(self.shape)]
         else:
-            size, rest, own = stop - start, torch.arange(start, stop, device=device), []
+            size, rest, indices = stop - start, torch.arange(start, stop, device=device), []
             for n in reversed(self.shape):
-                own.insert(0, rest % n)
+                indices.insert(0, rest % n)
                 rest = rest.div(n, rounding_mode="floor")
-        trailing = [1] * max(index.ndim for index in own)
+        trailing = [1] * max(index.ndim for index in indices)
         m, u = members.view(-1, *trailing), units.view(-1, *trailing)
         result, row = m, m
         for i, n in enumerate(self.axes.shape):
-            at = self._own(m, u, own[i]) if i == self.move.axis else self._place(i, m, u, row, own[i])
+            at = (
+                self._along_move(m, u, indices[i])
+                if i == self.move.axis
+                else self._along_other(i, m, u, row, indices[i])
+            )
             row = at if i == 0 else row
             result = result * n + at
         return result.expand(len(members), *result.shape[1:]).reshape(len(members), size)
 
     def codes(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return whole numbers in the falling order of the entries' values, (unit, entry)."""
+        """Return whole numbers for the entries of slices, (unit, entry). Rising numbers mean falling values."""
         tensor = self.members.params[self.placement.tensor]
-        return ~bits(tensor.reshape(-1)[self.entries(members, units, start, stop)])
+        return ~ordered_bits(tensor.reshape(-1)[self.entries(members, units, start, stop)])
 
     def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
-        """Say whether units' lines differ from those of others of the same members, as they lie, (unit)."""
+        """Return whether the slices of units differ from those of other units of the same members, (unit)."""
         tensor, move = self.members.params[self.placement.tensor], self.move
         result = torch.empty(len(units), dtype=torch.bool, device=units.device)
         step = max(1, _CHUNK // len(self))
         if not move.within:
             length = self.members.table.groups[move.group].size * move.span
-            own = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
-            own = own.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
+            rows = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
+            rows = rows.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
         for start in range(0, len(units), step):
             m, u, v = (x[start : start + step] for x in (members, units, others))
-            one, other = (self.codes(m, x) if move.within else bits(own[m, x]).flatten(1) for x in (u, v))
+            one, other = (self.codes(m, x) if move.within else ordered_bits(rows[m, x]).flatten(1) for x in (u, v))
             result[start : start + step] = (one != other).any(1)
         return result
 
-    def settled(self, codes: Tensor) -> Tensor:
-        """Return codes (unit, entry) by label, and in rising order where entries share one."""
+    def sort_unordered(self, codes: Tensor) -> Tensor:
+        """Sort codes (unit, entry) by label, and codes with equal labels by value; return them."""
         if self.labels is None:
             return codes
         codes, order = codes.sort(-1)
         return codes.gather(-1, self.labels[order].argsort(dim=-1, stable=True))
 
-    def _own(self, m: Tensor, u: Tensor, index: Tensor) -> Tensor:
+    def _along_move(self, m: Tensor, u: Tensor, index: Tensor) -> Tensor:
+        """Return the places of entries on the axis of the move."""
         span, parts = self.move.span, self.placement.parts
         unit = u * parts + index.div(span, rounding_mode="floor")
         inner = self.members.inner.get(self.move.group) if parts > 1 else None
         unit = unit if inner is None else inner[m, unit]
         return unit % self.axes.shape[1] if self.move.within else self.move.offset + unit * span + index % span
 
-    def _place(self, axis: int, m: Tensor, u: Tensor, row: Tensor, index: Tensor) -> Tensor:
-        """Return where entries of another axis lie, before anything moved."""
+    def _along_other(self, axis: int, m: Tensor, u: Tensor, row: Tensor, index: Tensor) -> Tensor:
+        """Return the former places of entries on another axis."""
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
@@ -223,31 +230,33 @@ class Lines:
         return order[m, block, index] % self.axes.shape[1]
 
     def _other(self, axis: int) -> tuple[Tensor | None, Move | None]:
-        """Return the order of another axis's entries, (member, entry) or (member, block, entry)."""
+        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None: unchanged."""
         moves = [m for m in self.axes.moves if m.axis == axis and m.group in self.members.order]
         if not moves:
             return None, None
         if self.move.within and axis == 0:
-            return by_block(self.members.order[moves[0].group], self.move.within), None
+            return order_by_block(self.members.order[moves[0].group], self.move.within), None
         if moves[0].within:
-            return by_block(self.members.order[moves[0].group], moves[0].within), moves[0]
-        return places_on(self.axes, axis, moves, self.members.order, self.members.device), None
+            return order_by_block(self.members.order[moves[0].group], moves[0].within), moves[0]
+        return source_entries(self.axes, axis, moves, self.members.order, self.members.device), None
 
     def _labels(self) -> Tensor | None:
-        """Return what is known of each entry's place, (entry); None: all of it."""
+        """Return a label for each entry, (entry); None if the order of all entries is known."""
         result, known = torch.zeros((), dtype=torch.int64, device=self.members.device), True
         for axis, size in enumerate(self.shape):
-            own = torch.arange(size, device=self.members.device)
+            labels = torch.arange(size, device=self.members.device)
             if axis == self.move.axis:
                 if self.placement.parts > 1 and self.move.group not in self.members.inner:
-                    own, known = own % self.move.span, False
+                    labels, known = labels % self.move.span, False
             else:
                 for move in self.axes.moves:
                     if move.axis == axis and not self.members.sorted(move.group):
                         known, within = False, bool(move.within or (self.move.within and axis == 0))
                         stop = size if within else move.offset + self.members.table.groups[move.group].size * move.span
-                        own[move.offset : stop] = (
-                            size + move.offset + (own[move.offset : stop] - move.offset) % (1 if within else move.span)
+                        labels[move.offset : stop] = (
+                            size
+                            + move.offset
+                            + (labels[move.offset : stop] - move.offset) % (1 if within else move.span)
                         )
-            result = result[..., None] * 2 * size + own
+            result = result[..., None] * 2 * size + labels
         return None if known else result.flatten()

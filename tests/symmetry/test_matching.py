@@ -25,7 +25,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "_SMALL", 0)
 
 
-def check(gains: np.ndarray) -> None:
+def check_assignment(gains: np.ndarray) -> None:
     """Check that an assignment is as good as scipy's, but for what float64 can't tell apart."""
     found = assign(gains)
     assert found.dtype == np.int64
@@ -37,36 +37,38 @@ def check(gains: np.ndarray) -> None:
     assert abs(ours - theirs) <= 8 * len(gains) * EPS * np.abs(wide).max()
 
 
-def squares(values: st.SearchStrategy[float], most: int = 9) -> st.SearchStrategy[np.ndarray]:
+def square_matrices(values: st.SearchStrategy[float], most: int = 9) -> st.SearchStrategy[np.ndarray]:
     shapes = st.integers(1, most).map(lambda n: (n, n))
     return shapes.flatmap(lambda shape: arrays.arrays(np.float64, shape, elements=values))
 
 
 MATRICES = st.one_of(
-    squares(st.integers(-3, 3).map(float)),  # ties
-    squares(st.integers(0, 1).map(float)),
-    squares(st.floats(-1, 1)),
-    squares(st.floats(-1e150, 1e150)),
-    squares(st.builds(lambda sign, power: sign * 10.0**power, st.sampled_from([-1, 0, 1]), st.integers(-150, 150))),
+    square_matrices(st.integers(-3, 3).map(float)),  # ties
+    square_matrices(st.integers(0, 1).map(float)),
+    square_matrices(st.floats(-1, 1)),
+    square_matrices(st.floats(-1e150, 1e150)),
+    square_matrices(
+        st.builds(lambda sign, power: sign * 10.0**power, st.sampled_from([-1, 0, 1]), st.integers(-150, 150))
+    ),
 )
 
 
 @given(MATRICES)
 @settings(max_examples=150, deadline=None)
-def test_small_matrices_as_they_are(gains: np.ndarray) -> None:
-    check(gains)
+def test_small_matrices_without_reduction(gains: np.ndarray) -> None:
+    check_assignment(gains)
 
 
 @pytest.mark.slow
 @given(gains=MATRICES)
 @settings(max_examples=200, deadline=None)
-def test_small_matrices_with_numbers_taken_off(gains: np.ndarray) -> None:
+def test_small_matrices_with_reduction(gains: np.ndarray) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(matching, "_SMALL", 0)
-        check(gains)
+        check_assignment(gains)
 
 
-@given(gains=squares(st.integers(-9, 9).map(float), most=6))
+@given(gains=square_matrices(st.integers(-9, 9).map(float), most=6))
 @settings(max_examples=100, deadline=None)
 def test_no_permutation_is_better(gains: np.ndarray) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -89,10 +91,10 @@ def test_large_matrices(size: int, dtype: type) -> None:
     constant = noise * (rng.random((size, 1)) < 0.5)
     wide = noise * 10.0 ** rng.uniform(-18, 18, (size, 1))
     for gains in (noise, planted, products, twins, constant, wide, np.rint(noise), np.zeros((size, size))):
-        check(np.ascontiguousarray(gains.astype(dtype)))
+        check_assignment(np.ascontiguousarray(gains.astype(dtype)))
 
 
-def test_what_is_left_is_small_along_the_best_assignment() -> None:
+def test_reduced_costs_are_small_along_the_best_assignment() -> None:
     gains = torch.from_numpy(np.random.default_rng(0).standard_normal((128, 128)))
     rows, columns = potentials(gains)
     left = (rows[:, None] + columns - gains).numpy()

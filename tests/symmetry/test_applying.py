@@ -42,7 +42,9 @@ def by_hand(table: Table, name: str, tensor: Tensor, permutations: Mapping[str, 
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_members_move_as_each_would_alone(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacked_members_are_permuted_like_single_ones(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = table_of(name)
     params = stacked(table, dtype)
     drawn = random_element(table, torch.Generator().manual_seed(1), members=MEMBERS)
@@ -63,7 +65,7 @@ def test_members_move_as_each_would_alone(name: str, dtype: torch.dtype, monkeyp
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_members_scale_as_each_would_alone(name: str) -> None:
+def test_stacked_members_are_scaled_like_single_ones(name: str) -> None:
     table = table_of(name)
     params = stacked(table, torch.float64)
     drawn = random_element(table, torch.Generator().manual_seed(1), members=MEMBERS, approximate=True)

@@ -41,24 +41,24 @@ def rows_of(table: Table, name: str, tensor: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("approximate", [False, True])
 def test_rows_have_norm_1(name: str, approximate: bool) -> None:
     table, params = table_of(name), params_of(name, 2)
-    tensors, scales, left = unit_norm(table, params, approximate=approximate)
-    assert set(scales) == set(left) == {n for n, s in table.scales.items() if s.exact or approximate}
+    tensors, scales, unscaled = unit_norm(table, params, approximate=approximate)
+    assert set(scales) == set(unscaled) == {n for n, s in table.scales.items() if s.exact or approximate}
     for scale, values in scales.items():
         assert values.dtype == torch.float64
-        assert values.shape == left[scale].shape == (2, table.scales[scale].size)
+        assert values.shape == unscaled[scale].shape == (2, table.scales[scale].size)
         writer, _ = table.scales[scale].writers[0]
         for i in range(2):
             before, after = (rows_of(table, scale, own[writer][i]) for own in (params, tensors))
             for unit, (old, new) in enumerate(zip(before, after, strict=True)):
                 zero = not bool(old.any())
-                assert bool(left[scale][i, unit]) == zero
+                assert bool(unscaled[scale][i, unit]) == zero
                 assert float(new.norm()) == (0 if zero else pytest.approx(1, abs=1e-12))
                 assert not zero or float(values[i, unit]) == 1
     for n, t in rescale(table, params, scales).items():
         torch.testing.assert_close(tensors[n], t, rtol=1e-14, atol=0)
 
 
-def test_a_walk_through_a_small_network() -> None:
+def test_a_small_network_by_hand() -> None:
     """As the authors do: columns are divided first, a bias is multiplied, but is no part of the norm."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
@@ -87,10 +87,10 @@ def test_norms_and_the_rows_before_them() -> None:
     params["1.running_mean"] = torch.tensor([[8.0, 1, 1]]).double()
     params["1.running_var"] = torch.tensor([[16.0, 1, 1]]).double()
     params["3.weight"] = torch.ones(1, 1, 3, 1, 1).double()
-    tensors, scales, left = unit_norm(table, params)
+    tensors, scales, unscaled = unit_norm(table, params)
     assert scales["0"].tolist() == [[0.25, 2, 1]]
     assert scales["1"].tolist() == [[0.5, 1, 1 / 3]]
-    assert {n: m.tolist() for n, m in left.items()} == {"0": [[False, False, True]], "1": [[False, True, False]]}
+    assert {n: m.tolist() for n, m in unscaled.items()} == {"0": [[False, False, True]], "1": [[False, True, False]]}
     assert tensors["0.weight"].flatten().tolist() == [-1, 1, 0]
     assert tensors["1.weight"].tolist() == [[-1, 0, 1]]
     assert tensors["1.bias"].tolist() == [[1, 5, 2]]
@@ -142,20 +142,20 @@ def test_dtypes(stored: torch.dtype, returned: torch.dtype) -> None:
         torch.testing.assert_close(t.double(), exact[0][n], rtol=bound, atol=bound)
 
 
-def test_rows_too_small_for_the_dtype_are_left() -> None:
+def test_rows_too_small_for_the_dtype_stay() -> None:
     table, params = mlp(2, 3, 1)
     params["0.weight"] = torch.tensor([[1e-18, 0], [1e-20, 0], [1e-40, 0]])
     stacked = {n: t[None] for n, t in params.items()}
     found = unit_norm(table, stacked)
-    assert found.left["0"].tolist() == [[False, True, True]]
+    assert found.unscaled["0"].tolist() == [[False, True, True]]
     assert all(bool(t.isfinite().all()) for t in found.tensors.values())
     wide = unit_norm(table, {n: t.double() for n, t in stacked.items()})
-    assert wide.left["0"].tolist() == [[False, False, False]]
+    assert wide.unscaled["0"].tolist() == [[False, False, False]]
     assert wide.tensors["0.weight"][0].tolist() == [[pytest.approx(1, rel=1e-12), 0]] * 3
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "dense", "gated", "functional"])
-def test_scales_that_depend_on_others_come_behind_them(name: str) -> None:
+def test_scales_that_depend_on_others_come_after_them(name: str) -> None:
     table, params = table_of(name), params_of(name, 2)
     turned = dataclasses.replace(table, scales=dict(reversed(list(table.scales.items()))))
     found, again = unit_norm(table, params), unit_norm(turned, params)
@@ -163,7 +163,7 @@ def test_scales_that_depend_on_others_come_behind_them(name: str) -> None:
         torch.testing.assert_close(again.scales[n], t, rtol=1e-12, atol=0)
 
 
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     table, params = table_of("flattened"), params_of("flattened", 5)
     found = unit_norm(table, params)
     monkeypatch.setattr(scaling, "_CHUNK", 1)
@@ -171,7 +171,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(again.tensors[n], t) for n, t in found.tensors.items())
 
 
-def test_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     table, params = table_of("mlp"), params_of("mlp", 2)
     with pytest.raises(UsageError) as caught:
         unit_norm(table, {n: t[0] for n, t in params.items()})

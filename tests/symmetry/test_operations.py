@@ -17,7 +17,7 @@ from tests.support.symmetry_nets import Shaped
 Act = Callable[[Tensor], Any]
 
 
-def between(act: Act) -> Table:
+def table_with_activation(act: Act) -> Table:
     """Derive the table of a net with an operation between two layers; its hidden units are three."""
     parts = {"act": act} if isinstance(act, nn.Module) else {}
 
@@ -29,7 +29,7 @@ def between(act: Act) -> Table:
     return symmetries(net, torch.zeros(2, 2))
 
 
-def added(x: Tensor) -> Tensor:
+def add_scalar(x: Tensor) -> Tensor:
     x += x.relu()
     return x
 
@@ -43,7 +43,7 @@ HOMOGENEOUS: dict[str, Act] = {
     "threshold": lambda x: F.threshold(x, 0.0, 0.0), "abs": lambda x: x.abs() / 2, "minus": lambda x: -x,
     "dropout": nn.Dropout(), "square": lambda x: x.square().sqrt(), "max": lambda x: torch.maximum(x, 2 * x),
     "times": lambda x: x * 3 + 0, "cast": lambda x: x.float().to(x.dtype), "sub": lambda x: torch.sub(x, x, alpha=2),
-    "quotient": lambda x: (x * x) / x, "iadd": added, "T": lambda x: x.relu().T.T,
+    "quotient": lambda x: (x * x) / x, "iadd": add_scalar, "T": lambda x: x.relu().T.T,
     "unit axis": lambda x: x[:, None].relu().squeeze(1), "halves": lambda x: torch.cat([x[:, :1], x[:, 1:]], 1),
     "stack": lambda x: torch.stack([x, x.relu()], 2).sum(2), "rows": lambda x: torch.cat([x, x]).chunk(2)[1],
     "expand": lambda x: x.unsqueeze(2).expand(-1, -1, 4).mean(2), "ellipsis": lambda x: x[..., None, :].flatten(1),
@@ -53,7 +53,7 @@ HOMOGENEOUS: dict[str, Act] = {
 
 @pytest.mark.parametrize("name", HOMOGENEOUS)
 def test_homogeneous_operations_keep_the_scale(name: str) -> None:
-    table = between(HOMOGENEOUS[name])
+    table = table_with_activation(HOMOGENEOUS[name])
     assert table.scaling_freedom == 3
     assert [g.size for g in table.groups.values()] == ([2] if name == "halves" else [3])
 
@@ -71,14 +71,14 @@ OTHERS: dict[str, Act] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_operations_fix_the_scale(name: str) -> None:
-    table = between(OTHERS[name])
+    table = table_with_activation(OTHERS[name])
     assert (table.scaling_freedom, [g.size for g in table.groups.values()]) == (0, [3])
 
 
 def test_a_constant_fixes_the_units() -> None:
-    table = between(lambda x: torch.maximum(x, torch.tensor([1.0, 2.0, 3.0])))
+    table = table_with_activation(lambda x: torch.maximum(x, torch.tensor([1.0, 2.0, 3.0])))
     assert (table.scaling_freedom, dict(table.groups)) == (0, {})
-    table = between(lambda x: x * torch.tensor([1.0, 2.0, 3.0]))
+    table = table_with_activation(lambda x: x * torch.tensor([1.0, 2.0, 3.0]))
     assert (table.scaling_freedom, dict(table.groups)) == (3, {})
 
 
@@ -114,11 +114,11 @@ REFUSED: dict[str, tuple[Act, str]] = {
     "flip": (lambda x: x[:, torch.tensor([2, 1, 0])],
              "operation getitem: {known}; found an index that is a tensor. {end}"),
     "step": (lambda x: x[:, ::2].repeat(1, 2)[:, :3],
-             "operation getitem: {known}; found a slice that leaves out units between others. {end}"),
+             "operation getitem: {known}; found a slice of units that are not consecutive. {end}"),
     "item": (lambda x: x * x.max().item(),
              "operation Tensor.max: {known}; found a maximum over an axis. {end}"),
     "in place": (lambda x: x.mul_(x.relu()),
-                 "operation Tensor.mul_: {known}; found a change in place of what other operations may still read. "
+                 "operation Tensor.mul_: {known}; found a change in place of a tensor that other operations may read. "
                  "{end}"),
     "rounded": (lambda x: torch.div(x, 2 * x, rounding_mode="floor"),
                 "operation torch.div: {known}; found a division that rounds. {end}"),
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Act, str]] = {
         "operation torch._C._nn.scaled_dot_product_attention: {known}; found no rule for it. {end}",
     ),
     "arguments": (lambda x: summed(x, axis=1, keepdims=True) * x,
-                  "operation torch.sum: {known}; found arguments that its rule doesn't know (got an unexpected keyword "
+                  "operation torch.sum: {known}; found unsupported arguments (got an unexpected keyword "
                   "argument 'axis'). {end}"),
     "layer": (nn.RNN(3, 3), "operation nn.RNN in layer 'act': {known}; found a layer without a rule. {end}"),
 }  # fmt: skip
@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Act, str]] = {
 def test_unknown_operations_are_named(name: str) -> None:
     act, text = REFUSED[name]
     with pytest.raises(SymmetryError) as caught:
-        between(act)
+        table_with_activation(act)
     assert str(caught.value).startswith(text.format(known=KNOWN, end=END))
 
 
@@ -157,7 +157,7 @@ def test_layers_that_cannot_be_derived() -> None:
     )
 
 
-def test_layers_with_weights_of_another_make() -> None:
+def test_layers_with_computed_weights() -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)), nn.ReLU(), nn.Linear(3, 1))
     with pytest.raises(SymmetryError) as caught:
         symmetries(net, torch.zeros(2, 2))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 Oracle = Callable[[str], ModuleType]
 
 
-def kept(net: nn.Module, size: int = 32, approximate: bool = False) -> Table:
+def check_function_stays(net: nn.Module, size: int = 32, approximate: bool = False) -> Table:
     """Check that a random symmetry keeps a net's outputs to 1e-10 (float64); return the net's table."""
     table = symmetries(net, torch.zeros(1, 3, size, size))
     generator = torch.Generator().manual_seed(0)
@@ -50,13 +50,13 @@ def test_torchvision_vgg11() -> None:
     assert [m.span for m in table.tensors["classifier.0.weight"].moves if m.axis == 1] == [7 * 7]
     small = vgg11(num_classes=10, init_weights=False)
     small.classifier = nn.Sequential(nn.Linear(512 * 7 * 7, 16), nn.ReLU(True), nn.Dropout(), nn.Linear(16, 10))
-    kept(small)
+    check_function_stays(small)
 
 
 def test_timm_resnet50() -> None:
     import timm
 
-    table = kept(timm.create_model("resnet50", num_classes=10))
+    table = check_function_stays(timm.create_model("resnet50", num_classes=10))
     inner = [n for n, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)) for _ in range(2 * blocks)]
     assert table.log10_permutations(streams=False) == pytest.approx(log10_factorials(64, *inner), rel=1e-12)
     streams = log10_factorials(256, 512, 1024, 2048)
@@ -66,7 +66,7 @@ def test_timm_resnet50() -> None:
 def test_timm_mobilenet_v2() -> None:
     import timm
 
-    table = kept(timm.create_model("mobilenetv2_100", num_classes=10))
+    table = check_function_stays(timm.create_model("mobilenetv2_100", num_classes=10))
     assert [w[0] for w in table.groups["blocks.1.0.conv_pw"].writers] == [
         "blocks.1.0.conv_pw.weight", "blocks.1.0.conv_dw.weight"
     ]  # fmt: skip
@@ -79,19 +79,19 @@ def test_timm_mobilenet_v2() -> None:
 def test_other_timm_nets(name: str) -> None:
     import timm
 
-    kept(timm.create_model(name, num_classes=10), size=64)
+    check_function_stays(timm.create_model(name, num_classes=10), size=64)
 
 
 def test_torch_uncertainty_resnets(oracle: Oracle) -> None:
     resnet = oracle("torch_uncertainty.models.classification.resnet").resnet
     frn = oracle("torch_uncertainty.layers.filter_response_norm").FilterResponseNorm2d
     options: dict[str, Any] = {"in_channels": 3, "num_classes": 10, "style": "cifar"}
-    table = kept(resnet(arch=18, conv_bias=False, **options))
+    table = check_function_stays(resnet(arch=18, conv_bias=False, **options))
     ours = symmetries("resnet18")
     assert [g.size for g in table.groups.values()] == [g.size for g in ours.groups.values()]
     assert (table.log10_permutations(), table.scaling_freedom) == (ours.log10_permutations(), ours.scaling_freedom)
     options |= {"activation_fn": F.silu, "normalization_layer": frn, "conv_bias": True}
-    table = kept(without_eps(resnet(arch=20, **options)), approximate=True)
+    table = check_function_stays(without_eps(resnet(arch=20, **options)), approximate=True)
     ours = symmetries("resnet20-frn-silu")
     assert table.log10_permutations() == ours.log10_permutations()
     assert (table.scaling_freedom, table.approximate_scaling_freedom) == (0, ours.approximate_scaling_freedom)

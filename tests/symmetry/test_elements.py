@@ -27,7 +27,7 @@ def outputs(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([t.flatten() for t in (y.values() if isinstance(y, dict) else [y])])
 
 
-def change(name: str, seed: int, *, approximate: bool = False, eps: bool = True) -> float:
+def output_change(name: str, seed: int, *, approximate: bool = False, eps: bool = True) -> float:
     """Apply a random symmetry to a random net; return how much its outputs change, relative to the largest one."""
     build, shape = EVERY[name]
     kept = (lambda net: net) if eps else without_eps
@@ -46,14 +46,14 @@ def change(name: str, seed: int, *, approximate: bool = False, eps: bool = True)
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_exact_symmetries_keep_the_function(name: str, seed: int) -> None:
-    assert change(name, seed) < 1e-10
+    assert output_change(name, seed) < 1e-10
 
 
 @pytest.mark.parametrize(
     "name", ["convnet", "resnet8", "optunet", "optunet-355", "resnet20", "resnet20-bias", "perceptron"]
 )
 def test_exact_symmetries_keep_the_function_of_the_architectures(name: str) -> None:
-    assert max(change(name, seed) for seed in range(3)) < 1e-10
+    assert max(output_change(name, seed) for seed in range(3)) < 1e-10
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ APPROXIMATE = ["group_normed", "layer_normed", "residual_group_normed", "owned",
 @pytest.mark.parametrize("name", APPROXIMATE)
 def test_approximate_scales_are_exact_without_eps(name: str) -> None:
     bound = 2e-7 if name.startswith("resnet20") else 1e-10  # timm's filter response norm computes in float32
-    assert max(change(name, seed, approximate=True, eps=False) for seed in range(3)) < bound
-    assert max(change(name, seed, approximate=True) for seed in range(3)) > 3 * bound
+    assert max(output_change(name, seed, approximate=True, eps=False) for seed in range(3)) < bound
+    assert max(output_change(name, seed, approximate=True) for seed in range(3)) > 3 * bound
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def rank(rows: Tensor) -> int:
     return int((values > values[0] * 1e-9).sum())
 
 
-def test_draws_reach_all_permutations_alike() -> None:
+def test_random_elements_are_uniform_over_all_permutations() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1, groups=2), nn.ReLU(), nn.Conv2d(2, 1, 1))
     table = symmetries(net, torch.zeros(1, 1, 2, 2))
     drawn = random_element(table, torch.Generator().manual_seed(0), members=4000).permutations

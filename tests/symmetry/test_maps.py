@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry import Table, apply, inverse, permute, symmetries
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
-from checkpoints_zoo.symmetry.canonical.permutation import sort
-from tests.support.canonical_cases import NETS, drawn, element, identical, sorted_groups, table_of
+from checkpoints_zoo.symmetry.canonical.permutation import sort_units
+from tests.support.canonical_cases import NETS, identical, random_members, random_symmetry, sorted_groups, table_of
 from tests.support.symmetry_nets import randomised, without_eps
 from tests.support.symmetry_programs import Program
 
@@ -27,12 +27,12 @@ dtypes = st.sampled_from([torch.float16, torch.float32, torch.float64])
 def check_orbit(table: Table, seed: int, key: str, streams: bool, dtype: torch.dtype, tied: bool) -> None:
     """Check that members and what a random permutation makes of them are sorted into the same, bit for bit."""
     generator = torch.Generator().manual_seed(seed)
-    params = drawn(table, generator, 2, dtype, tied)
-    found, permutations = sort(table, params, key, streams)
-    moved = permute(table, params, element(table, generator, 2, streams).permutations)
-    again = sort(table, moved, key, streams)[0]
+    params = random_members(table, generator, 2, dtype, tied)
+    found, permutations = sort_units(table, params, key, streams)
+    moved = permute(table, params, random_symmetry(table, generator, 2, streams).permutations)
+    again = sort_units(table, moved, key, streams)[0]
     assert all(identical(again[name], tensor) for name, tensor in found.items())
-    twice = sort(table, found, key, streams)[0]
+    twice = sort_units(table, found, key, streams)[0]
     assert all(identical(twice[name], tensor) for name, tensor in found.items())
     back = permute(table, found, {name: p.argsort(-1) for name, p in permutations.items()})
     assert all(identical(back[name], tensor) for name, tensor in params.items())
@@ -42,7 +42,7 @@ def check_orbit(table: Table, seed: int, key: str, streams: bool, dtype: torch.d
 @pytest.mark.parametrize("name", [name for name in NETS if name not in LARGE])
 @settings(max_examples=8)
 @given(seed=seeds, key=keys, streams=st.booleans(), dtype=dtypes, tied=st.sampled_from([True, True, False]))
-def test_permutations_of_a_network_are_sorted_into_one(
+def test_permuted_networks_have_one_canonical_form(
     name: str, seed: int, key: str, streams: bool, dtype: torch.dtype, tied: bool
 ) -> None:
     check_orbit(table_of(name), seed, key, streams, dtype, tied)
@@ -51,7 +51,7 @@ def test_permutations_of_a_network_are_sorted_into_one(
 @pytest.mark.parametrize("name", LARGE)
 @settings(max_examples=3)
 @given(seed=seeds, key=keys, streams=st.booleans(), dtype=dtypes, tied=st.booleans())
-def test_permutations_of_an_architecture_are_sorted_into_one(
+def test_permuted_architectures_have_one_canonical_form(
     name: str, seed: int, key: str, streams: bool, dtype: torch.dtype, tied: bool
 ) -> None:
     check_orbit(table_of(name), seed, key, streams, dtype, tied)
@@ -60,7 +60,7 @@ def test_permutations_of_an_architecture_are_sorted_into_one(
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(seed=seeds, key=keys, streams=st.booleans(), dtype=dtypes, tied=st.booleans())
-def test_permutations_of_random_programs_are_sorted_into_one(
+def test_permuted_random_programs_have_one_canonical_form(
     seed: int, key: str, streams: bool, dtype: torch.dtype, tied: bool
 ) -> None:
     try:
@@ -70,7 +70,7 @@ def test_permutations_of_random_programs_are_sorted_into_one(
     check_orbit(table, seed, key, streams, dtype, tied)
 
 
-def positive(net: nn.Module, seed: int) -> dict[str, Tensor]:
+def with_positive_weights(net: nn.Module, seed: int) -> dict[str, Tensor]:
     """Draw a net's state in float64, without zeros: nothing is left unscaled."""
     state = randomised(net, seed).state_dict()
     return {n: torch.where(t == 0, 0.7, t) if t.is_floating_point() else t for n, t in state.items()}
@@ -100,33 +100,33 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
     seed=seeds, key=st.sampled_from(["first", "max"]), streams=st.booleans(), dtype=st.sampled_from([*TOLERANCES]),
     approximate=st.booleans(),
 )  # fmt: skip
-def test_scaled_and_permuted_networks_become_one(
+def test_scaled_and_permuted_networks_have_one_canonical_form(
     name: str, seed: int, key: str, streams: bool, dtype: torch.dtype, approximate: bool
 ) -> None:
     table, generator = table_of(name), torch.Generator().manual_seed(seed)
-    params = {n: t[None] for n, t in positive(NETS[name][0](), seed).items()}
+    params = {n: t[None] for n, t in with_positive_weights(NETS[name][0](), seed).items()}
     options: dict[str, Any] = {"streams": streams, "approximate": approximate}
     exact, _ = canonicalize(table, params, scale="unit-norm", permute=key, **options)
     assume(least_gap(table, exact, key, streams) > 30 * TOLERANCES[dtype])
     members = {n: t.to(dtype) if t.is_floating_point() else t for n, t in params.items()}
     found, used = canonicalize(table, members, scale="unit-norm", permute=key, **options)
-    drawn_ = element(table, generator, 1, streams, approximate=approximate)
+    drawn_ = random_symmetry(table, generator, 1, streams, approximate=approximate)
     moved = apply(table, {n: t.double() if t.is_floating_point() else t for n, t in members.items()}, drawn_)
     moved = {n: t.to(members[n].dtype) for n, t in moved.items()}
     again, _ = canonicalize(table, moved, scale="unit-norm", permute=key, **options)
     for n, t in found.items():
-        close(again[n], t, TOLERANCES[dtype])
+        check_close(again[n], t, TOLERANCES[dtype])
     back = apply(table, found, inverse(table, used))
     forth = apply(table, members, used)
     for n, t in members.items():
-        close(back[n], t, TOLERANCES[dtype] / 5)
-        close(forth[n], found[n], TOLERANCES[dtype] / 5)
+        check_close(back[n], t, TOLERANCES[dtype] / 5)
+        check_close(forth[n], found[n], TOLERANCES[dtype] / 5)
     twice, _ = canonicalize(table, found, scale="unit-norm", permute=key, **options)
     for n, t in found.items():
-        close(twice[n], t, TOLERANCES[dtype] / 5)
+        check_close(twice[n], t, TOLERANCES[dtype] / 5)
 
 
-def close(one: Tensor, other: Tensor, bound: float) -> None:
+def check_close(one: Tensor, other: Tensor, bound: float) -> None:
     """Compare relative to a tensor's largest entry: a variance near -eps has no digits of its own."""
     assert one.dtype == other.dtype
     if one.is_floating_point() and one.numel():
@@ -171,9 +171,9 @@ def test_approximate_scales_keep_the_function_without_eps(name: str) -> None:
     assert used.scales.keys() == table_of(name).scales.keys()
 
 
-def test_nothing_asked_for_is_nothing_done() -> None:
+def test_without_options_nothing_changes() -> None:
     table = table_of("mlp")
-    params = drawn(table, torch.Generator().manual_seed(0), 2, torch.float16, False)
+    params = random_members(table, torch.Generator().manual_seed(0), 2, torch.float16, False)
     found, used = canonicalize(table, params)
     assert (used.permutations, used.scales) == ({}, {})
     assert all(found[n] is t for n, t in params.items())

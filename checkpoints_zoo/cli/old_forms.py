@@ -1,0 +1,47 @@
+"""The training commands of version 0.1: they run `zoo-cli`, and name the new form in a note on stderr, until 0.3."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from checkpoints_zoo.cli.main import COMMANDS, main, say
+
+
+def run_old_form(program: str, current: bool = False) -> None:
+    """Run this process's command line as `zoo-cli`, whichever form it has; exit with the command's code.
+
+    Args:
+        program: what the user typed before the arguments, such as "python -m training".
+        current: whether the program itself is no old form: a note is written for old arguments only.
+    """
+    arguments = sys.argv[1:]
+    translated = translate(arguments)
+    if not current or translated != arguments:
+        old = " ".join([program, *arguments[:1]])
+        say(f"`{old}` is `{' '.join(['zoo-cli', *translated[:1]])}` now; the old form goes in 0.3")
+    main(translated)
+
+
+def translate(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of `zoo-cli` that mean what arguments of `python -m training` meant in 0.1.
+
+    >>> translate(["convnet-digits", "--members", "0-3", "--out", "out/"])
+    ['train', 'convnet-digits', '--members', '0-3', '--out', 'out/']
+    >>> translate(["my_recipe.py", "--list"])
+    ['recipes', 'my_recipe.py']
+    >>> translate(["show", "convnet-digits"])
+    ['show', 'convnet-digits']
+    """
+    words = list(arguments)
+    first = words[0] if words else "--help"
+    if first == "merge":
+        return ["train-merge", *words[1:]]
+    if first == "verify":
+        retrains = any(word.split("=")[0] == "--retrain" for word in words)
+        return words if retrains else [*words, "--retrain"]
+    if first in COMMANDS or first in ("-h", "--help", "--version"):
+        return words
+    if "--list" in words:
+        return ["recipes", *(word for word in words if word != "--list")]
+    return ["train", *words]
