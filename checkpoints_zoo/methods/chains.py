@@ -1,4 +1,4 @@
-"""Chains of all runs, advanced together by a sampler's update; how well they have mixed: R-hat and effective sizes.
+"""Run the chains of all runs together, and diagnose their mixing: R-hat and effective sample sizes.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape); in diagnostics (chain, draw, quantity).
 """
@@ -21,7 +21,7 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Update = Callable[[Any, Batch], tuple[Any, Tensor]]
-DIAGNOSED = 10_000  # parameters, spread evenly, that R-hat and effective sizes are computed of
+DIAGNOSED = 10_000  # parameters, evenly spaced, for which R-hat and effective sizes are computed
 
 
 def run_chains(
@@ -34,17 +34,18 @@ def run_chains(
     seed: int,
     friction: float | None = None,
 ) -> Sequence[Run]:
-    """Advance the chains of all runs together, and keep draws; return the runs in order.
+    """Run the chains of all runs together, and keep draws; return the runs in order.
 
-    A run's facts: `log_posterior`, of the whole data, in nats, mean over the draws; a draw's is the mean of the
-    estimates in the steps since the draw before. With 4 draws or more: `rhat_log_posterior`, the split R-hat of that;
-    `rhat` and `ess`, the median parameter's, as computed below. `kinetic_temperature` is the mean
-    squared momentum times 1 − friction / 2, which is T where the step is small.
+    A run's facts: `log_posterior` is that of the whole data in nats, the mean over the draws; the value of a draw is
+    the mean of the estimates in the steps since the draw before it. With 4 draws or more, `rhat_log_posterior` is the
+    split R-hat of these values, and `rhat` and `ess` are medians over the parameters. `kinetic_temperature` is the mean
+    squared momentum times 1 − friction / 2, which is T if the step is small.
 
     Args:
-        problem: that they sample.
+        problem: whose posterior the chains sample.
         name: of the method.
-        update: posteriors' own, for the product of all runs; what it gives beside the state is each run's log density.
+        update: the update of the package posteriors, for the product of all runs; returns the state and each run's log
+            density.
         state: of all chains.
         kept: after how many steps each draw is taken, rising.
         batch_size: images a step, each run its own.
@@ -52,7 +53,7 @@ def run_chains(
         friction: share of the momenta lost in a step; None for chains without.
 
     Raises:
-        UsageError: chains that leave for infinity.
+        UsageError: chains that diverge to infinity.
     """
     runs = len(next(iter(state.params.values())))
     batches = problem.batches(batch_size, [derive_seed(seed, f"{name} run {run}") for run in range(runs)])
@@ -124,7 +125,7 @@ def rhat(draws: Tensor) -> Tensor:
     halves = _split_chains(draws)
     middle = halves.flatten(0, 1).quantile(0.5, dim=0)
     folded = (halves - middle).abs()
-    return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(folded)))  # whichever is a number
+    return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(folded)))  # fmax ignores NaN
 
 
 def plain_rhat(draws: Tensor) -> Tensor:
@@ -140,8 +141,8 @@ def plain_rhat(draws: Tensor) -> Tensor:
 def effective_size(draws: Tensor) -> Tensor:
     """Compute the effective sample size of means over all chains' draws (equations 10 to 13); return it.
 
-    Autocorrelations are summed in pairs, as long as the pairs are positive, and made to fall (Geyer 1992). It is at
-    most S · log10(S) of S draws.
+    Autocorrelations are summed in pairs up to the first negative pair, and each pair is cut at the pair before it
+    (Geyer 1992). The size is at most S · log10(S) for S draws.
 
     Args:
         draws: (chain, draw, quantity), 4 draws or more.
@@ -156,7 +157,7 @@ def effective_size(draws: Tensor) -> Tensor:
     halves = _split_chains(draws)
     chains, length = halves.shape[:2]
     within, total = _variances(halves)
-    # Their biased autocovariances, each chain's own, are what equation 10 takes.
+    # Equation 10 takes the biased autocovariance of each chain.
     covariance = _autocovariance(halves).mean(0) * length / (length - 1)
     correlation = 1 - (within - covariance) / total  # (lag, quantity)
     correlation[0] = 1

@@ -1,4 +1,4 @@
-"""Dropout: a network trained with it, and a mask of units for each draw, folded into the weights.
+"""Dropout: networks trained with it; each draw is a mask of units that is multiplied into the weights.
 
 Axes: masks are (draw, unit), or (batch, unit) while a network is trained.
 """
@@ -25,19 +25,21 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 _MASK = "dropout_mask"
-TOLERANCE = 1e-4  # of the largest logit: float32 differs by less, a layer that uses its weights otherwise by more
+TOLERANCE = (
+    1e-4  # times the largest logit: rounding is smaller, the error of a layer that uses its weights otherwise larger
+)
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Networks trained with dropout, and drawn by it (Gal & Ghahramani 2016).
+    """Train networks with dropout, and draw networks by dropout (Gal & Ghahramani 2016).
 
-    The input of every linear and convolutional layer but the first is dropped: units before a linear layer, whole
-    channels before a convolution. In training each image has masks of its own, in each step. A draw is one mask for all
-    inputs; running statistics are those of the training. Each run starts where the mode of the same number does.
+    Dropout acts on the input of every linear and convolutional layer but the first: on units before a linear layer, on
+    whole channels before a convolution. In training each image has its own masks in each step. A draw is one mask for
+    all inputs; running statistics are those of the training. Each run starts from the initialisation of its mode.
 
     Args:
-        rate: share of the units that are dropped.
+        rate: share of units that are set to 0.
     """
 
     rate: float = 0.05
@@ -58,9 +60,9 @@ class Dropout:
             seed: of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
 
         Raises:
-            UsageError: a rate out of (0, 1), losses that were not finite, or a network without two linear or
-                convolutional layers, or whose layers are not called once, share their weights, or use other weights
-                than their state.
+            UsageError: a rate outside (0, 1), losses that were not finite, a network without two linear or
+                convolutional layers, or layers that are not called exactly once, share their weights, or compute with
+                weights that are not in their state.
         """
         check_settings(self, runs, draws)
         layers = find_dropout_layers(problem.network(), problem.inputs[:2])
@@ -89,13 +91,13 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose input is dropped.
+    """A layer whose input is masked.
 
     Args:
         name: of the module.
         units: features or channels of its input.
-        groups: of a convolution; of a transposed one 1, since its weights have an axis of all channels.
-        first: whether the units are the weight's first axis, not its second.
+        groups: groups of a convolution; 1 for a transposed one, because its weights have an axis of all channels.
+        first: whether units are the weight's first axis; the second otherwise.
     """
 
     name: str
@@ -105,14 +107,15 @@ class Layer:
 
 
 def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
-    """List the linear and convolutional layers of a network but the first, in the order that they are called in.
+    """Find the linear and convolutional layers of a network, in the order of their calls; return all but the first.
 
     Args:
-        network: to run once; it is left as it was but for its mode, which is eval.
+        network: it runs once, and is in eval mode afterwards.
         inputs: two or more, (batch, channel, height, width).
 
     Raises:
-        UsageError: fewer than two, one that isn't called once with all inputs, or one without weights of its own.
+        UsageError: fewer than two layers, a layer that is not called once with all inputs, or one without its own
+            weights.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
     >>> find_dropout_layers(net, torch.zeros(2, 1, 4, 4))
@@ -164,11 +167,11 @@ def _layer(name: str, layer: nn.Module) -> Layer:
 
 
 def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[str, Tensor]) -> Tensors:
-    """Multiply layers' weights by masks of their inputs; return stacked states, name -> (draw, *shape).
+    """Multiply layers' weights by the masks of their inputs; return stacked states, name -> (draw, *shape).
 
     Args:
         state: of one network.
-        layers: whose inputs the masks are of.
+        layers: whose inputs are masked.
         masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
 
     >>> layer = Layer("fc", units=2, groups=1, first=False)
@@ -182,14 +185,14 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapp
         weight, mask = folded[name], masks[layer.name]
         if layer.first:
             mask = mask[:, :, None]
-        else:  # a row of the weight sees its own group of channels
+        else:  # each row of the weight reads one group of channels
             mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
         folded[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
     return {name: tensor.contiguous() for name, tensor in folded.items()}
 
 
 def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> Tensors:
-    """Draw masks on the CPU; return them by the layers' names, 0 or 1/(1 - rate), (count, unit)."""
+    """Draw masks on the CPU; return layer's name -> 0 or 1/(1 - rate), (count, unit)."""
     units = [layer.units for layer in layers]
     keeps = torch.rand(count, sum(units), generator=seeded_generator(seed)) >= rate
     return dict(zip([layer.name for layer in layers], torch.split(keeps / (1 - rate), units, dim=1), strict=True))
@@ -239,10 +242,10 @@ def _gradient(
 
 
 def _check_folding(problem: Problem, layers: Sequence[Layer], state: Tensors, masks: Tensors, folded: Tensors) -> None:
-    """Check on some images that the first draw computes the same as the network with its inputs masked.
+    """Check on some images that masks in the weights give the same logits as masks on the layers' inputs.
 
     Raises:
-        UsageError: it doesn't.
+        UsageError: the logits differ.
     """
     inputs = problem.inputs[:8].cpu()
     buffers = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}

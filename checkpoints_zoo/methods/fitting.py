@@ -1,4 +1,4 @@
-"""Fit methods by name: draws are stored as a collection with their settings, and settings are chosen by a search."""
+"""Fit methods by name, store their draws as a collection, and search for settings."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
-RUNS, DRAWS = 10, 100  # of a fit, by default
-HELD_OUT = 250  # images, of a search, by default
+RUNS, DRAWS = 10, 100  # runs of a fit, and draws of each run, by default
+HELD_OUT = 250  # images that a search does not train on
 
 METHODS: dict[str, type[Method]] = {
     "dropout": Dropout,
@@ -54,10 +54,10 @@ METHODS: dict[str, type[Method]] = {
     "deep-ensemble": DeepEnsemble,
 }
 
-# Settings chosen by a search: by the NLL that the draws of one mode have together on the last 250 training images (in
-# rank order), fitted to the others; the test split was never looked at. Other collections have the defaults.
+# Settings with the lowest NLL in a search: draws of one mode as an ensemble, fitted to all training images but the last
+# 250 (in rank order), measured on these 250. The test split was not used. Other collections have the defaults.
 CHOSEN: Mapping[str, Mapping[str, Method]] = {
-    "convnet-digits": {  # the search's record is in docs/studies/comparison.json
+    "convnet-digits": {  # docs/studies/comparison.json holds all results of the search
         "dropout": Dropout(rate=0.02),
         "vi": MeanField(lr=0.01, steps=1000, temperature=0.03),
         "swag": Swag(lr=0.05, epochs=20, scale=2.0),
@@ -110,11 +110,11 @@ class Fit:
         collection: its name.
         method: its name.
         settings: of the method.
-        recipe, recipe_hash, data_fingerprint: what it was fitted to.
-        runs, draws, seed: how many of each, and of what.
-        seconds: that fitting and drawing took.
-        facts: one mapping a run: what the fit says of itself.
-        versions: of this package, torch, and what the method needs.
+        recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
+        runs, draws, seed: as in `fit`.
+        seconds: time of fitting and drawing.
+        facts: one mapping for each run: acceptance, evidence and the like.
+        versions: of this package, torch, and the packages that the method needs.
     """
 
     collection: str
@@ -132,7 +132,7 @@ class Fit:
 
     @property
     def key(self) -> str:
-        """Hash of what decides the draws."""
+        """Hash of everything that decides the draws."""
         return fit_key(self.method, self.settings, self.recipe_hash, self.data_fingerprint, self.runs, self.draws,
                       self.seed)  # fmt: skip
 
@@ -140,7 +140,7 @@ class Fit:
 def fit_key(
     method: str, settings: Mapping[str, Any], recipe_hash: str, fingerprint: str, runs: int, draws: int, seed: int
 ) -> str:
-    """Return the first 16 hex digits of the sha256 over what decides a method's draws."""
+    """Return 16 hex digits of the sha256 over everything that decides a method's draws."""
     facts = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -167,10 +167,10 @@ def fit(
     device: str = "cpu",
     say: Say = lambda text: None,
 ) -> Collection:
-    """Fit a method to a recipe's training images, and store its draws; return the collection of them.
+    """Fit a method to a recipe's training images, and store its draws; return their collection.
 
-    Draws that are in the folder already, with the same settings, are returned as they are. Members are numbered run by
-    run. A method of independent members trains `draws` of them, whatever the runs.
+    If the folder has draws with the same settings, they are returned. Members are numbered run by run. A method of
+    independent members trains `draws` members, whatever `runs` is.
 
     Args:
         method: its name, with the settings chosen for the recipe, or the method itself.
@@ -179,7 +179,7 @@ def fit(
         runs: posteriors, from different modes.
         draws: of each.
         seed: of everything random.
-        modes: folder where trained modes are kept; None for `modes` in the source's.
+        modes: folder of trained modes; None for the folder `modes` in `out`.
         device: to compute on.
         say: told of the progress.
 
@@ -202,7 +202,7 @@ def fit(
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
         if known_fit is not None and known_fit.key == key:
             return load(name, source=root, architecture=architecture)
-        # Draws without a record are of a fit that was killed at the end: made again, they are the same.
+        # Draws without a record are of a fit that was killed at its end; fitted again, they are the same.
         if known_fit is not None and not chosen_method.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
@@ -295,14 +295,14 @@ def _versions(method: Method) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that a search tried, and how their draws did on the images held out.
+    """Settings that a search tried, and the figures of their draws on the held-out images.
 
     Args:
         method: its name.
         settings: of it.
-        accuracy, nll: of the mean probabilities of one run's draws, mean over the runs; NLL in nats.
-        seconds: that the fit took.
-        failed: why there are no figures; "" if there are.
+        accuracy, nll: of the mean probabilities of a run's draws, averaged over the runs; NLL in nats.
+        seconds: time of the fit.
+        failed: why there are no figures; "" if there are some.
     """
 
     method: str
@@ -316,11 +316,11 @@ class Trial:
 def search(
     kind: type[Method], problem: Problem, *, runs: int = 2, draws: int = 50, seed: int = 0
 ) -> tuple[Method, Sequence[Trial]]:
-    """Fit a method with each of its grid's settings; return the one with the least NLL, and all that was tried.
+    """Fit a method with each of its grid's settings; return the settings with the lowest NLL, and all trials.
 
     Args:
         kind: the method.
-        problem: with images held out.
+        problem: with held-out images.
         runs, draws: of each fit.
         seed: of the fits.
 
@@ -370,5 +370,5 @@ def held_out_figures(problem: Problem, states: Tensors) -> tuple[float, float]:
             ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, FORWARD_BATCH)
         ]
     log_probs = torch.cat(parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
-    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN says that settings are none
+    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN: the settings are useless
     return float(accuracy), float(metrics.nll(log_probs, held_out.labels, check=False))

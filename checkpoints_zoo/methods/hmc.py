@@ -1,6 +1,6 @@
-"""Hamiltonian Monte Carlo on all training images, from a mode; the chains of all runs advance together.
+"""Hamiltonian Monte Carlo on all training images, started at modes; the chains of all runs advance together.
 
-The method comes first, then the posterior that it samples, then the sampler of any differentiable density.
+This file has the method, then the posterior that it samples, then a sampler of any differentiable density.
 
 Axes: stacked parameters are (run, *shape), draws (run, draw, *shape).
 """
@@ -26,10 +26,10 @@ from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 MAX_SIZE = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
-WATCHED_INPUTS = 100  # inputs whose probabilities are watched
-_PIECE = 200  # inputs a forward pass: what a layer gives the next stays in a CPU's cache
-DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro
-MIN_ADAPTATION = 10  # trajectories for dual averaging to find a size
+WATCHED_INPUTS = 100  # inputs whose probabilities are diagnosed
+_PIECE = 200  # inputs a forward pass: activations then fit into a CPU's cache
+DIVERGENT = 1000.0  # nats: a trajectory whose energy changes by more is divergent, as in Stan and pyro
+MIN_ADAPTATION = 10  # trajectories that dual averaging needs to find a step size
 
 # From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
 Density = Callable[[Tensors], tuple[Tensor, Tensors]]
@@ -39,16 +39,16 @@ Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 class Hmc:
     """Full-batch Hamiltonian Monte Carlo, p(θ | images)^(1/T), with unit mass.
 
-    A chain of a few trajectories has not forgotten its mode: see its R-hat before it is taken for the posterior.
+    A chain of a few trajectories still depends on its mode: read its R-hat before you take it for the posterior.
 
-    Batch norms keep the running statistics of the mode, in training and in the draws: what is sampled is the posterior
-    of the other parameters, given these.
+    Batch norms keep the running statistics of the mode, while sampling and in the draws: the samples are of the
+    posterior of the parameters, given these statistics.
 
     Args:
         temperature: T; 1 is the Bayes posterior.
         steps: leapfrog steps from draw to draw, on average; each is a gradient of all images.
-        warmup: trajectories before the first draw, in which step sizes are found.
-        target: acceptance that step sizes are to bring.
+        warmup: trajectories before the first draw, which adapt step sizes.
+        target: acceptance probability at which step sizes aim.
     """
 
     name: ClassVar[str] = "hmc"
@@ -65,10 +65,10 @@ class Hmc:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode; return its draws, a trajectory apart. See `Method.fit`.
 
-        A run's facts: `acceptance`, `step_size`, `divergences`; `log_posterior` of the draws, T aside, in nats, their
-        mean; R-hat between the halves of the run, of it and of the weights (median and largest), and effective sample
-        sizes of its mean and of the weights' (median). Of all runs together: R-hat of the log posterior and of the
-        probabilities of the right classes (median and largest).
+        A run's facts: `acceptance`, `step_size`, `divergences`; `log_posterior`, in nats, at T = 1, the mean over the
+        draws; R-hat between the halves of the run, and effective sample sizes, of the log posterior and of the weights
+        (median and largest). All runs together have the R-hat of the log posterior and of the probabilities of the
+        right classes (median and largest).
         """
         check_settings(self, runs, draws, temperature=POSITIVE)
         self._check(problem)
@@ -89,7 +89,7 @@ class Hmc:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return lengths of a trajectory; the temperature stays 1, which is what HMC is there for."""
+        """Return two lengths of a trajectory, at temperature 1: HMC samples the Bayes posterior."""
         return [cls(steps=steps) for steps in (3, 6)]
 
     def _check(self, problem: Problem) -> None:
@@ -109,7 +109,7 @@ class Posterior:
     Args:
         problem: prior, images and network.
         params: name -> (run, *shape), for their shapes.
-        buffers: of the runs, which stay as they are.
+        buffers: of the runs; they do not change.
         temperature: to divide by.
     """
 
@@ -126,7 +126,7 @@ class Posterior:
         skeleton = problem.network().eval().requires_grad_(False).to(problem.device)
         self.runner = Runner(skeleton, {**problem.whole(self.leaves), **fixed})
         if self.runner.program(self.inputs[0]) is not None:
-            self.runner.asked = "grouped"  # side by side they are twice as quick
+            self.runner.asked = "grouped"  # twice as fast as one run after another
 
     def __call__(self, positions: Tensors) -> tuple[Tensor, Tensors]:
         """Return each run's log density, nats, (run,), and its gradient, name -> (run, *shape)."""
@@ -138,7 +138,7 @@ class Posterior:
         pull = -self.problem.prior_precision
         gradient = [(pull * p).detach() for p in positions.values()]
         for inputs, labels in zip(self.inputs, self.labels, strict=True):
-            logits = self.runner(inputs).double()  # sums of float32 would lose what the Metropolis test goes by
+            logits = self.runner(inputs).double()  # float32 sums are too coarse for the Metropolis test
             losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(runs), reduction="none")
             slopes = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
             level = level - losses.detach().view(runs, -1).sum(1)
@@ -148,7 +148,7 @@ class Posterior:
 
 
 def _channels_last(inputs: Tensor) -> Tensor:
-    """Lay images out with their channels last, also if there is one alone; pooling is ten times as quick."""
+    """Store images with their channels last, even a single one; pooling is then ten times as fast."""
     if inputs.dim() != 4:
         return inputs
     count, channels, height, width = inputs.shape
@@ -157,7 +157,7 @@ def _channels_last(inputs: Tensor) -> Tensor:
 
 
 def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
-    """Return what one chain says of itself."""
+    """Return the facts of one chain."""
     level = chains.log_density[run]
     facts = {
         "acceptance": float(chains.acceptance[run]),
@@ -179,7 +179,7 @@ def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
 
 
 def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
-    """Return what all chains say together, of what symmetries of the weights don't change."""
+    """Return the facts of all chains together, about quantities that symmetries of the weights do not change."""
     every = max(1, problem.count // WATCHED_INPUTS)
     inputs, labels = problem.inputs[::every][:WATCHED_INPUTS].cpu(), problem.labels[::every][:WATCHED_INPUTS].cpu()
     skeleton = problem.network().eval().requires_grad_(False)
@@ -187,7 +187,7 @@ def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], t
         logits = torch.stack([Runner(skeleton, problem.whole(state))(inputs) for state in states])
     right = logits.double().log_softmax(-1)[:, :, torch.arange(len(labels)), labels]  # (chain, draw, input)
     of_classes = rhat(right)
-    moving = of_classes[~of_classes.isnan()]  # probabilities that are 1 in all draws have no R-hat
+    moving = of_classes[~of_classes.isnan()]  # a probability of 1 in all draws has no R-hat
     return {
         "rhat_log_posterior_all": float(rhat(chains.log_density[:, :, None])),
         "rhat_predictive_all": float(moving.median()) if len(moving) else float("nan"),
@@ -197,15 +197,15 @@ def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], t
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """The draws of some chains, and how they were made.
+    """The draws of some chains, and the sampler's record.
 
     Args:
         draws: name -> (chain, draw, *shape).
         log_density: of the draws, nats, (chain, draw), float64.
         acceptance: mean probability of acceptance after warm-up, (chain,).
         step_size: after warm-up, (chain,).
-        divergences: trajectories after warm-up whose energy left all bounds, (chain,).
-        gradients: how many were taken of each chain.
+        divergences: number of divergent trajectories after warm-up, (chain,).
+        gradients: number of gradients of each chain.
     """
 
     draws: Tensors
@@ -230,13 +230,13 @@ def sample(
     """Draw from a density by Hamiltonian Monte Carlo; return the chains.
 
     Args:
-        density: of all chains at once; energies are compared in its float64.
+        density: of all chains at once, in float64.
         start: name -> (chain, *shape).
         draws: trajectories after warm-up, a draw each.
-        warmup: trajectories before, in which step sizes are found; of 20 or more the second half counts.
-        steps: of a trajectory, on average: half as many to half as many more, the same for all chains.
-        seed: of everything random; a chain's draws of random numbers are its own, whatever the number of chains.
-        target: acceptance that step sizes are to bring.
+        warmup: trajectories before the draws, which adapt step sizes; of 20 or more only the second half counts.
+        steps: leapfrog steps of a trajectory: between 1/2 and 3/2 times as many, the same number for all chains.
+        seed: of everything random; the random numbers of a chain do not depend on the number of chains.
+        target: acceptance probability at which step sizes aim.
         mass: of each dimension, name -> shape; 1 where it is None.
 
     Raises:
@@ -266,9 +266,7 @@ def sample(
     positions, levels = [], []
     probabilities, divergences = [], torch.zeros(count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
-        if (
-            trajectory == warmup // 2 >= MIN_ADAPTATION
-        ):  # near a mode longer steps are accepted than where chains go then
+        if trajectory == warmup // 2 >= MIN_ADAPTATION:  # steps that are accepted near the mode are too long later
             sizes = StepSizes(sizes.average, target)
         length = int(torch.randint(least, most + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
@@ -296,7 +294,7 @@ def sample(
 
 
 class Point(NamedTuple):
-    """Where chains are: positions (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
+    """Positions of chains (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
 
     position: Tensor
     level: Tensor
@@ -304,11 +302,11 @@ class Point(NamedTuple):
 
 
 class FlatDensity:
-    """A density of flat positions.
+    """A density as a function of flat positions (chain, dimension).
 
     Args:
         density: of stacked tensors.
-        like: name -> (chain, *shape).
+        like: name -> (chain, *shape), for the shapes.
     """
 
     def __init__(self, density: Density, like: Mapping[str, Tensor]) -> None:
@@ -329,13 +327,13 @@ class FlatDensity:
 def leapfrog(
     flat_density: FlatDensity, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
 ) -> tuple[Point, Tensor, Tensor]:
-    """Follow the leapfrog; return where it ends, the momenta there, and which chains are sound, (chain,).
+    """Take leapfrog steps; return the end point, the momenta there, and which chains are stable, (chain,).
 
-    A chain that isn't, its energy off by DIVERGENT nats or not finite, is put back where it was, and rests there.
+    A chain whose energy changes by DIVERGENT nats or is not finite is unstable: it goes back to its start and rests.
 
     Args:
         flow: the density.
-        point: where chains start.
+        point: start of the chains.
         momenta: (chain, dimension).
         size: of each chain's steps, (chain,).
         steps: how many.
@@ -362,12 +360,14 @@ def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
 
 
 def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
-    """Return the probability with which Metropolis' test accepts the end of each trajectory, (chain,)."""
+    """Return the probability that the Metropolis test accepts the end of each trajectory, (chain,)."""
     return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
 
 
 def first_size(flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
-    """Double or halve a step size till one step is accepted with probability 1/2 or so (algorithm 4); return each's.
+    """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's.
+
+    Hoffman & Gelman 2014, algorithm 4.
 
     Args:
         flow, point, momenta, scale: as `leapfrog`.
@@ -391,7 +391,7 @@ class StepSizes:
 
     Args:
         first: sizes to begin with, (chain,).
-        target: probability of acceptance that is asked for.
+        target: probability of acceptance at which sizes aim.
     """
 
     def __init__(self, first: Tensor, target: float) -> None:
@@ -401,7 +401,7 @@ class StepSizes:
         self._off = torch.zeros_like(first)
 
     def learn(self, probability: Tensor) -> None:
-        """Take account of the probabilities (chain,) with which a trajectory was accepted."""
+        """Adapt the sizes to the acceptance probabilities (chain,) of a trajectory."""
         self.seen += 1
         weight = 1 / (self.seen + 10)
         self._off = (1 - weight) * self._off + weight * (self.target - probability)

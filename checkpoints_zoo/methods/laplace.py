@@ -1,7 +1,7 @@
-"""Laplace approximations around a mode, by laplace-torch: a Gaussian by the curvature there, in Kronecker factors.
+"""Laplace approximations around a mode, by laplace-torch: Gaussians with a Kronecker-factored curvature.
 
-A draw is of weights: what laplace-torch calls the predictive of "nn" samples. Its default, the linearised network's,
-is no network's own.
+Draws are weights of networks, which laplace-torch calls the "nn" predictive. Its default, the linearised network, has
+no draws of this kind.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 """
@@ -36,11 +36,11 @@ EVIDENCE_STEPS = 100
 class Laplace:
     """A Gaussian over the weights of all linear layers and convolutions.
 
-    Norms stay as they are at the mode, their statistics too.
+    Norms keep their parameters and statistics at the mode.
 
     Args:
-        prior: whose precision the Gaussian has where the images say nothing: of the "weight-decay", or the one of the
-            highest "evidence", which is each run's own.
+        prior: precision of the prior: N times the "weight-decay", or the precision of the highest "evidence", which
+            differs between runs.
         temperature: T of p(θ | images)^(1/T): the covariance is T times that of the posterior.
     """
 
@@ -70,7 +70,7 @@ class Laplace:
 
 @dataclass(frozen=True)
 class LaplaceLastLayer:
-    """A Gaussian over the weights of the last layer alone; all else stays as it is at the mode.
+    """A Gaussian over the weights of the last layer; all other tensors stay at the mode.
 
     Args:
         prior, temperature: as `Laplace`.
@@ -102,7 +102,7 @@ def _fit(
 ) -> Sequence[Run]:
     library = import_optional("laplace", REQUIREMENT)
     modes, buffers = problem.modes(runs)
-    # In their order and in pieces of one size: the factors depend on both.
+    # The order and the batch size are fixed: the Kronecker factors depend on both.
     loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=FORWARD_BATCH)
     finished = []
     for run in range(runs):
@@ -155,7 +155,7 @@ def network_at_mode(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:
 
 
 def freeze_norms(network: nn.Module, name: str) -> None:
-    """Leave the parameters of norms out of what laplace-torch takes: those that want no gradient.
+    """Exclude the parameters of norms from the Gaussian: laplace-torch skips parameters without gradients.
 
     Raises:
         UsageError: parameters of layers that are neither norms nor have Kronecker factors.
@@ -177,7 +177,7 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
     """Fit laplace-torch's object in place.
 
     Raises:
-        UsageError: a network that it can't take.
+        UsageError: a network that laplace-torch can't take.
     """
     try:
         posterior.fit(loader)
@@ -196,7 +196,7 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
 
 
 def _split_draws(drawn: Tensor, network: nn.Module, posterior: Any) -> Tensors:
-    """Cut draws (draw, weight) into tensors, name -> (draw, *shape), in the order that laplace-torch took them."""
+    """Split draws (draw, weight) into tensors, name -> (draw, *shape), in the order of laplace-torch."""
     layer = getattr(posterior.model, "last_layer", None)
     if layer is None:
         shapes = {n: p.shape for n, p in network.named_parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""What a method is: settings that fit an approximate posterior, and the draws that it gives.
+"""The protocol of a method: settings of an approximate posterior, and the draws that its fit returns.
 
 Axes: draws are (draw, *shape).
 """
@@ -23,11 +23,11 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The draws of one run of a method, and what its fit says of itself.
+    """The draws of one run of a method, and facts about its fit.
 
     Args:
-        states: stacked state dicts of the recipe's network, name -> (draw, *shape), float32 on the CPU, counters left
-            out.
+        states: stacked state dicts of the recipe's network, name -> (draw, *shape), float32 on the CPU, without
+            counters.
         facts: name -> number: acceptance, step size, evidence, and the like.
     """
 
@@ -40,10 +40,10 @@ class Method(Protocol):
     """A way to draw networks: a frozen dataclass whose fields are the settings, plain JSON values with defaults.
 
     Attributes:
-        name: as `zoo-cli compare --methods` takes it.
-        title: in a line.
+        name: as in `zoo-cli compare --methods`.
+        title: one line.
         source: the paper.
-        needs: requirements beside this package, as pip takes them.
+        needs: packages that it needs beside this one, as pip takes them.
         independent: whether each run is one independently trained member.
     """
 
@@ -59,8 +59,8 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: how many; the first of them have the same seeds whatever their number, and the same draws where
-                runs are not computed together.
+            runs: how many; the seeds of the first ones do not depend on the number, nor do their draws if runs are
+                not computed together.
             draws: of each run.
             seed: of everything random.
 
@@ -75,11 +75,11 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Range:
-    """What a setting may be.
+    """The allowed values of a setting.
 
     Args:
-        expected: in words, as a phrase that follows "expected".
-        fits: whether a value is in it, whatever its type.
+        expected: description that follows "expected" in an error.
+        fits: returns whether a value of any type is allowed.
     """
 
     expected: str
@@ -98,7 +98,7 @@ def finite_number(expected: str, fits: Callable[[float], bool]) -> Range:
 
 
 def whole_number(least: int) -> Range:
-    """Make the range of whole numbers from one on; return it.
+    """Make a range of whole numbers from a least one on; return it.
 
     >>> whole_number(1).expected, whole_number(1).fits(2.5)
     ('a whole number from 1', False)
@@ -107,7 +107,7 @@ def whole_number(least: int) -> Range:
 
 
 def one_of(*values: str) -> Range:
-    """Make a range of a few words; return it."""
+    """Make a range of some words; return it."""
     return Range(" or ".join(values), lambda value: value in values)
 
 
@@ -147,15 +147,15 @@ _RANGES: dict[str, Range] = {
 
 
 def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> None:
-    """Check the settings of a method, and how many runs and draws it is asked for.
+    """Check the settings of a method, and the numbers of runs and draws.
 
     Args:
         method: a frozen dataclass with a `name`.
         runs, draws: 1 or more of each.
-        narrower: ranges of settings that the method takes fewer values of than others do.
+        narrower: ranges of settings for which this method allows fewer values than others do.
 
     Raises:
-        UsageError: one out of its range.
+        UsageError: a value out of its range.
     """
     settings = {field.name: getattr(method, field.name) for field in fields(method)}
     ranges = _RANGES | narrower
@@ -168,10 +168,10 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
 
 
 def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
-    """Make the log density of the product of all runs' posteriors, as the package posteriors takes one; return it.
+    """Make the log density of the product of all runs' posteriors, for the package posteriors; return the function.
 
-    It takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the whole data,
-    and beside it each run's own, (run,). It raises UsageError for a network that torch.vmap can't map over the runs.
+    The function takes stacked parameters and a batch for each run. It returns the sum over the runs, in nats of the
+    whole data, and each run's value, (run,). It raises UsageError for a network that torch.vmap can't map over runs.
     """
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture

@@ -1,9 +1,8 @@
 """The posterior that all methods approximate: a recipe's network, its training images, a Gaussian prior.
 
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
-log of likelihood and an iid Gaussian prior of precision N · weight_decay, which is how the paper reads weight decay
-(Laurent, Aldea & Franchi 2024). Where a recipe smooths labels, that is for its modes alone: the likelihood is of the
-labels themselves.
+log of likelihood and an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea & Franchi 2024. If a
+recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """
@@ -45,10 +44,10 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: of the network; its SGD finds the modes.
+        recipe: of the network; its training gives the modes.
         images: the training images, labelled.
-        held_out: images for a search of settings, which `images` lacks; None for none.
-        folder: where trained modes are kept for other methods; None for nowhere.
+        held_out: images for a search of settings, which are not in `images`; None for none.
+        folder: where trained modes are stored for other methods; None for nowhere.
         device: to compute on.
     """
 
@@ -66,7 +65,7 @@ class Problem:
     def of(
         cls, recipe: Recipe, *, held_out: int = 0, folder: Path | None = None, device: str | torch.device = "cpu"
     ) -> Problem:
-        """Make the problem of a recipe on its own training images, the last of which may be held out; return it.
+        """Make the problem of a recipe on its own training images, without the last `held_out`; return it.
 
         Args:
             recipe: of the network.
@@ -101,12 +100,12 @@ class Problem:
 
     @property
     def prior_precision(self) -> float:
-        """Of the iid Gaussian prior over all parameters: N · weight_decay."""
+        """Precision of the iid Gaussian prior over all parameters: N · weight_decay."""
         return self.count * self.recipe.weight_decay
 
     @cached_property
     def inputs(self) -> Tensor:
-        """The training images as the network takes them, without augmentation, float32."""
+        """The training images, preprocessed, without augmentation, float32."""
         return self.recipe.preprocess(self.images.images).to(self.device)
 
     @cached_property
@@ -117,12 +116,12 @@ class Problem:
         return self.images.labels.to(self.device)
 
     def network(self) -> nn.Module:
-        """Build the network in training mode; return it, torch's generator left as it is."""
+        """Build the network in training mode; return it. The state of torch's generator does not change."""
         return self.recipe.skeleton()
 
     @cached_property
     def has_norms(self) -> bool:
-        """Whether the network normalises by statistics of the batch, so that its logits depend on their company."""
+        """Whether the network normalises by batch statistics, so that logits depend on the other inputs of a batch."""
         return has_statistics(self.network())
 
     @cached_property
@@ -130,7 +129,7 @@ class Problem:
         module = self.network().to(self.device)
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-            norm.track_running_stats = False  # it normalises by the batch, and keeps nothing
+            norm.track_running_stats = False  # it normalises by the batch and stores no statistics
         return module.requires_grad_(False)
 
     @cached_property
@@ -147,7 +146,7 @@ class Problem:
             )
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Run one network; return logits (batch, class). Norms normalise by the batch; composes with torch.func.
+        """Run one network; return logits (batch, class). Norms use batch statistics. Works under torch.func.
 
         Args:
             params: name -> parameter.
@@ -161,15 +160,15 @@ class Problem:
         return logits
 
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return log p(params), nats, with its constant."""
+        """Return log p(params) in nats, including the constant."""
         count = sum(p.numel() for p in params.values())
         square = torch.stack([p.square().sum() for p in params.values()]).sum()
         return -self.prior_precision / 2 * square + count / 2 * math.log(self.prior_precision / (2 * math.pi))
 
     def log_posterior(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Estimate log p(params, all labels | all inputs) by a batch; return it, nats, and the batch's logits.
+        """Estimate log p(params, all labels | all inputs) from a batch; return it in nats, and the batch's logits.
 
-        The likelihood of the batch counts N / batch times: without bias where batches are drawn evenly.
+        The log likelihood of the batch is multiplied by N / batch: unbiased if all images are equally probable.
 
         Args:
             params: of one network.
@@ -181,10 +180,9 @@ class Problem:
         return self.count / len(labels) * likelihood + self.log_prior(params), logits
 
     def batches(self, size: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for ever, batches of each run's own order: inputs (run, batch, …) and labels (run, batch).
+        """Yield batches without end, each run in its own order: inputs (run, batch, …) and labels (run, batch).
 
-        Every run sees all images once an epoch, augmented as the recipe says; what is left over after whole batches
-        is dropped.
+        Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
             size: of a batch, all images at most.
@@ -208,7 +206,7 @@ class Problem:
     def modes(self, runs: int) -> tuple[Tensors, Tensors]:
         """Train members of the recipe, one for each run; return their parameters and buffers, (run, *shape).
 
-        Their seeds are 1,000,000 and up. They are trained once, and kept in the folder; what is returned is a copy.
+        Their seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
 
         Args:
             runs: how many.
@@ -221,7 +219,7 @@ class Problem:
         return self._split_states({name: tensor.clone() for name, tensor in self._trained_modes[runs].items()})
 
     def _load_or_train_modes(self, runs: int) -> Tensors:
-        """Read modes from the folder, or train them, and keep them there; return their states."""
+        """Read modes from the folder, or train and store them there; return their states."""
         path = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
         if path is not None and path.is_file():
             return read_modes(path)
@@ -232,7 +230,7 @@ class Problem:
         return states
 
     def trained_state(self, runs: int) -> StackState:
-        """Return the modes as a state that training can go on from: no momentum, no epochs done."""
+        """Return the modes as a state from which training can continue: zero momentum, epoch 0."""
         params, buffers = self.modes(runs)
         return StackState(
             params=params,
@@ -250,7 +248,7 @@ class Problem:
     def _split_states(self, states: Tensors) -> tuple[Tensors, Tensors]:
         parameter_names = [
             name for name, _ in self.network().named_parameters()
-        ]  # not a file's order: noise is drawn in it
+        ]  # noise is drawn in this order, not in a file's
         on_device = {name: tensor.to(self.device) for name, tensor in states.items()}
         return {n: on_device[n] for n in parameter_names}, {
             n: t for n, t in on_device.items() if n not in parameter_names
@@ -262,14 +260,14 @@ class Problem:
         return tied_names(self.network())
 
     def whole(self, states: Mapping[str, Tensor]) -> Tensors:
-        """Give tied parameters all their names: they are trained and drawn under the first; return name -> tensor."""
+        """Add all names of tied parameters, which are trained and drawn under the first name; return name -> tensor."""
         return {**states, **{name: states[first] for name, first in self.tied_names.items()}}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
-        """Make stacked parameters whole state dicts; return name -> (draw, *shape), float32 on the CPU.
+        """Complete stacked parameters to state dicts; return name -> (draw, *shape), float32 on the CPU.
 
-        Running statistics are estimated anew on the training images for each draw; other buffers are those of the
-        network as it is built; counters are left out.
+        Running statistics are estimated anew on the training images for each draw; other buffers are those of a newly
+        built network; there are no counters.
 
         Args:
             params: name -> (draw, *shape).

@@ -1,4 +1,4 @@
-"""SGD that goes on from the modes: what snapshot ensembles and SWAG are made of.
+"""Continue SGD from the modes, for snapshot ensembles and SWAG.
 
 Axes: stacked tensors are (run, *shape).
 """
@@ -21,14 +21,14 @@ from checkpoints_zoo.training.seeds import derive_seed
 def continue_training(
     problem: Problem, runs: int, seed: int, *, schedule: str, lr: float, after: Sequence[int]
 ) -> dict[int, Tensors]:
-    """Train the modes on by SGD; return epoch -> parameters and buffers, (run, *shape).
+    """Continue the training of the modes by SGD; return epoch -> parameters and buffers, (run, *shape).
 
-    Momentum is zero at first. Batches, augmentation, momentum and decay are the recipe's.
+    Momentum starts at zero. Batches, augmentation, momentum and decay are the recipe's.
 
     Args:
-        problem: whose modes they are.
+        problem: whose modes are trained.
         runs: how many.
-        seed: of the order that each run sees the images in.
+        seed: of the order in which each run sees the images.
         schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
         lr: highest rate.
         after: epochs since the mode, rising; 0 for the mode itself.
@@ -76,7 +76,7 @@ def _copy_state(state: StackState) -> Tensors:
 
 
 def _copy_runs(modes: StackState, runs: slice) -> StackState:
-    """Copy some runs of a stack: steps are taken in place."""
+    """Copy some runs of a stack, because training changes tensors in place."""
 
     def of(tensors: Tensors) -> Tensors:
         return {name: tensor[runs].clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Snapshot ensembles: SGD falls into one minimum after another, and each is a draw."""
+"""Snapshot ensembles: SGD visits one minimum after another, and each minimum is a draw."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Snapshot:
     independent: ClassVar[bool] = False
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Train each mode on for a cycle a draw, but for the first draw, the mode itself; return the runs.
+        """Continue the training of each mode; return the runs. The first draw is the mode, each other one ends a cycle.
 
         Args:
             problem: the network and its training images.

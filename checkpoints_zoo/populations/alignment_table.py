@@ -1,4 +1,4 @@
-"""A collection's members beside the one they are aligned to: distances before and after, and transpositions."""
+"""Distances of members to a reference before and after alignment, and the transpositions of each alignment."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Alignment:
 
     Args:
         collection: its name.
-        to: words for what members are aligned to.
+        to: description of the reference.
         keys: id and epoch of each member.
         sizes: group -> units.
         transpositions: group -> (member), the number of transpositions (NoT) of the permutation that aligns it.
-        before, after: (member), squared distance to the reference as stored, and aligned; without running statistics.
-            To a mean, each is to the mean of the members as they are then.
+        before, after: (member), squared distance to the reference before and after alignment; running statistics do
+            not count. If the reference is the mean, `before` is to the mean of the stored members, and `after` to the
+            mean of the aligned members.
     """
 
     collection: str
@@ -62,7 +63,7 @@ class Alignment:
 
     @property
     def expected(self) -> float:
-        """The mean total of permutations drawn at random: a group of n units needs n − (1 + 1/2 + … + 1/n)."""
+        """Mean total of random permutations: a permutation of n units needs n − (1 + 1/2 + … + 1/n) on average."""
         return sum(size - sum(1 / k for k in range(1, size + 1)) for size in self.sizes.values())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -108,7 +109,7 @@ class Alignment:
 
 
 def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
-    """Align members by weight matching and measure the effect; return transpositions and distances.
+    """Align members by weight matching; return the transpositions, and the distances before and after.
 
     The aligned weights themselves are `members.align(to)`.
 
@@ -129,7 +130,7 @@ def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
 
 
 def measure_alignment(aligned: Collection) -> Alignment:
-    """Measure the effect of the alignment in a view, without matching again; see `alignment`.
+    """Measure an alignment that a view already holds, without matching again; see `alignment`.
 
     Args:
         aligned: members that `Collection.align` returned, or some of them.
@@ -217,7 +218,7 @@ def _draw_distances(axes: Axes, result: Alignment) -> None:
 
 
 def _draw_transpositions(axes: Axes, result: Alignment) -> None:
-    """Draw a box a group, of the share of the transpositions that there can be."""
+    """Draw one box for each group: its transpositions as a share of the largest possible number."""
     groups = [name for name, size in result.sizes.items() if size > 1]
     shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]
     if groups:
@@ -226,7 +227,7 @@ def _draw_transpositions(axes: Axes, result: Alignment) -> None:
         axes.invert_yaxis()
     axes.set_xlim(-0.03, 1.03)
     axes.set_title("Transpositions")
-    axes.set_xlabel("share of the most there can be")
+    axes.set_xlabel("share of the largest possible number")
 
 
 def _draw_losses(axes: Axes, lines: Sequence[Barriers]) -> None:

@@ -39,7 +39,7 @@ ROWS = {
     "mean_accuracy": "test accuracy of the network of the means, 0..1",
 }
 LEVELS = tuple(i / 20 for i in range(20))  # shares of weights pruned, by default
-MOST_SAMPLES = 100  # where their number is not given
+MOST_SAMPLES = 100  # by default
 
 PANEL = (4.6, 3.9)  # inches of a panel
 COLOURS = {"members": GREY, "q_d": RED, "q_r": BLUE}
@@ -67,7 +67,7 @@ class Compact:
         q_d, q_r: the Gaussians.
         levels: shares of weights pruned, 0..1.
         pruning: rule of `Gaussian.pruned` -> "q_d", "q_r" -> accuracy of the pruned means at each level.
-        drawing: what the picture needs beside: accuracies of the members and the samples.
+        drawing: accuracies of the members and of the samples, for the picture.
     """
 
     collection: str
@@ -104,7 +104,7 @@ class Compact:
         return pd.DataFrame(rows)
 
     def values(self) -> dict[str, Any]:
-        """Return the figures as JSON values; of the standard deviations, their quantiles."""
+        """Return the figures as JSON values; the standard deviations as quantiles."""
         names = (
             "collection", "citation", "to", "data", "inputs", "members", "samples", "splits", "seed", "statistics",
             "statistics_images",

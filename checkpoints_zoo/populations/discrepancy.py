@@ -3,7 +3,7 @@
 The unbiased estimate of Gretton et al., A kernel two-sample test (2012), equation 3, with Gaussian kernels
 exp(-(d / bandwidth)²) of L2 distances and Laplace kernels exp(-d / bandwidth) of L1 distances, ten bandwidths each, as
 Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; it has
-no unit and is not scaled. What the paper's "MMD" column is scaled by and how it joins kernels is not known.
+no unit and is not scaled. How the paper scales its column "MMD", and how it combines kernels, is not known.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def mmd(
 ) -> MMD:
     """Compare the weights of two sets of members; return MMD² and the p-value of each group of tensors and of all.
 
-    The test's statistic is the largest MMD² over the kernels, each standardised by its own mean and deviation over the
-    permutations, those of the data among them; so its level is exact for any number of kernels, of members and of
-    permutations: p = (1 + how many of B are at least as large) / (1 + B).
+    The statistic of the test is the largest MMD² over the kernels, each standardised by its own mean and deviation over
+    the permutations and the data. So the level is exact for any number of kernels, members and permutations:
+    p = (1 + number of the B permutations with a statistic at least as large) / (1 + B).
 
     Args:
         first, second: of one architecture, two members or more each; canonical or aligned views are read as such.
@@ -208,17 +208,18 @@ def mmd(
             are no weights.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
         permutations: B.
-        grid: where bandwidths are taken from: all pairs ("pooled", which permutations do not change); the pairs
-            across of 500 members each, as the paper's code does ("cross"); or those within the second set ("second"),
-            so that several sets are compared with one on the same scale. p-values of the latter two are not exact.
+        grid: the pairs that bandwidths are taken from. "pooled": all pairs, which permutations do not change. "cross":
+            pairs of one member of each set, at most 500 of either, as in the paper's code. "second": pairs within the
+            second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
+            alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
         device: where to compute; it needs float64.
-        memory: bytes of members that are held at once, beside 16 (m + n)² a group. With less than all members in it
-            they are read several times.
+        memory: bytes of members in memory at once, beside 16 (m + n)² bytes a group of tensors. If it is too small
+            for all members, they are read several times.
         seed: of the permutations.
 
     Raises:
-        UsageError: one member, groups, bandwidths, permutations or a device that are none.
+        UsageError: one member, or groups, bandwidths, permutations or a device that do not exist.
         LayoutError: members of different architectures.
         DamagedError, SourceNotFound, NetworkError: members that can't be read, or are not finite.
 
@@ -279,7 +280,7 @@ def distances_between(
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
 ) -> dict[str, Distances]:
-    """Measure how far apart all members of two sets are; return the distances of each group of tensors and of all.
+    """Measure the distances between all members of two sets; return those of each group of tensors and of all.
 
     Args:
         first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
@@ -329,7 +330,7 @@ def _parameter_names(skeleton: nn.Module) -> list[str]:
 def _read_in_blocks(
     first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
 ) -> Blocks:
-    """Return what reads the members of both sets from a position on."""
+    """Return a function that reads the members of both sets from a position on."""
     size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
     def read_blocks(start: int) -> Iterator[Stacked]:
@@ -456,9 +457,9 @@ def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
 
 
 def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
-    """Name the rows, from the first layer at the top to all weights; of too many, as many as there is room for."""
+    """Name the rows, from the first layer at the top to all weights; too many rows are named at intervals."""
     every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
-    # The last row is all weights together, which is named in any case.
+    # The last row, all weights together, is always named.
     shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
     axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)

@@ -26,12 +26,12 @@ from checkpoints_zoo.networks.device import check_device
 Array = npt.NDArray[np.float64]
 Kind = Literal["logits", "probabilities"]
 
-TOLERANCE = 1e-6  # nats of a pair, whatever the probabilities, beside float32's rounding
-TABLE_BITS = 9  # bits: rows of the table an octave of probabilities, between which it is linear
-CACHED_PROBABILITIES = 1 << 16  # probabilities whose vectors stay in a CPU's cache
-SUM_TOLERANCE = 1e-3  # what rounding to float16 may add to a sum of probabilities
-PRODUCT_DEPTH = 4096  # of a float32 product: a longer one rounds 1e-5 of its value away where a matrix is small
-PRODUCT_MEMBERS = 256  # members of a product, so that little is computed twice
+TOLERANCE = 1e-6  # nats: largest error of a pair's information, float32's rounding aside
+TABLE_BITS = 9  # the table has 2^9 rows an octave of probabilities, and is linear between rows
+CACHED_PROBABILITIES = 1 << 16  # probabilities whose vectors fit into a CPU's cache
+SUM_TOLERANCE = 1e-3  # largest error that rounding to float16 makes in a sum of probabilities
+PRODUCT_DEPTH = 4096  # terms of a float32 product: a longer sum loses 1e-5 of its value to rounding
+PRODUCT_MEMBERS = 256  # members of a product: larger blocks compute more pairs twice
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def compare_pairs(
 ) -> Pairs:
     """Compare all pairs of members on all inputs, in one pass; return their mutual information and disagreement.
 
-    An information is right to 1e-6 nats. float32, added up in float64.
+    The error of an information is below 1e-6 nats. Products are float32, sums float64.
 
     Args:
         predictions: (member, input, class), any float dtype; or blocks of inputs, each with all members in order.
-        kind: of the predictions; logits may lie within [0, 1], and probabilities may be 0 and 1.
+        kind: what the predictions are; values alone do not tell, as logits may lie within [0, 1].
         device: where to compute; blocks are moved there.
         memory: bytes to work in, beside the predictions and a few (member, member) matrices.
 
@@ -121,14 +121,14 @@ class _PairSums:
             probs = (values.softmax(-1) if kind == "logits" else values).float()
             _check_values(probs, at, kind)
             embedded = self.embedding(probs.reshape(-1)).view(len(values), -1)
-            # Distances don't change by it, and their rounding is the smaller the nearer it is to the members.
+            # Distances do not depend on the centre; near the members it makes their rounding small.
             centre = embedded.mean(0) if centre is None else centre
             torch.sub(embedded, centre, out=vectors[at : at + step])
         self._multiply(vectors, self.products)
         self._multiply(votes.view(members, -1), self.agreed)
 
     def _multiply(self, vectors: Tensor, total: Tensor) -> None:
-        """Add the upper half of vectors @ vectors.T (and what else the blocks of members have)."""
+        """Add vectors @ vectors.T: the upper triangle, and some pairs below it that blocks of members contain."""
         for part in torch.split(vectors, PRODUCT_DEPTH, dim=1):
             for at in range(0, len(part), PRODUCT_MEMBERS):
                 product = torch.mm(part[at : at + PRODUCT_MEMBERS], part[at:].T)
@@ -144,7 +144,7 @@ class _PairSums:
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    """Let float32 products be float32's, whatever precision the caller has allowed elsewhere."""
+    """Compute float32 products in full float32, whatever precision the caller has allowed elsewhere."""
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -229,7 +229,7 @@ class Embedding:
 
 @lru_cache(maxsize=8)
 def embedding(classes: int) -> Embedding:
-    """Find the fewest components that keep every divergence within the tolerance; return the embedding.
+    """Find the fewest components for which every divergence is within the tolerance; return the embedding.
 
     The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
 
@@ -237,7 +237,7 @@ def embedding(classes: int) -> Embedding:
         classes: how many probabilities sum to one.
     """
     top = math.ceil(math.log2(classes / TOLERANCE))
-    # From where s p is nothing, to where even the least probability has been told from 0; the rest goes to the ends.
+    # From scales at which s·p is about 0 to scales at which the least probability is not; ends count double.
     s = 2.0 ** np.arange(-20, top + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
@@ -252,9 +252,9 @@ def embedding(classes: int) -> Embedding:
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)
     p = grid.double().numpy()
     table, whole = functions(at), functions(p)
-    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer have never been enough
+    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer are never enough
         weight = 1 / np.sqrt(p + 1 / classes)
-        for _ in range(3):  # towards the smallest largest error: what is far off weighs more the next time
+        for _ in range(3):  # reweighting lowers the largest error: rows with larger errors get larger weights
             axes = np.linalg.svd(whole * weight[:, None], full_matrices=False)[2][:components]
             missed = ((whole - whole @ axes.T @ axes) ** 2).sum(1) * weight**2
             weight = weight * np.maximum(missed / missed.max(), 1e-3) ** 0.25

@@ -1,8 +1,8 @@
 """A diagonal Gaussian over the weights of a network: fitted to members, sampled, pruned.
 
 The compact representation of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
-members that were aligned to one of them. Running statistics are no weights: they are not fitted, and have to be
-estimated anew for every network that a Gaussian gives (see `statistics`).
+members that were aligned to one of them. Running statistics are no weights: they are not fitted. They are estimated
+anew for every network drawn from a Gaussian (see `statistics`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gaussian:
     Args:
         mean: name -> (*shape), float32.
         std: name -> (*shape), float32, in the weights' unit; 0 where all members have the same value.
-        fixed: what is no weight, name -> (*shape): integers, and running statistics that await estimation.
+        fixed: tensors that are no weights, name -> (*shape): integers, and running statistics to be estimated anew.
     """
 
     mean: Params
@@ -45,11 +45,11 @@ class Gaussian:
         return self._with({name: mean[None] for name, mean in self.mean.items()}, 1)
 
     def sample(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw networks; return name -> (draw, *shape). Drawn one by one or together they are the same.
+        """Draw networks; return name -> (draw, *shape). Networks are the same drawn one by one or together.
 
         Args:
             count: how many.
-            generator: on the CPU, whatever the device of the Gaussian.
+            generator: a generator of the CPU, on whatever device the Gaussian is.
         """
         drawn: dict[str, list[Tensor]] = {name: [] for name in self.mean}
         for _ in range(count):
@@ -153,7 +153,7 @@ def fit_subsets(
             if not tensor.is_floating_point() or is_statistic(name):
                 _check_same(name, values, center)
                 continue
-            # Around the first member: the sums of squares of values far from 0 would lose digits.
+            # Differences from the first member: sums of squares of values far from 0 would lose digits.
             deviations = (values.double() - center.double()).flatten(1)
             sums[name] = sums.get(name, 0) + members_of_subsets @ deviations
             squares[name] = squares.get(name, 0) + members_of_subsets @ deviations.square()

@@ -22,14 +22,14 @@ Grid = Literal["pooled", "cross", "second"]
 
 ALL_TENSORS = "all"  # name of the group of all tensors
 KERNELS = ("gaussian", "laplace")
-BANDWIDTHS = 10  # of bandwidths
-MAX_PAIRED = 500  # members of each set that the paper's code takes bandwidths from
+BANDWIDTHS = 10  # of each kernel
+MAX_PAIRED = 500  # members of each set from which the paper's code takes bandwidths
 
-FLOAT64_COLUMNS = 1 << 14  # weights that are widened to float64 at once
-FLOAT32_SUM = 1 << 11  # of a float32 sum of absolute differences
-ROUNDING = 64 * 2.2e-16  # of two squared norms: a squared distance below it is rounding, as of equal members
-TIE_TOLERANCE = 1e-9  # standardised statistics that are as near as this are equal up to rounding
-FLAT_TOLERANCE = 1e-12  # of the largest value of a kernel: what MMD² varies by is rounding
+FLOAT64_COLUMNS = 1 << 14  # weights that are converted to float64 at once
+FLOAT32_SUM = 1 << 11  # absolute differences that are summed in float32
+ROUNDING = 64 * 2.2e-16  # times the squared norms: a smaller squared distance is rounding, and counts as 0
+TIE_TOLERANCE = 1e-9  # standardised statistics that differ by less are equal up to rounding
+FLAT_TOLERANCE = 1e-12  # times a kernel's largest value: a smaller standard deviation of MMD² is rounding
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def measure_distances(
     """Measure the distances of all pairs of members; return them by group, and for all groups' tensors as "all".
 
     Args:
-        blocks: gives the members from a position on. Two blocks and what comes next are held at once; with k blocks
-            of members the whole is read k / 2 times.
+        blocks: gives the members from a position on. Two blocks and the next one are in memory at once; k blocks of
+            members are read k / 2 times each.
         members: how many there are.
         groups: name -> names of its tensors; a tensor may be in several.
         device: where to compute; it needs float64.
@@ -92,7 +92,7 @@ def _pair_distances(a: Tensor, b: Tensor) -> Tensor:
     result = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
     for at in range(0, a.shape[1], FLOAT64_COLUMNS):
         wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (a, b))
-        # Distances from a member, not from 0: differences of float32 values are exact in float64.
+        # The first member is the origin: differences of float32 values are exact in float64.
         origin = wide_a[:1].clone()
         wide_a, wide_b = wide_a - origin, wide_b - origin
         norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
@@ -238,7 +238,7 @@ def unbiased_mmd2(kernel: Tensor, chosen: Tensor) -> Tensor:
 
 
 def draw_permutations(first: int, second: int, permutations: int, seed: int) -> Tensor:
-    """Draw which members are the first set: (member, 1 + permutation), float64, the sets as they are first."""
+    """Draw which members are the first set: (member, 1 + permutation) of 0 and 1; column 0 is the sets as they are."""
     members = first + second
     keys = torch.rand(permutations, members, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     drawn = torch.zeros(permutations + 1, members, dtype=torch.float64)
@@ -253,8 +253,8 @@ def permutation_test(
     """Return MMD² with each kernel, and the p-value of the largest of them, standardised over permutations.
 
     The sets as they are count among the permutations for the means and deviations, so that under the null all of them
-    are alike and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). A maximum of
-    standardised kernels in place of MMDAgg's search for levels.
+    are exchangeable and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). The
+    maximum over standardised kernels takes the place of MMDAgg's search for levels.
 
     Args:
         distances: of all members.
@@ -267,7 +267,7 @@ def permutation_test(
         estimates = unbiased_mmd2(pairs, chosen)
         values.append(float(estimates[0]))
         spread = float(estimates.std(correction=0))
-        # A kernel that is the same for all pairs, up to rounding, says nothing.
+        # A kernel with the same value for all pairs, up to rounding, holds no information.
         differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
         standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
         largest = torch.maximum(largest, standard)

@@ -64,7 +64,7 @@ class Barriers:
 
     @property
     def mean(self) -> Interval:
-        """Mean of the barriers, with its bootstrap interval over the pairs: for the first member, if they share it."""
+        """Mean of the barriers, with its bootstrap interval over the pairs: if they share a member, for that member."""
         mean = bootstrap_mean(self.barriers)
         return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # no barrier is below 0
 

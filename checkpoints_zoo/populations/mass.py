@@ -1,4 +1,4 @@
-"""The mass of a collection's members beside the smallest that rescaling can give them."""
+"""The mass of a collection's members, and the smallest mass that rescaling can give them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def minimal_mass(
     approximate: bool = False,
     device: str | torch.device = "cpu",
 ) -> MinimalMass:
-    """Minimise each member's sum of squared weights over all scales that leave its function as it is; return both.
+    """Minimise each member's sum of squared weights over all scales that keep its function; return both masses.
 
     Args:
         members: of one architecture; with snapshots, each is a member of its own.

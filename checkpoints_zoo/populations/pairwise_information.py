@@ -1,7 +1,8 @@
 """Mutual information of every pair of members in and out of distribution, their correlation, and disagreement.
 
-The poster's population figure (Laurent et al., A symmetry-aware exploration of Bayesian neural network posteriors,
-2024): how little the mutual information of pairs spreads, and that in and out of distribution hardly correlate.
+After the figure of the population in Laurent et al., A symmetry-aware exploration of Bayesian neural network
+posteriors, 2024: the mutual information of pairs varies little, and its values in and out of distribution hardly
+correlate.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ROUNDING = 1e-7  # of float32
 
 PANEL = (4.9, 3.9)  # inches
 BARS = 40  # of a histogram, at most
-DOTS = 3000  # pairs that are drawn one by one; more are counted in hexagons
+DOTS = 3000  # pairs that are drawn as dots; more pairs are drawn as counts in hexagons
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,14 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     members = len(next(iter(matrices.values())))
     at = upper_triangle(members)
     means = {name: float(matrix.double()[at].mean()) for name, matrix in matrices.items()}
-    # From their means, so that sums of squares lose nothing to rounding.
+    # Differences from the means, so that sums of squares lose no digits to rounding.
     terms = {name: (matrix.double() - means[name]).fill_diagonal_(0) for name, matrix in matrices.items()}
     with_ood = "mi_ood" in terms
     if with_ood:
         x, y = terms["mi_id"], terms["mi_ood"]
         terms |= {"xx": x * x, "yy": y * y, "xy": x * y}
     stacked = torch.stack(list(terms.values()))
-    # What rounding leaves of a figure that is the same for all pairs is no variance.
+    # A smaller variance is the rounding of a figure that is the same for all pairs.
     least = [(ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices]
 
     def figure(chosen: Tensor) -> Tensor:
@@ -265,7 +266,7 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
 
 
 def _shift(interval: Interval, by: float, unit: str) -> Interval:
-    """Return an interval that lies higher, cut at 0 and at what a figure of a unit is at most."""
+    """Shift an interval; return it, cut at 0 and at the unit's largest value."""
     most = 1.0 if unit == "0..1" else math.inf
     bounds = (interval.low, interval.high)
     low, high = (None if bound is None else min(max(0.0, bound + by), most) for bound in bounds)
@@ -314,14 +315,14 @@ def _note(pairs: Pairwise) -> str:
 
 
 def _upper_values(matrix: Tensor) -> list[float]:
-    """Return the values of the upper triangle, a row after the other."""
+    """Return the values of the upper triangle, row by row."""
     kept = matrix.new_ones(matrix.shape).triu(1).bool()
     values: list[float] = matrix[kept].tolist()
     return values
 
 
 def _draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
-    """Draw how the information of pairs spreads, and its mean."""
+    """Draw a histogram of the pairs' information, and its mean."""
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(high, 1e-9):
         half = max(high / 20, 1e-6)
@@ -339,7 +340,7 @@ def _draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: 
 
 
 def _draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
-    """Draw the two informations of each pair; say how they correlate."""
+    """Draw each pair's information in and out of distribution, and their correlation."""
     if len(inside) <= DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
     else:

@@ -1,7 +1,7 @@
 """Agreement and total variation of two ensembles' predictions on the same inputs, with intervals over members.
 
-After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): an ensemble's mean prediction
-against that of another method's draws.
+After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): the mean prediction of an
+ensemble is compared with the mean prediction of another method's draws.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -39,7 +39,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class PredictiveComparison:
-    """Two predictives, each the mean of its members' probabilities, against each other.
+    """Two predictives compared with each other; a predictive is the mean of its members' probabilities.
 
     Args:
         first, second: citations of the members.
@@ -95,12 +95,12 @@ def compare_predictives(
 ) -> PredictiveComparison:
     """Compare the ensembles of two sets of members on the same images; return agreement and total variation.
 
-    Two ensembles of one population are apart as well, the further the fewer members they have.
+    Two ensembles of one population differ too, and the fewer members they have, the more.
 
     Args:
         first, second: collections with the same classes, or stored predictions on the same images.
-        data: the images, by name ("digits", "digits/train") or given; None for a collection's own test set, or those
-            of stored predictions. Labels are not used.
+        data: images, as `images.of` takes them; None for a collection's own test set, or the images of stored
+            predictions. Labels are not used.
         device, dtype: what members run on and in.
         batch: images a forward pass.
         subsets: random halves of either set that the intervals come from.
@@ -144,12 +144,12 @@ def compare_logits(
 ) -> dict[str, Interval]:
     """Compare two predictives by the logits of their members; return the figures with intervals.
 
-    The interval of each set's members, the other set being whole, is a delete-half jackknife; the two sets are
-    independent, so half widths add in squares. None where a set has fewer than three members.
+    A delete-half jackknife over each set's members, with all of the other set, gives two intervals. The two sets are
+    independent, so the squares of their half widths add up. A set of fewer than three members gives no interval.
 
     Args:
         first, second: logits (member, input, class), on the same inputs.
-        shared: whether some members are in both, and there are no intervals.
+        shared: whether some members are in both sets; if so, there are no intervals.
         subsets: random halves of either set.
         seed: of these.
 
@@ -206,7 +206,7 @@ def _member_logits(
 
 
 def _weight_hashes(members: Collection | Predictions) -> set[object]:
-    """Return what tells members apart: the hashes of their weights, or names where there are none."""
+    """Return the hashes of the members' weights; without a hash, the collection's name, the id and the epoch."""
     if isinstance(members, Predictions):
         return {weights for *_, weights in members.keys}
     hashes = members.rows.column("sha256").to_pylist()
@@ -225,7 +225,7 @@ def _mean_probabilities(logits: Logits, weights: Tensor, begin: int, end: int) -
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     probs = logits.block(begin, end, kind).softmax(-1)
-    # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
+    # The sum is divided, not the weights: so the mean of equal probabilities is exactly their value.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
 
@@ -233,7 +233,8 @@ def _mean_probabilities(logits: Logits, weights: Tensor, begin: int, end: int) -
 def join_intervals(parts: Sequence[Interval]) -> Interval:
     """Join intervals of one figure over independent sets of members or runs; return one, cut at 0 and 1.
 
-    Half widths add in squares. The value is the first interval's; None where one of the sets is too small.
+    The squares of half widths add up. The value is that of the first interval; without one of the intervals there is
+    no joint one.
 
     Args:
         parts: the interval of each set, the others being whole.

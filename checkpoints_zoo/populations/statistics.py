@@ -1,7 +1,7 @@
-"""Running statistics of batch norm, estimated anew: those of averaged, interpolated or sampled weights are nobody's.
+"""Estimate batch norm's running statistics anew for averaged, interpolated or sampled weights.
 
-Averaging the running buffers of two networks is wrong: the statistics of an averaged network are not the average
-statistics (Jordan et al. 2023, REPAIR, arXiv 2211.08403, section 3).
+The statistics of an averaged network are not the average of its networks' statistics (Jordan et al. 2023, REPAIR,
+arXiv 2211.08403, section 3).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from checkpoints_zoo.networks import modules
 
 
 def has_statistics(skeleton: nn.Module) -> bool:
-    """Say whether a module has running statistics, which have to be estimated anew when its weights change."""
+    """Return whether a module has running statistics, which have to be estimated anew when its weights change."""
     return any(is_statistic(name) for name in skeleton.state_dict(keep_vars=True))
 
 
 def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
     """Estimate the running statistics of stacked networks on inputs; return the stack with them, other tensors shared.
 
-    Statistics are reset and become the mean over the batches of each batch's mean and unbiased variance, while the
-    norms normalise by the batch: what `torch.optim.swa_utils.update_bn` does, but that dropout and the like stay off.
+    The statistics become the mean over all batches of each batch's mean and unbiased variance, while the norms
+    normalise by the batch. This is what `torch.optim.swa_utils.update_bn` does, with dropout and the like off.
 
     Args:
         skeleton: the networks' module, in eval mode; it is not changed.

@@ -1,4 +1,4 @@
-"""Networks that nobody trained — interpolated, averaged, sampled, pruned — on labelled images."""
+"""Evaluate networks that were made from trained ones (interpolated, averaged, sampled, pruned) on labelled images."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 
-STACK_BYTES = 1 << 27  # bytes of networks that are made at once
+STACK_BYTES = 1 << 27  # bytes of networks that are in memory at once
 
 
 @dataclass(frozen=True)
 class InputBatches:
-    """Images as batches of inputs, of about the same size, as often as they are asked for.
+    """Images as batches of inputs, of about the same size; every iteration starts anew.
 
     Args:
         data: the images.
-        preprocess: what turns them into inputs.
+        preprocess: turns images into inputs.
         device: where the inputs go.
         batch: images a batch, at most.
     """
@@ -43,7 +43,7 @@ class InputBatches:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Stacked networks of one architecture in, log probabilities out.
+    """Evaluates stacked networks of one architecture on labelled images.
 
     Args:
         skeleton: their module.
@@ -75,7 +75,7 @@ class Evaluator:
 
         Args:
             stacked: parameters and buffers, name -> (member, …).
-            anew: whether running statistics are estimated first; if not, those of the stack count.
+            anew: whether running statistics are estimated first; if not, the networks keep those in the stack.
 
         Raises:
             DamagedError: logits that are not finite.
@@ -104,7 +104,7 @@ def make_evaluator(
     device: str | torch.device,
     batch: int,
 ) -> Evaluator:
-    """Check images against members and get ready to evaluate networks of their architecture; return the Evaluator.
+    """Check images against members; return the Evaluator of networks of the members' architecture.
 
     Args:
         members: whose architecture, classes and preprocessing count.

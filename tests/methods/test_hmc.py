@@ -419,7 +419,7 @@ def test_norms_keep_the_statistics_of_the_mode(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_refused(convnet: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hmc, "MOST", 10**6)
+    monkeypatch.setattr(hmc, "MAX_SIZE", 10**6)
     with pytest.raises(UsageError) as refused:
         Hmc().fit(convnet, 1, 2, seed=0)
     assert str(refused.value) == (

@@ -14,7 +14,7 @@ from torch import Tensor
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.populations.kernels import draw_permutations
-from tests.populations.test_mmd import assert_double_sums, double_sum, drawn, flat
+from tests.populations.test_discrepancy import assert_double_sums, double_sum, drawn, flat
 from tests.support.weight_stacks import mmd_of_stacks
 
 Stacked = dict[str, Tensor]

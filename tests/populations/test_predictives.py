@@ -177,7 +177,7 @@ def test_what_can_not_be_compared(members: zoo.Collection, tmp_path: Path) -> No
         (
             lambda: compare_predictives(members, stored, "digits"),
             f"predictions convnet-digits/few-test: expected 540 inputs, fingerprint {few.fingerprint}, as images"
-            f" digits/test have; found 40 inputs, fingerprint {some.fingerprint}, of few/test. They are on other"
+            f" digits/test have; found 40 inputs, fingerprint {some.fingerprint}, of few/test. The set is on other"
             " images, or on these in another order; predict on these.",
         ),
         (

@@ -71,13 +71,13 @@ Figures = Mapping[str, Interval]
 
 @dataclass(frozen=True)
 class Source:
-    """The draws behind a part of the table.
+    """The draws of one method in the table.
 
     Args:
         citation: of the draws, without the folder of this machine.
         runs: chains of HMC, members of an ensemble, fits of VI.
         draws: of all runs.
-        facts: how they were made, JSON values: see `draws.Draws`.
+        facts: settings and records of the fits, JSON values: see `draws.Draws`.
     """
 
     citation: str
@@ -92,15 +92,19 @@ class CompactComparison:
 
     Args:
         sources: "hmc", "ensemble", "vi": the draws; without "vi" where there are none.
-        to: what draws were aligned to: "the first" of each, or "the mean".
+        to: reference of the alignment: "the first" draw of each method, or "the mean".
         data: name and fingerprint of the images evaluated on.
-        inputs, samples, splits, seed: images; networks drawn from each Gaussian; random halves; of both.
+        inputs: number of images.
+        samples: networks drawn from each Gaussian.
+        splits: random halves of the runs.
+        seed: of samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         table: "hmc" and "ensemble" -> "sample", "q_d", "q_r", and "vi" -> "q" -> row of `ROWS` ->
-            Interval. Agreement and total variation are to the mean prediction of all of HMC's draws. Samples have no
-            mean. Intervals are delete-half jackknifes over chains, members and fits of VI, joined.
-        halves: column of "hmc" -> "agreement" and "total_variation" of one half of the chains to the draws of the
-            other: mean over the halves, low and high where 95 % of them fall.
+            Interval. Agreement and total variation are those with the mean prediction of all of HMC's draws. The column
+            "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members and fits of
+            VI, joined.
+        halves: column of "hmc" -> "agreement" and "total_variation" of one half of the chains with the draws of the
+            other half: the mean over the splits, and the range of 95 % of the splits.
     """
 
     sources: Mapping[str, Source]
@@ -170,7 +174,7 @@ class CompactComparison:
             raise FormatError("compact table", expected="the JSON that `to_json` gives", found=repr(error)) from error
 
     def to_text(self) -> str:
-        """Return the table for people, and what it means."""
+        """Return the table as text, with an explanation."""
         rows = [["", *headings(self)], *([words, *values] for words, values in cells(self))]
         blocks = [aligned(rows, range(1, len(rows[0])))]
         if self.halves:
@@ -186,7 +190,7 @@ class CompactComparison:
         return "\n\n".join([*blocks, "\n".join(explanation(self))])
 
     def to_latex(self) -> str:
-        """Return the table for LaTeX with booktabs, laid out as the paper's."""
+        """Return the table for LaTeX with booktabs, in the layout of the paper."""
         count = len(headings(self))
         spans, at, rules = [], 2, []
         for method, of in self.table.items():
@@ -239,7 +243,7 @@ def headings(result: CompactComparison) -> list[str]:
 
 
 def explanation(result: CompactComparison) -> list[str]:
-    """Say what rows, columns and intervals mean; return the lines."""
+    """Explain rows, columns and intervals; return the lines."""
     hmc, ensemble, vi = (result.sources.get(name) for name in ("hmc", "ensemble", "vi"))
     sources = [f"HMC: {_counted(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
     sources += [f"VI: {_counted(vi, 'fit')}"] if vi is not None else []
@@ -437,7 +441,7 @@ def fit_and_compare(
 ) -> CompactComparison:
     """Fit HMC and VI to a recipe, train an ensemble by it, and compare all; return the paper's table.
 
-    What was fitted before, with the same settings, is read from the folder.
+    Fits with the same settings that the folder has already are read from it.
 
     Args:
         recipe: of the network.
@@ -447,7 +451,7 @@ def fit_and_compare(
         workers: processes; None for one a core.
         seed: of fits, samples and splits.
         device: to compute on.
-        say: told of the progress.
+        say: receives messages on the progress.
         options: of `compact`.
 
     Raises:
@@ -492,7 +496,7 @@ def _check_network(name: str, members: Collection, hmc: Collection) -> None:
 
 
 def _sorted_by_run(name: str, members: Collection) -> DrawEnsemble:
-    """Sort draws by their runs; each independent member is a run of its own."""
+    """Sort draws by their runs; each independent member is a run."""
     if len(members) < 2:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
@@ -545,9 +549,9 @@ class MethodPredictives:
 
     Args:
         plan: halves of its runs (chains, or independent members), the first being all.
-        weights: (half, predictive), the share that each predictive has in a figure of a half.
-        columns: "sample", "q_d" and "q_r"; "q" of draws that are a Gaussian's already.
-        rest: predictive of the runs that a half lacks, (half - 1, input, class).
+        weights: (half, predictive), the weight of each predictive in a figure of a half.
+        columns: "sample", "q_d" and "q_r"; "q" if the draws are a Gaussian's.
+        rest: predictive of the runs that are not in a half, (half - 1, input, class).
     """
 
     plan: Plan
@@ -569,7 +573,7 @@ def measure_draws(
 ) -> MethodPredictives:
     """Measure draws, and Gaussians fitted to them before (q_d) and after (q_r) alignment; return the figures of both.
 
-    Each half of the runs has Gaussians of its own; both get the same noise, each half its own.
+    Each half of the runs gets its own Gaussians and its own noise; q_d and q_r get the same noise.
 
     Args:
         draws: with their runs.
@@ -591,7 +595,7 @@ def measure_draws(
 
 
 def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
-    """Measure draws of runs that are a Gaussian's each, such as VI's: one predictive a run; return their figures.
+    """Measure runs whose draws are those of a Gaussian, such as VI's: one predictive a run; return their figures.
 
     The network of the means has the mean weights of a run's draws.
 
@@ -617,9 +621,9 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
     """Return a column of the table: figure -> value and interval, over the runs of the method and of the other.
 
     Args:
-        method: whose column.
-        column: its name.
-        against: the method that it is compared with; if it is the same, each half is compared with its own draws.
+        method: that has the column.
+        column: name of the column.
+        against: the method to compare with; if it is the same method, each half is compared with its own draws.
     """
     of, target = method.columns[column], against.columns["sample"].probs
     by_row = {}
@@ -636,9 +640,9 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
 
 
 def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
-    """Compare one half of the runs, or its Gaussians, with the draws of the other; return figure -> mean over halves.
+    """Compare one half of the runs, or its Gaussians, with the draws of the other half; return figure -> mean.
 
-    Low and high are where 95 % of the halves fall. Empty with fewer than three runs.
+    Low and high are the range of 95 % of the halves. Empty with fewer than three runs.
     """
     if not len(method.rest):
         return {}

@@ -1,4 +1,4 @@
-"""The result of a comparison: one row a method and mode, each figure with its interval; its tables and its picture."""
+"""The result of `zoo.compare`: a row for each method and mode, figures with intervals; tables and a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VERSION = 1  # of the JSON
 REFERENCE = "reference"
 
-SCALE = 100  # of the tables: all figures times 100, as the paper's posters have them
+SCALE = 100  # the tables show all figures times 100, as the paper does
 MODES = {"one": "one mode", "multi": "multi mode", "members": "members"}
 COLUMN_NAMES = {"aurc": "AURC"} | COLUMN_TITLES
 _LATEX = {
@@ -38,28 +38,28 @@ WIDE, HIGH = 2.9, 2.5  # inches a panel
 PAIRS = 2  # figures a row, each against MMD and against NS
 FIGURES = ("accuracy", "nll", "brier", "ece", "ace", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
 DISTANCES = {"mmd": "MMD² × 100", "ns": "NS × 100"}
-SMALLEST = 0.01  # MMD² × 100 that is nothing: smaller ones, and those below 0, lie at the left edge
-# Okabe & Ito's, without yellow, and shapes that are told apart in grey too.
+SMALLEST = 0.01  # MMD² × 100: smaller and negative values lie at the left edge
+# The colours of Okabe & Ito without yellow. Markers differ too, for prints in grey.
 COLOURS = (BLUE, RED, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^v<>PXhp"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method measured in one way.
+    """The figures of one method in one mode.
 
     Args:
         method: its name; "reference" for the population itself.
-        mode: "one", each run alone: figures are means over runs; "multi", some draws of all runs together; "members",
+        mode: "one": each run alone, figures are means over runs. "multi": some draws of all runs together. "members":
             independent members.
-        runs: how many; of independent members, the members.
+        runs: number of runs; each independent member is a run.
         draws: of an ensemble.
         figures: name -> estimate: "mmd" and "ns" of all weights, and those of `zoo.evaluate`.
         layers: "mmd" and "ns" -> layer -> estimate.
         corollary: p-value of `zoo.corollary`, all layers together; of one mode, of the first run's draws. None where
             the network has no table of symmetries.
         corollary_layers: layer -> p-value, not adjusted for their number.
-        worth: figure -> how many independent members have it on average.
+        worth: figure -> size of the ensembles of independent members that have the figure on average.
     """
 
     method: str
@@ -94,7 +94,7 @@ class Row:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave; return it."""
+        """Read the values of `to_json`; return the object."""
         figures = {n: Estimate.from_json(x) for n, x in values["figures"].items()}
         layers = {n: {g: Estimate.from_json(x) for g, x in of.items()} for n, of in values["layers"].items()}
         worth_cells = {n: Worth.from_json(x) for n, x in values["worth"].items()}
@@ -104,16 +104,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Approximate posteriors against a population.
+    """Approximate posteriors compared with a population.
 
     Args:
         collection: name of the collection whose recipe the methods were fitted to.
         reference: citation of the population.
         members: how many it has.
         data, ood: names and fingerprints of the images; ood "" without any.
-        rows: methods in their order, one mode before multi mode; the reference last: its ensemble, and for "mmd" and
-            "ns" its members at even positions against those at odd ones.
-        methods: name -> what is known of its draws, JSON values: settings, seconds, facts of each run, searches.
+        rows: methods in their order, one mode before multi mode. The last row is the reference: figures are those of
+            its ensemble, "mmd" and "ns" those of its members at even positions against those at odd ones.
+        methods: name -> record of its draws, JSON values: settings, seconds, facts of each run, searches.
         left_out: name -> why a method has no rows.
         settings: permutations, seed, how symmetries were removed, how many images, versions: JSON values.
     """
@@ -141,7 +141,7 @@ class Comparison:
         raise UsageError(f"row {named!r}", expected=f"one of {names}", found="none such")
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a method, mode, figure and group of tensors, the group "all" but for layers of MMD and NS.
+        """Return one row a method, mode, figure and group of tensors; only MMD and NS have groups other than "all".
 
         Columns: method, mode, runs, draws, figure, group, value, low, high, p, unit, better, worth, worth_low,
         worth_high. In the figures' units, not times 100.
@@ -189,7 +189,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` gave; return the comparison.
+        """Read the text of `to_json`; return the comparison.
 
         Raises:
             FormatError: something else, or of a newer version.
@@ -227,7 +227,7 @@ class Comparison:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def to_text(self) -> str:
-        """Return the tables for people: figures, how many members they are worth, p-values, and what they mean."""
+        """Return the tables as text: figures, equivalent numbers of members, p-values, and explanations."""
         columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in self.rows)]
         figures = [
             {**_row_names(row), "runs × draws": _format_size(row)}
@@ -292,7 +292,7 @@ class Comparison:
 
 
 def explanation(result: Comparison) -> list[str]:
-    """Say what rows, figures and intervals mean; return the lines."""
+    """Explain rows, figures and intervals; return the lines."""
     on = result.data.split(" ")[0] + (f"; OOD: {result.ood.split(' ')[0]}" if result.ood else "; no OOD images")
     lines = [
         f"Measured on {on}. Reference: {result.members:,} members; its own MMD and NS are those of its members at even"
@@ -314,7 +314,7 @@ def explanation(result: Comparison) -> list[str]:
 
 
 def format_estimate(estimate: Estimate | None, scale: float = SCALE) -> str:
-    """Write a figure and half its interval, in digits that the interval allows; return the text.
+    """Format a figure and half its interval, with as many digits as the interval allows; return the text.
 
     >>> format_estimate(Estimate(0.97712, 0.97312, 0.98112)), format_estimate(Estimate(0.05)), format_estimate(None)
     ('97.7±0.4', '5.00', '-')
@@ -333,7 +333,7 @@ def format_estimate(estimate: Estimate | None, scale: float = SCALE) -> str:
 
 
 def _digits(value: float) -> int:
-    """Return how many digits after the point three significant ones take, two or fewer unless it is small."""
+    """Return the number of digits after the point for three significant digits: 0 to 4."""
     return 2 if value == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(value)))))
 
 
@@ -366,7 +366,7 @@ def _format_p(estimate: Estimate | None) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Lay rows out in columns, all but the first two to the right; return the text."""
+    """Align rows in columns, the first two to the left, all others to the right; return the text."""
     if not rows:
         return ""
     return aligned([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
@@ -404,7 +404,7 @@ def title(result: Comparison) -> str:
 
 
 def _method_rows(result: Comparison) -> list[Row]:
-    """Return the rows that become markers: all but the reference's."""
+    """Return the rows that are drawn as markers: all but the reference."""
     return [row for row in result.rows if row.method != "reference"]
 
 
@@ -440,7 +440,7 @@ def _draw_panel(
             axes.axhline(row.figures[name].value * scale, color=GREY, linestyle="--", linewidth=1)
     values = [row.figures[name].value * scale for row in result.rows if name in row.figures]
     finite = [value for value in values if math.isfinite(value)]
-    if finite and max(finite) > min(finite):  # wide intervals are cut: the markers have to be told apart
+    if finite and max(finite) > min(finite):  # wide intervals are cut, so that markers stay distinct
         room = 0.12 * (max(finite) - min(finite))
         axes.set_ylim(min(finite) - room, max(finite) + room)
     axes.set_xscale("log")
@@ -453,12 +453,12 @@ def _draw_panel(
 
 
 def _axis_position(value: float) -> float:
-    """Return where MMD² lies on the axis."""
+    """Return the position of an MMD² on the axis."""
     return max(SMALLEST, 100 * value)
 
 
 def _error_bars(place: object, point: Estimate) -> list[list[float]] | None:
-    """Return how far an interval's ends are from the value on the axis, None without an interval."""
+    """Return the distances of an interval's ends from the value on the axis; None without an interval."""
     if point.low is None or point.high is None or not callable(place):
         return None
     value = place(point.value)
@@ -466,7 +466,7 @@ def _error_bars(place: object, point: Estimate) -> list[list[float]] | None:
 
 
 def _add_legend(figure: Figure, rows: Sequence[Row], styles: Mapping[str, tuple[str, str]], lines: int) -> None:
-    """Name the methods, the fills and the line below all panels."""
+    """Add a legend of methods, fills and the dashed line below all panels."""
     from matplotlib.lines import Line2D
 
     marks = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in styles.items()]

@@ -1,4 +1,4 @@
-"""Figures with intervals over runs, and the order that they are shown in."""
+"""Figures with intervals over runs, and their order in tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Estimate:
 
     Args:
         value: in the figure's unit; NaN where there is none.
-        low, high: of 95 %; None where none can be given.
+        low, high: ends of the 95 % interval; None without one.
         p: of the permutation test, for distances; None for others.
         runs: the value of each run, where the figure is their mean.
     """
@@ -53,7 +53,7 @@ class Estimate:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave; return it."""
+        """Read the values of `to_json`; return the estimate."""
         value = math.nan if values["value"] is None else float(values["value"])
         runs = tuple(math.nan if x is None else float(x) for x in values.get("runs", ()))
         return cls(value, values["low"], values["high"], values.get("p"), runs)
@@ -65,7 +65,7 @@ def mean_over_runs(name: str, values: Sequence[float], p: float | None = None) -
     Args:
         name: of the figure, at whose range the interval is cut.
         values: of each run.
-        p: to be kept with it.
+        p: p-value of the figure; None for none.
 
     >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)
@@ -90,7 +90,7 @@ def estimate_from_interval(name: str, interval: Interval, p: float | None = None
 
 
 def combine_p_values(values: Sequence[float]) -> float:
-    """Join p-values of one hypothesis, however they depend on each other; return one.
+    """Combine p-values of one hypothesis that may depend on each other in any way; return one p-value.
 
     Twice their median, or K/k times the k-th smallest of K, k = K/2 rounded up (Rüger 1978, Das maximale
     Signifikanzniveau des Tests "Lehne H0 ab, wenn k unter n gegebenen Tests zur Ablehnung führen").

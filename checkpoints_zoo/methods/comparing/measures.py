@@ -1,4 +1,4 @@
-"""Measures of draws: MMD and NS to a reference population, all methods on one scale, and their figures as ensembles."""
+"""Measure draws: MMD and NS to a reference population on one scale, and the figures of the draws as an ensemble."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from checkpoints_zoo.populations.kernels import (
 
 SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
 NO_OOD = "none"
-# The images out of distribution for each data set, by default: the first two as in Laurent et al. 2024, MNIST's as in
-# torch-uncertainty, the digits' what comes with the package.
+# Data set -> default images out of distribution. CIFAR's are those of Laurent et al. 2024, MNIST's those of
+# torch-uncertainty, the digits' are in the package.
 OOD = {
     "cifar10": "svhn", "cifar100": "svhn", "tiny-imagenet": "svhn", "mnist": "fashion-mnist", "fashion-mnist": "mnist",
     "digits": "photos",
@@ -43,7 +43,7 @@ ByGroup = dict[str, dict[str, Estimate]]  # "mmd" and "ns" -> group of tensors -
 
 @dataclass(frozen=True)
 class Closeness:
-    """How distances to a reference are measured.
+    """Measures the distances of draws to a reference.
 
     Args:
         reference: the population.
@@ -90,7 +90,7 @@ class Closeness:
     def _measure(
         self, by_group_distances: dict[str, Distances], first: int, grid: Grid, plan: Plan | None
     ) -> dict[str, Estimate]:
-        """Return MMD² by group; with a plan, around all draws those of the subsets."""
+        """Return MMD² by group; with a plan, with intervals from the subsets."""
         by_group = {}
         for group, distances in by_group_distances.items():
             chosen = draw_permutations(first, len(distances.l2) - first, self.permutations, self.seed).to(
@@ -145,7 +145,7 @@ def mmd2(kernel: Tensor, first: int, subsets: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How draws are measured as ensembles, and on which images.
+    """Measures draws as ensembles on images.
 
     Args:
         inside: labelled images, in the order of the members' classes.
@@ -182,10 +182,10 @@ class Uncertainty:
         return {n: estimate_from_interval(n, x) for n, x in zip(population.names, intervals, strict=True)}
 
     def curve(self, members: Collection) -> dict[str, Any]:
-        """Measure a population's ensembles of all sizes; return the figures of all members, and how they grow.
+        """Measure a population's ensembles of all sizes; return the figures of all members, and their growth.
 
-        Returned are JSON values: "ensemble" figure -> estimate, "growth" figure -> sizes, distances from the limit, and
-        the limit.
+        The result is JSON values: "figures", figure -> estimate; "growth", figure -> sizes, distances from the limit,
+        and the limit.
         """
         outside = self.outside
         report = evaluate(members, self.inside, outside, subsets=self.subsets, seed=self.seed, device=self.device)
@@ -202,16 +202,16 @@ class Uncertainty:
 
 
 def choose_images(members: Collection, data: Given | None, ood: Given | None) -> tuple[ImageData, ImageData | None]:
-    """Find the images to measure draws on; return labelled images, and images out of distribution, None for none.
+    """Choose the images to measure draws on; return labelled images, and images out of distribution or None.
 
     Args:
         members: whose classes count.
         data: as in `zoo.evaluate`.
-        ood: likewise; None for those that the data set is told apart from (`OOD`), "none" for none.
+        ood: likewise; None for the data set's default (`OOD`), "none" for none.
 
     Raises:
         UsageError: images without labels of the members' classes.
-        SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be had.
+        SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be read.
     """
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
     inside, _ = arguments.require_labels(chosen, members.description)

@@ -1,4 +1,4 @@
-"""A comparison whose arguments were checked: what has yet to be fitted and measured, and the run that does it."""
+"""A comparison with checked arguments: it lists the remaining fits and measurements, and runs them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """What a comparison has yet to do.
+    """The remaining work of a comparison.
 
     Args:
-        fits: methods that have to be fitted, whose cells come after that.
-        cells: measurements to be made of draws that are there.
-        found: how many are there already.
+        fits: methods that have to be fitted; their cells are not counted.
+        cells: names of the measurements to be made of existing draws.
+        found: number of existing measurements.
         left_out: method -> why it can't be fitted here.
-        folders: method -> source of its draws, of those that are there.
+        folders: method -> source of its draws, for fitted methods.
     """
 
     fits: tuple[str, ...]
@@ -58,14 +58,14 @@ class RemainingWork:
 
 @dataclass(frozen=True)
 class PreparedComparison:
-    """A comparison whose arguments were checked, before anything is fitted.
+    """A comparison with checked arguments, before anything is fitted.
 
     Args:
         name: of the collection whose recipe the methods are fitted to.
         reference: the population.
         closeness, uncertainty: how draws are measured.
         out: folder of draws, cells and comparison.json.
-        fits: what methods are fitted to; None where none is fitted.
+        fits: recipe, folder and numbers of the fits; None if nothing is fitted.
         methods: to be fitted.
         named: whether the caller named them, so that none may be left out.
         missing: method -> why it can't be fitted here.
@@ -96,7 +96,7 @@ class PreparedComparison:
         return Measuring(self.closeness, self.uncertainty)
 
     def todo(self) -> RemainingWork:
-        """Look at what is there; return what would be fitted and measured."""
+        """Return what `run` would fit and measure."""
         fitted_draws = {m.name: None if self.fits is None else self.fits.load_draws(m) for m in self.methods}
         tasks = self._tasks([*(d for d in fitted_draws.values() if d is not None), *self.custom_draws])
         missing = tuple(task.name for task in tasks if self.cells.read(self.measuring.key(task)) is None)
@@ -107,11 +107,11 @@ class PreparedComparison:
         return RemainingWork(fits, missing, len(tasks) - len(missing), self.unavailable, folders)
 
     def run(self) -> Comparison:
-        """Fit and measure what is missing; return the comparison, which also is in comparison.json of the folder.
+        """Fit and measure what is missing; write comparison.json into the folder, and return the comparison.
 
         Raises:
             StorageError: a folder that can't be written to.
-            UsageError: a method that was named and can't be fitted, or trained members that are the reference's.
+            UsageError: a named method that can't be fitted, or trained members that the reference contains.
         """
         disk.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.unavailable)
@@ -138,7 +138,7 @@ class PreparedComparison:
         return comparison
 
     def _tasks(self, draws: Iterable[Draws]) -> list[CellTask]:
-        """List what is measured, each method's modes in turn, the reference last."""
+        """List the cells: all methods, each with its modes, then the reference."""
         tasks = [t for d in draws for mode in group_draws(d.name, d.members) for t in cell_tasks(d.name, mode)]
         return [*tasks, *cell_tasks(REFERENCE, independent_members(self.reference))]
 
@@ -188,7 +188,7 @@ class PreparedComparison:
 
 
 def _check_fresh(draws: Draws, reference: Collection) -> Draws:
-    """Check by their hashes that trained members are none of the reference's; return the draws with that fact.
+    """Check by hashes that the reference contains none of the trained members; return the draws with this fact.
 
     Raises:
         UsageError: some of them are.
@@ -209,7 +209,7 @@ def _shared(draws: Collection, reference: Collection) -> int:
 
 
 def _row(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
-    """Put the cells of a method and mode together, those of single runs as means over them; return the row."""
+    """Make the row of a method and mode from its cells; figures of single runs are averaged."""
     cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASURED}
     alone, first = tasks[0].run is not None, tasks[0]
     distances = {
@@ -234,7 +234,7 @@ def _row(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, 
 
 
 def _join_runs(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
-    """Average a figure over runs that were measured alone; return it as it is otherwise."""
+    """Average a figure over runs that were measured alone; otherwise return the only one."""
     estimates = [Estimate.from_json(cell) for cell in cells]
     if not alone:
         return estimates[0]

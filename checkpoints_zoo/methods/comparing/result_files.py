@@ -1,4 +1,4 @@
-"""The cells of a comparison: which draws, in which mode, which measure; the work that gives their values; their files.
+"""The cells of a comparison: their tasks, their measurement, their files. A cell is one measure of some draws.
 
 A cell is one JSON file, written by rename, read back and checked.
 """
@@ -24,7 +24,7 @@ from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, 
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
 from checkpoints_zoo.populations.channel_exchangeability import corollary
 
-DEFINITION = 1  # of the figures: cells of another one are measured anew
+DEFINITION = 1  # version of the figures' definitions: cells of another version are measured anew
 MEASURED = ("closeness", "uncertainty", "corollary")
 
 Key = Mapping[str, Any]
@@ -33,7 +33,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class CellTask:
-    """A cell to be measured.
+    """The measurement of one cell.
 
     Args:
         method: name of the draws.
@@ -53,7 +53,7 @@ class CellTask:
 
     @property
     def place(self) -> str:
-        """The mode, and the run of one mode, from 0."""
+        """The mode; for one mode followed by the run, from 0."""
         return self.mode.name + ("" if self.run is None else str(self.run))
 
     @property
@@ -61,12 +61,12 @@ class CellTask:
         return self.mode.members if self.run is None else self.mode.run(self.run)
 
     def plan(self, seed: int, subsets: int) -> Plan | None:
-        """Return the subsets for a jackknife over runs or members, None for a run alone."""
+        """Return the subsets of a jackknife over runs or members; None for a single run."""
         return None if self.run is not None else self.mode.plan(seed, subsets)
 
 
 def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
-    """List the cells of draws in one mode: those of one mode run by run, with the corollary of the first alone."""
+    """List the cells of draws in one mode. One mode has cells for each run, and the corollary of the first run."""
     if mode.name != ONE:
         yield from (CellTask(method, mode, None, what) for what in MEASURED)
         return
@@ -76,10 +76,10 @@ def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The work that gives the values of any cell.
+    """Measures the values of any cell.
 
     Args:
-        closeness, uncertainty: how they are measured.
+        closeness, uncertainty: the measures.
     """
 
     closeness: Closeness
@@ -112,7 +112,7 @@ class Measuring:
         plan = task.plan(self.closeness.seed, self.closeness.subsets)
         if task.measured != "uncertainty":
             with suppress(SymmetryError):
-                task.mode.members.symmetry_table  # noqa: B018 (derived once, its runs have it then)
+                task.mode.members.symmetry_table  # noqa: B018 (derived once for all runs)
         if task.measured == "closeness":
             near = self.closeness.halves() if task.method == REFERENCE else self.closeness.measure(task.draws, plan)
             return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in near.items()}
@@ -132,20 +132,20 @@ class Cells:
     """A folder of cells.
 
     Args:
-        folder: it is made when the first is written.
-        say: told of files that are damaged.
+        folder: made with the first cell.
+        say: receives messages about damaged files.
     """
 
     folder: Path
     say: Callable[[str], object] = field(default=lambda text: None, repr=False)
 
     def path(self, key: Key) -> Path:
-        """Return where a cell lies: its name tells the method, the mode and what was measured, and hashes the key."""
+        """Return the path of a cell, whose name has the method, the mode, the measure and a hash of the key."""
         digest = hashlib.sha256(_canonical_json(key).encode()).hexdigest()[:12]
         return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
 
     def read(self, key: Key) -> Values | None:
-        """Return a cell's values, None where it was not measured yet, or is damaged, of which `say` is told."""
+        """Read the values of a cell; return None if it is not measured yet, or damaged, which `say` reports."""
         path = self.path(key)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ class Cells:
         return values
 
     def write(self, key: Key, values: Values) -> Values:
-        """Keep a cell's values; return them as they will be read.
+        """Write the values of a cell; return them as `read` returns them.
 
         Raises:
             StorageError: a place that can't be written to.

@@ -1,4 +1,4 @@
-"""`zoo.compare`: draws of methods, fitted now or made elsewhere, measured cell by cell against the population."""
+"""`zoo.compare`: check the arguments, fit methods, and measure their draws cell by cell against the population."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import usable_cores
 
 PERMUTATIONS = 999
-SUBSETS = 100  # of runs or members, for the jackknife
+SUBSETS = 100  # subsets of runs or members for the jackknife
 
 
 def prepare(
@@ -96,10 +96,10 @@ def prepare(
 
 
 def _find_recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Recipe | None:
-    """Find the recipe that members were trained by; return it, None where there is none and none is required.
+    """Find the recipe of members; return it, or None if there is none and none is required.
 
     Raises:
-        UsageError: none, or another one than the members' rows name.
+        UsageError: no recipe, or another one than in the members' rows.
     """
     if recipe is None and members.name not in recipes.RECIPES:
         if not required:
@@ -164,31 +164,31 @@ def compare(
 ) -> Comparison:
     """Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD, diversity; return all.
 
-    Methods are fitted to the collection's recipe. What was fitted or measured before, with the same settings, is read
-    from the folder; cut off anywhere, the next call goes on.
+    Methods are fitted to the collection's recipe. Fits and measurements with the same settings that the folder has are
+    read from it, so a call that was interrupted can be repeated, and continues.
 
     Args:
         collection: a collection, or its name.
-        methods: names; None for all that this machine has what they need for, () for none.
+        methods: names; None for all whose packages are installed, () for none.
         data: labelled images, as in `zoo.evaluate`; None for the collection's own test set.
-        ood: images out of distribution; None for those usual for the data set (digits: photos; CIFAR and
+        ood: images out of distribution; None for the data set's default (digits: photos; CIFAR and
             Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" for none.
         out: folder of draws, cells and comparison.json; None for NAME-compared.
         reference: another population to compare with, of the same architecture; None for the collection.
-        draws: name -> draws that were made elsewhere, as `zoo.from_samples` gives them.
-        recipe: of the collection, where it is not one of the package's.
+        draws: name -> draws of yours, as `zoo.from_samples` returns them.
+        recipe: of the collection, if it is not one of the package's.
         runs, per_run: posteriors that a method is fitted to, and draws of each.
         permutations: of the tests.
-        search: whether each method's settings are searched for on training images that are held out; else those that
-            were chosen so for the collection count, or the method's defaults.
+        search: whether settings are searched for on held-out training images; if not, methods have the settings of an
+            earlier search on this collection, or their defaults.
         workers: processes; None for one a core.
         device: what to fit and measure on.
         seed: of fits, permutations and subsets.
-        say: told of the progress.
+        say: receives messages on the progress.
 
     Raises:
-        UsageError: no such method, one that was named and can't be fitted here, draws of another network, a collection
-            without a recipe, arguments that make no sense.
+        UsageError: no such method, a named method that can't be fitted here, draws of another network, a collection
+            without a recipe, invalid arguments.
         DamagedError, SourceNotFound, NetworkError, StorageError: members or images that can't be read, no room.
 
     >>> import tempfile
