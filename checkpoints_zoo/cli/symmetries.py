@@ -212,8 +212,10 @@ def _tested(members: Collection, out: Output, seed: int) -> tuple[dict[str, Any]
     return {"corollary": {**values, "layers": layers}}, [str(found)]
 
 
-def _reference(context: click.Context, parameter: click.Parameter, value: str) -> int | str:
-    """Read what to align to; return a member's id, or "mean"."""
+def _reference(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    """Read what to align to; return a member's id, "mean", or None for the first selected member."""
+    if value is None:
+        return None
     if value == "mean" or value.isdecimal():
         return value if value == "mean" else int(value)
     raise click.BadParameter(f"{value!r} is neither a member's id nor mean.", context, parameter)
@@ -221,13 +223,15 @@ def _reference(context: click.Context, parameter: click.Parameter, value: str) -
 
 @click.command()
 @selecting
-@click.option("--to", default="0", callback=_reference, metavar="ID|mean", help="The member to align to, or mean.")
+@click.option(
+    "--to", callback=_reference, metavar="ID|mean", help="The member to align to, or mean; the first one if not given."
+)
 @click.option("--barrier", is_flag=True, help="Measure the loss on the lines between members as well.")
 @click.option("--save", metavar="PARQUET", help="Write the permutations, one row a member; members.transform reads it.")
 @click.option("--plot", metavar="PNG", callback=png, help="Draw distances and transpositions.")
 @output
 def align_command(
-    selection: Selection, to: int | str, barrier: bool, save: str | None, plot: str | None, out: Output
+    selection: Selection, to: int | str | None, barrier: bool, save: str | None, plot: str | None, out: Output
 ) -> None:
     """Align members by permuting their units, and say what that does.
 
@@ -240,6 +244,8 @@ def align_command(
     from checkpoints_zoo.populations.alignment_table import measure_alignment
 
     members = selection.load()
+    if to is None and len(members):
+        to = members.ids[0]
     out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
     aligned = members.align(to)
     found = measure_alignment(aligned)
@@ -248,7 +254,7 @@ def align_command(
     if barrier:
         from checkpoints_zoo.populations.loss_barrier import barrier as measure_barrier
 
-        lines = [measure_barrier(view, to=int(to)) for view in (members, aligned)]
+        lines = [measure_barrier(view, to=to if isinstance(to, int) else None) for view in (members, aligned)]
         values["barrier"] = {
             when: json.loads(line.to_json()) for when, line in zip(("before", "after"), lines, strict=True)
         }

@@ -522,14 +522,15 @@ class Collection:
             maps.check_norms(table, streams, approximate)
         return self._viewed(Canonical(scale, permute, streams, approximate))
 
-    def align(self, to: int | str | Member = 0) -> Collection:
+    def align(self, to: int | str | Member | None = None) -> Collection:
         """Permute the members' units as they are read so that they match a reference; return a view of the members.
 
         Each member is matched when it is first read; this view and its slices keep the permutations.
 
         Args:
             to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
-                the mean of all selected members, aligned; the memory then holds all members once.
+                the mean of all selected members, aligned; the memory then holds all members once. None for the first
+                selected member.
 
         Raises:
             MemberNotFound: no such member is selected.
@@ -548,6 +549,9 @@ class Collection:
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
             return self._viewed(AlignedToMean(self._match_mean))
+        if to is None:
+            self._check_not_empty()
+            to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
         unchanged = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")

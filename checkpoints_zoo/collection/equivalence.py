@@ -31,6 +31,7 @@ from checkpoints_zoo.formats.layout import differences, is_counter
 from checkpoints_zoo.formats.text import counted, few
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import first_names, input_dtype
+from checkpoints_zoo.predictions.running import check_same_outputs
 
 Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
 State = dict[str, Tensor]
@@ -351,16 +352,7 @@ class _Run:
         watcher = _Watcher(self.original, self.module)
         first = self._run(state, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
-        second = self._run(state)
-        changes = [float((second[n] - t).abs().max()) for n, t in first.items() if t.numel()]
-        scale = max((float(t.abs().max()) for t in first.values() if t.numel()), default=0.0)
-        if max(changes, default=0.0) > 1e-10 * scale:
-            raise UsageError(
-                f"module {self.kind} in eval mode",
-                expected="the same outputs each time",
-                found="others in a second run",
-                do="Dropout and sampling have to stop in eval mode, as `F.dropout(x, p, self.training)` does",
-            )
+        check_same_outputs(self.module, first, self._run(state), 1e-10)
 
     def outputs(self, state: State, thing: str) -> State:
         """Run with a member's tensors; return the outputs by name, in float64.

@@ -108,7 +108,7 @@ class Alignment:
         return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
 
 
-def alignment(members: Collection, to: int | str | Member = 0) -> Alignment:
+def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:
     """Align members by weight matching; return the transpositions, and the distances before and after.
 
     The aligned weights themselves are `members.align(to)`.

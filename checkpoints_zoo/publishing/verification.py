@@ -115,7 +115,13 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int, own: Imag
     problems = []
     for name in sorted({claimed_on[at] for at in chosen}):
         some = [at for at in chosen if claimed_on[at] == name]
-        inside = known.get(name) or images.in_order(images.load(*name.split("/")), members.classes)
+        data, _, split = name.partition("/")
+        if name not in known and split not in images.DATASETS[data]:
+            splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
+            text = f"expected an accuracy on {splits}; found {name!r}."
+            problems += [Problem(members.name, members.ids[at], "accuracy", text) for at in some]
+            continue
+        inside = known.get(name) or images.in_order(images.load(data, split), members.classes)
         for at in some:
             try:
                 logits = predictions.logits(members[at : at + 1], inside, execution="module")[0]
@@ -151,7 +157,7 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
     able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]
-    if None in wrong or facts.data not in images.DATASETS or not able or sample < 1:
+    if None in wrong or facts.split not in images.DATASETS.get(facts.data, ()) or not able or sample < 1:
         return found
     inside = images.load(facts.data, facts.split)
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]

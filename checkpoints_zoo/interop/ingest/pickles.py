@@ -11,6 +11,7 @@ import re
 import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 # How torch.save begins: a zip archive, or before version 1.6 a pickle of protocol 2.
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80\x02"
+# What the readers of torch, pickle and zip archives raise on damaged files, besides errors of their own.
+PARSER_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 MAX_DEPTH = 4  # of dicts in dicts that a state dict is looked for in
 
 
@@ -172,7 +178,7 @@ def _load_file(path: Path) -> Any:
             "If you made it yourself, save its state dict with safetensors.torch.save_file",
             path=path,
         ) from error
-    except (RuntimeError, EOFError, KeyError, IndexError, ValueError, TypeError, AttributeError, OSError) as error:
+    except PARSER_ERRORS as error:
         raise DamagedError(
             f"file {path}",
             expected="a whole file of torch.save",
@@ -189,7 +195,7 @@ def _unsafe_names(path: Path, refused: str) -> str:
     refused_names = [match[1]] if match else []
     try:
         other_names = sorted(set(get_unsafe_globals_in_checkpoint(path)) - set(refused_names))
-    except (ValueError, RuntimeError, OSError, pickle.UnpicklingError):  # not a zip archive
+    except (*PARSER_ERRORS, pickle.UnpicklingError):  # damaged too, or not a zip archive
         other_names = []
     names = refused_names + other_names
     return few(names, 5) or "more"
@@ -261,14 +267,15 @@ def checksum_problem(path: Path) -> str:
 
     torch.load does not look at them.
     """
+    if not zipfile.is_zipfile(path):  # torch's format before version 1.6
+        return ""
     try:
         with zipfile.ZipFile(path) as file:
-            has_checksums = any(
-                entry.CRC for entry in file.infolist()
-            )  # none with torch.serialization.set_crc32_options(False)
+            # There are none with torch.serialization.set_crc32_options(False).
+            has_checksums = any(entry.CRC for entry in file.infolist())
             changed = file.testzip() if has_checksums else None
-    except zipfile.BadZipFile:  # of before version 1.6
-        return ""
+    except PARSER_ERRORS as error:
+        return f"a zip archive that can't be read ({type(error).__name__}: {error})"[:200]
     return "" if changed is None else f"values that are not those that were saved, by the checksum of {changed}"
 
 
