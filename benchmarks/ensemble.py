@@ -104,7 +104,7 @@ def compared(net: str, members: int, batch: int, repeats: int, dtype: torch.dtyp
     both, mine = statistics.median(first + again), statistics.median(theirs)
     halves = statistics.median(first), statistics.median(again)
     print(
-        f"{net} n{members} b{batch} {dtype}: {mine:.1f} ms against {both:.1f} ms, {ours._runner.chosen(own)[0]}",
+        f"{net} n{members} b{batch} {dtype}: {mine:.1f} ms against {both:.1f} ms, {ours._runner.choose(own)[0]}",
         flush=True,
     )
     return {"ratio": both / mine, "ms": mine, "other_ms": both, "band": min(halves) / max(halves), "error": error}

@@ -14,7 +14,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.images import Given, ImageData, Preprocess
+from checkpoints_zoo.images import ImageData, ImageInput, Preprocess
 from checkpoints_zoo.networks.ensemble import Ensemble
 
 Batch = tuple[Tensor, Tensor]
@@ -61,7 +61,7 @@ class Collate:
 
 
 def loader(
-    members: Collection, data: Given, split: str | None = None, *, ood: bool = False, batch: int = 128
+    members: Collection, data: ImageInput, split: str | None = None, *, ood: bool = False, batch: int = 128
 ) -> DataLoader[Any]:
     """Make images batches of (inputs, labels) as the members take them, in order; return the DataLoader.
 

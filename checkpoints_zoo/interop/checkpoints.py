@@ -14,7 +14,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.images import Given, Preprocess
+from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.interop.ingest import NetSpec, given_columns, ingest
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
@@ -55,7 +55,7 @@ def from_checkpoints(
     key: str = "",
     prefix: str = "",
     columns: Mapping[str, Any] | pd.DataFrame | str | Path | None = None,
-    evaluate: Given | None = None,
+    evaluate: ImageInput | None = None,
     like: str | None = None,
     device: str = "cpu",
     say: Say = lambda text: None,
@@ -212,7 +212,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:
 
 def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
     """Warn of members that can't be used, by the files that they were."""
-    rows = source.read(name)[1].to_pylist()
+    rows = source.read_collection(name)[1].to_pylist()
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         listed = "; ".join(

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from checkpoints_zoo.collection.collection import Member
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks.ensemble.program import Norm, fold
+from checkpoints_zoo.networks.ensemble.program import FoldableNorm, fold_norm
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -77,7 +77,7 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     state = {name: tensor.detach()[None] for name, tensor in module.state_dict().items()}
     for name, (layer_name, replacement) in foldable.items():
         layer = layers[layer_name]
-        weight, bias = fold(_norm_record(name, layers[name], layer_name, layer), state)
+        weight, bias = fold_norm(_norm_record(name, layers[name], layer_name, layer), state)
         trained = layer.weight.requires_grad
         layer.weight = nn.Parameter(weight[0].contiguous(), requires_grad=trained)
         layer.bias = nn.Parameter(bias[0].contiguous(), requires_grad=trained)
@@ -148,8 +148,8 @@ def _replacement(norm: Any) -> nn.Module | None:
     return None
 
 
-def _norm_record(name: str, norm: Any, before: str, layer: Any) -> Norm:
+def _norm_record(name: str, norm: Any, before: str, layer: Any) -> FoldableNorm:
     kernel = f"{before}.weight", "" if layer.bias is None else f"{before}.bias"
     affine = [f"{name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
     own = f"{name}.running_mean", f"{name}.running_var", affine[0], affine[1]
-    return Norm(0, 0, kernel, (0, 0, 0, 0), own, norm.eps)
+    return FoldableNorm(0, 0, kernel, (0, 0, 0, 0), own, norm.eps)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.interop import batches
 from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -96,7 +96,7 @@ class _DictCollate:
         return {"input": inputs, "target": labels}
 
 
-def loader(members: Collection, data: Given, split: str | None = None, *, batch: int = 128) -> DataLoader[Any]:
+def loader(members: Collection, data: ImageInput, split: str | None = None, *, batch: int = 128) -> DataLoader[Any]:
     """Make labelled images batches {"input", "target"} as the members take them, in order; return the DataLoader.
 
     Args:

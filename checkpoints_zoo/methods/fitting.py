@@ -18,7 +18,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.interop.checkpoints import Facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
@@ -97,7 +97,7 @@ def choose_method(name: str, collection: str) -> Method:
             f"method {name!r}",
             expected=f"one of {', '.join(METHODS)}",
             found="no such name",
-            do=f"Did you mean {nearest(name, METHODS)}?",
+            do=f"Did you mean {nearest_name(name, METHODS)}?",
         )
     return CHOSEN.get(collection, {}).get(name) or METHODS[name]()
 

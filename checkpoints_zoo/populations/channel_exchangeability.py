@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.table import Group
@@ -85,7 +85,7 @@ class Corollary:
             figures = (f"{layer.chi_squared:.4g}", str(layer.freedom), f"{layer.p:.2g}", f"{layer.adjusted:.2g}")
             rows.append((layer.name, str(len(layer.counts)), often, *figures))
         head = f"Which unit holds a layer's largest weight, over {len(self.ids)} members"
-        return f"{head}: p = {self.p:.2g} for all layers\n\n{aligned(rows)}"
+        return f"{head}: p = {self.p:.2g} for all layers\n\n{align_columns(rows)}"
 
 
 def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) -> Corollary:

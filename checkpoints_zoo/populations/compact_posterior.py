@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, panels_figure, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.gaussian import RULES, Gaussian, fit_subsets
@@ -143,14 +143,14 @@ class Compact:
 
 def fit_compact_posterior(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     to: int | str | None = None,
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact:

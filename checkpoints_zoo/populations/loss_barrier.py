@@ -17,7 +17,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
 
@@ -97,11 +97,11 @@ class Barriers:
 def barrier(
     first: Collection | Member,
     second: Member | None = None,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     to: int | None = None,
     points: int = 25,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Barriers:

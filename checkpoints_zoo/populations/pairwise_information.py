@@ -26,7 +26,7 @@ from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
 from checkpoints_zoo.formats.text import finite_or_null
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
 from checkpoints_zoo.predictions import Predictions, check_same, logits
 
@@ -129,8 +129,8 @@ class Pairwise:
 
 def pairwise(
     members: Collection | Predictions,
-    data: Given | None = None,
-    ood: Given | Predictions | None = None,
+    data: ImageInput | None = None,
+    ood: ImageInput | Predictions | None = None,
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -165,7 +165,7 @@ def pairwise(
     if len(members) < 2:
         raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")
 
-    def compare_on(data: Given | Predictions) -> tuple[Pairs, str]:
+    def compare_on(data: ImageInput | Predictions) -> tuple[Pairs, str]:
         if isinstance(data, Predictions):
             check_same(data, members)
             return compare_pairs(data.blocks(), device=device, memory=memory), data.data

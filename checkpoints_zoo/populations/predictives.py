@@ -24,7 +24,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class PredictiveComparison:
 def compare_predictives(
     first: Collection | Predictions,
     second: Collection | Predictions,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,

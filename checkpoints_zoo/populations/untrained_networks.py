@@ -12,7 +12,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.images import Given, ImageData, Preprocess
+from checkpoints_zoo.images import ImageData, ImageInput, Preprocess
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
@@ -99,8 +99,8 @@ class Evaluator:
 
 def make_evaluator(
     members: Collection,
-    data: Given | None,
-    statistics: Given | None,
+    data: ImageInput | None,
+    statistics: ImageInput | None,
     device: str | torch.device,
     batch: int,
 ) -> Evaluator:
@@ -136,7 +136,7 @@ def make_evaluator(
     return Evaluator(skeleton, InputBatches(test, members.preprocess, place, batch), labels, training)
 
 
-def _statistics_images(statistics: Given) -> ImageData:
+def _statistics_images(statistics: ImageInput) -> ImageData:
     """Return images for running statistics: the training split, if they are a name alone."""
     by_name = isinstance(statistics, str) and statistics in images.DATASETS
     return images.of(statistics, split="train" if by_name else None)

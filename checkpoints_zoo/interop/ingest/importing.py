@@ -20,7 +20,7 @@ from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.images import Given, ImageData
+    from checkpoints_zoo.images import ImageData, ImageInput
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def ingest(
     out: str | Path | None = None,
     reshard: str | Path | None = None,
     hash: bool = False,
-    evaluate: Given | None = None,
+    evaluate: ImageInput | None = None,
     given: Mapping[str, Any] | None = None,
     like: str | None = None,
     net: NetSpec | None = None,
@@ -104,7 +104,7 @@ def ingest(
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
         return survey_origin(origin, name, {}, True, given, like, options, copy_root, say).plan(str(root), reads)
-    locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
+    locks = cache.writable_folder("local/copies")  # one lock for all that write a collection into a folder
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
@@ -162,7 +162,7 @@ def _find_origin(
     return origin
 
 
-def images_for(evaluate: Given, description: Description, build: Build | None) -> ImageData:
+def images_for(evaluate: ImageInput, description: Description, build: Build | None) -> ImageData:
     """Load test images, and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:
@@ -196,7 +196,7 @@ def images_for(evaluate: Given, description: Description, build: Build | None) -
 
 
 def _summary(target: FolderSource, name: str) -> Imported:
-    rows = target.read(name)[1]
+    rows = target.read_collection(name)[1]
     counts = status_counts(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))
     return Imported(name, target.manifest_path(name), rows.num_rows, **counts, hashed=hashed, measured=measured)

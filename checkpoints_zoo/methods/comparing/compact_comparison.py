@@ -23,8 +23,8 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.text import aligned, whole
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.formats.text import align_columns, whole_number
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import escape_latex
 from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, DrawEnsemble, portable_citation
 from checkpoints_zoo.methods.comparing.draws import MethodFits, fit_all
@@ -176,7 +176,7 @@ class CompactComparison:
     def to_text(self) -> str:
         """Return the table as text, with an explanation."""
         rows = [["", *headings(self)], *([words, *values] for words, values in cells(self))]
-        blocks = [aligned(rows, range(1, len(rows[0])))]
+        blocks = [align_columns(rows, range(1, len(rows[0])))]
         if self.halves:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
@@ -186,7 +186,7 @@ class CompactComparison:
                 ]
                 for row in ("agreement", "total_variation")
             ]
-            blocks.append(aligned(rows, range(1, len(rows[0]))))
+            blocks.append(align_columns(rows, range(1, len(rows[0]))))
         return "\n\n".join([*blocks, "\n".join(explanation(self))])
 
     def to_latex(self) -> str:
@@ -272,7 +272,7 @@ def _counted(source: Source | None, word: str) -> str:
 @overload
 def compact(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     against: None = None,
     vi: None = None,
@@ -281,7 +281,7 @@ def compact(
     splits: int = 20,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact: ...
@@ -290,7 +290,7 @@ def compact(
 @overload
 def compact(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     against: Collection,
     vi: Collection | None = None,
@@ -298,7 +298,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> CompactComparison: ...
@@ -306,7 +306,7 @@ def compact(
 
 def compact(
     members: Collection,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     *,
     against: Collection | None = None,
     vi: Collection | None = None,
@@ -315,7 +315,7 @@ def compact(
     splits: int = 20,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
-    statistics: Given | None = None,
+    statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact | CompactComparison:
@@ -378,13 +378,13 @@ def compare_with_hmc(
     hmc: Collection,
     ensemble: Collection,
     vi: Collection | None,
-    data: Given | None,
+    data: ImageInput | None,
     *,
     to: int | str | None,
     samples: int | None,
     splits: int,
     seed: int,
-    statistics: Given | None,
+    statistics: ImageInput | None,
     device: str | torch.device,
     batch: int,
 ) -> CompactComparison:
@@ -477,7 +477,7 @@ def fit_and_compare(
 
 
 def _check_whole(thing: str, number: object, least: int) -> None:
-    if (known := whole(number)) is None or known < least:
+    if (known := whole_number(number)) is None or known < least:
         raise UsageError(f"{thing} of a compact table", expected=f"a whole number from {least}", found=repr(number))
 
 

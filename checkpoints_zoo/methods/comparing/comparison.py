@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
@@ -369,7 +369,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
     """Align rows in columns, the first two to the left, all others to the right; return the text."""
     if not rows:
         return ""
-    return aligned([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
+    return align_columns([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
 
 
 def draw(result: Comparison) -> Figure:

@@ -228,7 +228,7 @@ def fit_all(
     refused: dict[str, str] = {}
     if any(fits.load_draws(method) is None for method in methods):
         # Of two calls with one folder, the second waits and reads the fits of the first.
-        with cache.locked(cache.writable("local/fits"), str(fits.out.resolve())):
+        with cache.locked(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             missing = [method for method in methods if fits.load_draws(method) is None]
             refused = _fit_missing(fits, missing, workers, say)
     fitted = [fits.load_draws(method) for method in methods]

@@ -16,7 +16,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate_from_interval
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
@@ -201,7 +201,9 @@ class Uncertainty:
         return predictions.logits(members, data, self.device)
 
 
-def choose_images(members: Collection, data: Given | None, ood: Given | None) -> tuple[ImageData, ImageData | None]:
+def choose_images(
+    members: Collection, data: ImageInput | None, ood: ImageInput | None
+) -> tuple[ImageData, ImageData | None]:
     """Choose the images to measure draws on; return labelled images, and images out of distribution or None.
 
     Args:

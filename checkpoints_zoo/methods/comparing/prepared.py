@@ -32,7 +32,7 @@ from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, Cell
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
-from checkpoints_zoo.workers import Job, check_picklable, choose_engine
+from checkpoints_zoo.workers import Job, choose_engine, pickle_for_worker
 
 Say = Callable[[str], object]
 
@@ -146,7 +146,7 @@ class PreparedComparison:
         workers = min(self.workers, len(tasks))
         if workers > 1:
             try:
-                check_picklable((self.measuring, tasks))
+                pickle_for_worker((self.measuring, tasks))
             except UsageError as error:
                 self.say(f"measuring in one process: {error.found}")
                 workers = 1

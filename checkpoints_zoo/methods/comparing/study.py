@@ -8,8 +8,8 @@ from pathlib import Path
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.formats.text import whole_number
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.draw_ensembles import group_draws
 from checkpoints_zoo.methods.comparing.draws import MethodFits, available_methods, check_custom_draws
@@ -28,8 +28,8 @@ SUBSETS = 100  # subsets of runs or members for the jackknife
 def prepare(
     collection: Collection | str,
     methods: Iterable[str] | None = None,
-    data: Given | None = None,
-    ood: Given | None = None,
+    data: ImageInput | None = None,
+    ood: ImageInput | None = None,
     *,
     out: str | Path | None = None,
     reference: Collection | str | None = None,
@@ -50,7 +50,7 @@ def prepare(
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
-        if (known := whole(number)) is None or known < least:
+        if (known := whole_number(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
     arguments.check_draws(seed)
     check_device(device)
@@ -146,8 +146,8 @@ def _check_same_network(thing: str, members: Collection, reference: Collection) 
 def compare(
     collection: Collection | str,
     methods: Iterable[str] | None = None,
-    data: Given | None = None,
-    ood: Given | None = None,
+    data: ImageInput | None = None,
+    ood: ImageInput | None = None,
     *,
     out: str | Path | None = None,
     reference: Collection | str | None = None,

@@ -16,13 +16,13 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.evaluating import SUBSETS
 from checkpoints_zoo.formats.selection import Citation, parse_citation
-from checkpoints_zoo.images import DATASETS, Given
+from checkpoints_zoo.images import DATASETS, ImageInput
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.publishing.html_report.gather import Measured, Scaling
 from checkpoints_zoo.publishing.html_report.population import created
 from checkpoints_zoo.sources.source import Source
 
-Shown = Given | Predictions | None
+Shown = ImageInput | Predictions | None
 
 
 def command(
@@ -58,7 +58,7 @@ def command(
     return shlex.join([*written, "--out", "report.html"])
 
 
-def _word(given: Given | Predictions, stored: bool) -> str:
+def _word(given: ImageInput | Predictions, stored: bool) -> str:
     """Return how the command line names images or predictions, "" where it can't."""
     if isinstance(given, Predictions):
         return given.facts.set if stored else ""
