@@ -173,7 +173,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["resnet18", "-n", "3", "--plot", "a.png"], 2, "architecture resnet18: expected a collection, which has members; "
      "found -n, --plot. Leave these options out, or name a collection."),
     (["resnet18", "--mass"], 2, "architecture resnet18: expected a collection, which has members; found --mass. Leave "
-     "these out, or name a collection."),
+     "these options out, or name a collection."),
     (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass can't be combined with --biases,"
      " --plot. See `zoo-cli symmetries --help`."),
     (["convnet-digits", "--along"], 2, "snapshots of convnet-digits: expected two epochs or more; found only epoch 40"),
