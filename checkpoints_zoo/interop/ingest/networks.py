@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
+from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
-from checkpoints_zoo.sources.archives import Head, Lot, Tell
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, fit
+from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,17 +41,17 @@ class NetSpec:
 Build = Callable[[], "nn.Module"]
 
 
-def recogniser_of_known(net: NetSpec, build: Build | None) -> Tell | None:
+def recogniser_of_known(net: NetSpec, build: Build | None) -> IdentifyNet | None:
     """Return the recogniser of the net that the user names; None if the user names none."""
     return None if net.architecture is None and build is None else make_recogniser(net, (), build)
 
 
-def make_recogniser(net: NetSpec, lots: Sequence[Lot], build: Build | None = None) -> Tell:
+def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | None = None) -> IdentifyNet:
     """Return the function that maps a header to its net and layout.
 
     Args:
         net: the user's options.
-        lots: the members. A custom net without `build` has the tensors of most members.
+        groups: the members. A custom net without `build` has the tensors of most members.
         build: builds the user's net.
 
     Raises:
@@ -63,8 +63,8 @@ def make_recogniser(net: NetSpec, lots: Sequence[Lot], build: Build | None = Non
         return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), custom_shapes)
     if net.custom_name is not None:
         _check_custom_name(net)
-        counts = Counter(id(m.head) for lot in lots for m in lot.members)
-        heads = {id(m.head): m.head for lot in lots for m in lot.members}
+        counts = Counter(id(m.head) for group in groups for m in group.members)
+        heads = {id(m.head): m.head for group in groups for m in group.members}
         commonest = heads[counts.most_common(1)[0][0]] if counts else None
         expected = (
             {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
@@ -108,7 +108,7 @@ def tensor_shapes(net: NetSpec, build: Build | None) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
+def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Shape]]:
     """Remove a prefix from the names of a header's tensors; return bare name -> (dtype, shape).
 
     Raises:
@@ -120,7 +120,7 @@ def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
     return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
 
 
-def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
+def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
     recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
     different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
     if net.architecture not in (None, recognised.architecture) or different:
@@ -132,7 +132,7 @@ def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
     return recognised, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognise_or_fit(head: Head, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
+def _recognise_or_fit(head: MemberHeader, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
     """Recognise an upstream net by its names there or here; otherwise fit the tensors to the arguments."""
     try:
         return _recognise(head, net)
@@ -145,8 +145,12 @@ def _recognise_or_fit(head: Head, net: NetSpec, recognised: Recognised) -> tuple
             raise error from None
 
 
-def _head_without_prefix(head: Head, prefix: str) -> Head:
-    return Head(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items())) if prefix else head
+def _head_without_prefix(head: MemberHeader, prefix: str) -> MemberHeader:
+    return (
+        MemberHeader(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items()))
+        if prefix
+        else head
+    )
 
 
 def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
@@ -158,16 +162,18 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
     return Layout.of_stored(tensors, layout.counters, layout.lead)
 
 
-def _fit(head: Head, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]) -> tuple[Recognised, Layout]:
+def _fit(
+    head: MemberHeader, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]
+) -> tuple[Recognised, Layout]:
     """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.
 
     Raises:
         LayoutError: missing, extra and misshapen tensors.
     """
     bare = _without_prefix(head, net.prefix)
-    names = fit({name: shape for name, (_, shape) in bare.items()}, expected)
+    names = unwrap_names({name: shape for name, (_, shape) in bare.items()}, expected)
     shapes = {names[name]: shape for name, (_, shape) in bare.items()}
-    different, problem = differences(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
+    different, problem = compare_shapes(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
     if different:
         raise LayoutError(
             "tensors of a member", expected=f"those of {recognised.architecture} by name and shape", found=problem,
