@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoints_zoo.errors import FormatError, TooLargeError
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.images.reading import ImageBuffer
 from checkpoints_zoo.networks.device import free_if_short
 
@@ -39,7 +39,7 @@ def read_footer(path: Path, data_name: str) -> tuple[pa.Schema, int]:
 def _file_kind(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return what_is(file.read(512))
+            return guess_kind(file.read(512))
     except OSError:
         return ""
 

@@ -19,8 +19,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound, TooLargeError, UsageError
-from checkpoints_zoo.formats.shard_files import what_is
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.networks.device import free_if_short
 
 SPLITS = ("test", "train", "validation", "valid", "val", "eval", "dev")
@@ -113,7 +113,7 @@ class Columns:
 
 
 def _list_columns(columns: Iterable[str]) -> str:
-    return few(list(columns), 12) or "no columns"
+    return first_few(list(columns), 12) or "no columns"
 
 
 def choose_split(splits: Iterable[str], wanted: str | None, data_name: str) -> str:
@@ -232,7 +232,7 @@ class ImageBuffer:
         except FormatError:
             raise
         except DECODE_ERRORS as error:
-            kind = what_is(encoded[:512]) if encoded else "an empty file"
+            kind = guess_kind(encoded[:512]) if encoded else "an empty file"
             found = kind or ("another file" if isinstance(error, UnidentifiedImageError) else str(error)[:200])
             raise FormatError(image_name, expected="a PNG or JPEG image", found=found) from error
 

@@ -212,7 +212,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:
 
 def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
     """Warn of members that can't be used, by the files that they were."""
-    rows = source.read(name)[1].to_pylist()
+    rows = source.read_collection(name)[1].to_pylist()
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         listed = "; ".join(

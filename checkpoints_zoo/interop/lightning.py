@@ -85,7 +85,7 @@ def write_checkpoints(
 
 
 def _file_name(member: Member) -> str:
-    key = shard_files.prefix(member.id, None if member.row["final"] else member.epoch)
+    key = shard_files.tensor_prefix(member.id, None if member.row["final"] else member.epoch)
     return f"{key.removesuffix('/')}.ckpt"
 
 

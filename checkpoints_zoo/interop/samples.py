@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
-from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
-from checkpoints_zoo.formats.shard_files import Location, prefix
+from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
+from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.interop.checkpoints import Facts, choose_net, facts_to_json, warn_of_left_out
 from checkpoints_zoo.interop.ingest import given_columns, importing, measuring, pickles, shards
@@ -28,8 +28,8 @@ from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
 from checkpoints_zoo.sources import archives, cache
-from checkpoints_zoo.sources.archives import Head
-from checkpoints_zoo.sources.archives.keymaps import fit
+from checkpoints_zoo.sources.archives import MemberHeader
+from checkpoints_zoo.sources.archives.keymaps import unwrap_names
 from checkpoints_zoo.sources.source import FolderSource
 
 Array = Tensor | npt.NDArray[Any]
@@ -108,7 +108,7 @@ def from_samples(
     reader, json_facts = DrawReader(chosen_net.module(), order, buffers), facts_to_json(facts)
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
-    locks = cache.writable("local/copies")
+    locks = cache.writable_folder("local/copies")
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
@@ -131,10 +131,10 @@ def from_samples(
             if writer.head is None:
                 raise UsageError("samples", expected="one draw or more", found="none")
             writer.finish(given_columns.columns_of_members(checked_columns, range(len(writer.rows))))
-            table = manifest.table(writer.rows)
-            manifest.validate(table, description, target.manifest_path(name))
+            table = manifest.build_manifest(writer.rows)
+            manifest.check_rows(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
-            manifest.write(table, target.manifest_path(name))
+            manifest.write_manifest(table, target.manifest_path(name))
         finally:
             writer.clean_up()
         say(f"{name}: {len(writer.rows):,} draws written")
@@ -255,7 +255,7 @@ class DrawReader:
             return {}
         state = source.state_dict() if isinstance(source, nn.Module) else dict(source)
         shapes = {name: tuple(state[name].shape) for name in self.buffers if name in state}
-        different, phrase = differences(shapes, {name: self.shapes[name] for name in self.buffers})
+        different, phrase = compare_shapes(shapes, {name: self.shapes[name] for name in self.buffers})
         if different:
             raise LayoutError("buffers of all draws", expected="the net's", found=phrase, tensor=different[0])
         return {name: state[name].detach().cpu() for name in self.buffers}
@@ -295,7 +295,7 @@ class DrawReader:
         errors = []
         for names in self._name_sets:
             try:
-                names_of = fit(shapes, {name: self.shapes[name] for name in names})
+                names_of = unwrap_names(shapes, {name: self.shapes[name] for name in names})
             except LayoutError as error:
                 errors.append(error)
                 continue
@@ -347,7 +347,7 @@ class DrawReader:
             raise LayoutError(
                 f"draw {index}",
                 expected=f"the net's {len(self.shapes)} tensors",
-                found=differences({}, {name: self.shapes[name] for name in missing})[1],
+                found=compare_shapes({}, {name: self.shapes[name] for name in missing})[1],
                 do="Give buffers=module, whose buffers all draws share (statistics of norms are then those of it)"
                 if buffers
                 else "",
@@ -379,23 +379,23 @@ class DrawWriter:
     target: FolderSource
     name: str
     method: str
-    head: Head | None = None
+    head: MemberHeader | None = None
     rows: list[Row] = field(default_factory=list)
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         has_manifest = self.target.manifest_path(self.name).is_file()
-        self.existing: list[Row] = self.target.read(self.name)[1].to_pylist() if has_manifest else []
+        self.existing: list[Row] = self.target.read_collection(self.name)[1].to_pylist() if has_manifest else []
         self.spool_folder = shards.import_folder(self.target.root, self.name)
         self.pending = 0
         self.spool: IO[bytes] | None = None
 
-    def begin(self, head: Head, counters: Sequence[str], architecture: str) -> None:
+    def begin(self, head: MemberHeader, counters: Sequence[str], architecture: str) -> None:
         """Lay out the draws as the first one is."""
         self.head = head
         tensors = ((n, dtype, shape, n, shape) for n, dtype, shape in head.tensors)
         self.stored = Layout.of_stored(tensors, counters, 0)
-        self.layout = shard_files.sharded(self.stored)
+        self.layout = shard_files.shard_layout(self.stored)
         self.key = archives.layout_key(architecture, self.layout)
         self.layouts[self.key] = self.layout
         self.per_shard = shard_files.members_per_shard(self.layout)
@@ -419,7 +419,7 @@ class DrawWriter:
                               tensor=name)  # fmt: skip
         raw = pickles.state_bytes(state)
         row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
-        measuring.check_member(row, Location(index, prefix(index), self.spool_folder, 0, self.stored), raw)
+        measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
             raise self._conflict(f"another draw {index}")
         if index < len(self.existing) and self.existing[index]["status"] == "failed":  # by its logits
@@ -456,7 +456,7 @@ class DrawWriter:
         if self.spool is None:
             return
         pending_rows = self.rows[-self.pending :]
-        prefixes = [prefix(row["member"]) for row in pending_rows]
+        prefixes = [tensor_prefix(row["member"]) for row in pending_rows]
         path = self._existing_shard(pending_rows)
         if path is None:
             self.spool.seek(0)
@@ -513,7 +513,7 @@ class DrawWriter:
             self.spool.close()
         shutil.rmtree(self.spool_folder, ignore_errors=True)
         path = self.target.manifest_path(self.name)
-        named_shards = set(manifest.read(path).column("path").to_pylist()) if path.is_file() else set()
+        named_shards = set(manifest.read_manifest(path).column("path").to_pylist()) if path.is_file() else set()
         for shard in (self.target.root / "shards" / self.name).glob("*.safetensors"):
             if shard.relative_to(self.target.root).as_posix() not in named_shards:
                 shard.unlink()

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.layout import Layout, compare_shapes, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 TORCH_DTYPES = {
@@ -73,7 +73,7 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
             f"architecture {name!r}",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest(name, ARCHITECTURES)!r}",
+            do=f"Use the nearest name, {nearest_name(name, ARCHITECTURES)!r}",
         )
     known = inspect.signature(ARCHITECTURES[name]).parameters
     for argument, value in arguments.items():
@@ -290,7 +290,7 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
     """
     wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
     found = {n: s for n, s in found.items() if not is_counter(n)}
-    names, phrase = differences(found, wanted)
+    names, phrase = compare_shapes(found, wanted)
     if names:
         raise LayoutError(
             thing,

@@ -16,7 +16,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, duplicates
+from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import prediction_sets
 
@@ -65,7 +65,7 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
         if not found:
             sound.append(at)
     known = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
-    problems += duplicates([(members.name, members.rows, known)])
+    problems += find_duplicates([(members.name, members.rows, known)])
     return problems + accuracies(members, sound, sample, own)
 
 
@@ -153,7 +153,9 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
     """
     stored = prediction_sets.read_set(members.source, members.name, name)
-    found = prediction_sets.find_problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
+    found = prediction_sets.find_problems(
+        stored, prediction_sets.weights_of(members.source.read_collection(members.name)[1])
+    )
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
     able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]

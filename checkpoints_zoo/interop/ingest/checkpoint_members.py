@@ -24,10 +24,10 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Usage
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.interop.ingest.origin import Origin, Say, number_files
 from checkpoints_zoo.sources import archives, fetching, hub
-from checkpoints_zoo.sources.archives import Entry, Head, Index, Lot, Lying, Tell, indexing
+from checkpoints_zoo.sources.archives import Entry, IdentifyNet, Index, MemberGroup, MemberHeader, MemberRange, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
-from checkpoints_zoo.sources.ranges import Remote
+from checkpoints_zoo.sources.ranges import RemoteFile
 
 MAX_LISTED = 5  # files that an error names
 PARALLEL_ARCHIVES = 3  # archives of a repo; each is read over several connections
@@ -36,7 +36,9 @@ RANGE_BYTES = 2**23  # bytes of one range
 ReadRange = Callable[[int, int], bytes]
 
 
-def members_of_archives(origin: Origin, stage_gzips: Mapping[str, archives.Index], predicted: bool) -> list[Lot]:
+def members_of_archives(
+    origin: Origin, stage_gzips: Mapping[str, archives.Index], predicted: bool
+) -> list[MemberGroup]:
     """Index archives; return a lot each.
 
     Args:
@@ -60,16 +62,16 @@ def members_of_archives(origin: Origin, stage_gzips: Mapping[str, archives.Index
     lots = []
     for path in origin.archives:
         if path in indexes:
-            lots.append(archives.lot_of(path, indexes[path]))
+            lots.append(archives.archive_group(path, indexes[path]))
         elif path in stage_gzips:
             lots.append(_members_of_staged(path, stage_gzips[path]))
     return lots
 
 
-def _members_of_staged(path: str, index: archives.Index) -> Lot:
+def _members_of_staged(path: str, index: archives.Index) -> MemberGroup:
     heads, last_position = index.heads, {e.name: i for i, e in enumerate(index.entries)}  # of one name the last counts
     entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
-    return Lot([Lying(e.name, f"{path}!{i}", heads[e.head].lead, heads[e.head]) for i, e in entries])
+    return MemberGroup([MemberRange(e.name, f"{path}!{i}", heads[e.head].lead, heads[e.head]) for i, e in entries])
 
 
 def count_predicted_headers(origin: Origin) -> int:
@@ -81,14 +83,14 @@ def count_predicted_headers(origin: Origin) -> int:
     return sum(len(index.entries) for index in indexes if not all(e.verified for e in index.entries))
 
 
-def members_of_files(origin: Origin, say: Say) -> Lot:
+def members_of_files(origin: Origin, say: Say) -> MemberGroup:
     """Read the headers of safetensors files; return their members.
 
     Raises:
         UsageError: a file is a shard of ours, and no member.
         NetworkError, AccessError: a repo that can't be read.
     """
-    contents, members = Contents(origin.label), list[Lying]()
+    contents, members = Contents(origin.label), list[MemberRange]()
     if origin.repo is None:
         readers = [_open_local(origin.root / p) for p in origin.files]
     else:
@@ -106,11 +108,11 @@ def members_of_files(origin: Origin, say: Say) -> Lot:
                     do="`zoo-cli download NAME --source DIR --dest OUT` copies a collection that has a manifest",
                     path=path,
                 )
-            members.append(Lying(path, path, head.lead, head))
+            members.append(MemberRange(path, path, head.lead, head))
     for other in contents.others:
         if not other.member:
             say(f"{other.name} is left out: {other.why}")
-    return Lot(members, [(other.name, other.why) for other in contents.others if other.member])
+    return MemberGroup(members, [(other.name, other.why) for other in contents.others if other.member])
 
 
 def _open_local(path: Path) -> tuple[int, ReadRange]:
@@ -124,7 +126,7 @@ def _open_local(path: Path) -> tuple[int, ReadRange]:
 
 def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     """Read the first bytes of a repo's file, enough for most headers; return its size and what reads on from there."""
-    remote = fetching.remote(repo, path)
+    remote = fetching.remote_file(repo, path)
     first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST))
 
     def read_range(offset: int, length: int) -> bytes:
@@ -133,7 +135,7 @@ def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     return remote.size, read_range
 
 
-def number_members(lot: Lot, paths: Sequence[str]) -> Lot:
+def number_members(lot: MemberGroup, paths: Sequence[str]) -> MemberGroup:
     """Number the members of a folder by their files' names; return the lot with the numbers.
 
     Args:
@@ -147,14 +149,14 @@ def number_members(lot: Lot, paths: Sequence[str]) -> Lot:
     return replace(lot, numbers=[ids[name] for name in names])
 
 
-def members_by_file(lots: Sequence[Lot]) -> dict[str, int]:
+def members_by_file(lots: Sequence[MemberGroup]) -> dict[str, int]:
     """Return path -> member of the files that are one's own, in the order of the members."""
     named = (zip((*(m.name for m in lot.members), *(n for n, _ in lot.broken)), lot.numbers, strict=True)
              for lot in lots if lot.numbers)  # fmt: skip
     return dict(sorted((pair for pairs in named for pair in pairs), key=lambda pair: pair[1]))
 
 
-def check_all_fit(label: str, lots: Sequence[Lot], tell: Tell) -> None:
+def check_all_fit(label: str, lots: Sequence[MemberGroup], tell: IdentifyNet) -> None:
     """Check that every file is a member of the net.
 
     Raises:
@@ -216,14 +218,14 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     heads: dict[tuple[Any, ...], int] = {}
-    kinds, entries, offset = list[Head](), list[Entry](), 0
+    kinds, entries, offset = list[MemberHeader](), list[Entry](), 0
     with _open_archive(origin, path) as file:
-        for position, (name, header, raw) in enumerate(archives.stream(file, path)):
+        for position, (name, header, raw) in enumerate(archives.stream_members(file, path)):
             tensors = tuple((n, dtype, shape) for n, (dtype, shape, _, _) in header.tensors.items())
             key = (header.data_start, tensors)
             if key not in heads:
                 heads[key] = len(kinds)
-                kinds.append(Head(header.data_start, tensors))
+                kinds.append(MemberHeader(header.data_start, tensors))
             # The index is that of the members one behind the other: their places in the archive say nothing.
             entries.append(Entry(name, offset, offset + BLOCK, heads[key], True))
             offset += BLOCK + len(raw)
@@ -246,15 +248,15 @@ def staging_key(origin: Origin, path: str) -> str:
 def _open_archive(origin: Origin, path: str) -> IO[bytes]:
     if origin.repo is None:
         return (origin.root / path).open("rb")
-    if cached := hub.cached(origin.repo, path):
+    if cached := hub.cached_file(origin.repo, path):
         return cached.open("rb")
-    return BufferedReader(_RemoteFile(fetching.remote(origin.repo, path)), RANGE_BYTES)
+    return BufferedReader(_RemoteFile(fetching.remote_file(origin.repo, path)), RANGE_BYTES)
 
 
 class _RemoteFile(RawIOBase):
     """A file of a repo, read on and on by ranges: nothing of it is kept."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteFile) -> None:
         self.remote, self.position = remote, 0
 
     def readable(self) -> bool:

@@ -20,10 +20,10 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
-from checkpoints_zoo.formats.text import did_you_mean, few
+from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
-from checkpoints_zoo.sources.source import FolderSource, resolve
+from checkpoints_zoo.sources.source import FolderSource, open_source
 
 Row = dict[str, Any]
 # From file -> member to member -> columns.
@@ -89,7 +89,9 @@ def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str,
         rows[files[path]] = {name: convert_value(name, value, f"file {file}") for name, value in values.items()}
     missing = [path for path, member in files.items() if member not in rows]
     if unknown or missing:
-        found = [f"{what} {few(names, 5)}" for what, names in (("no row for", missing), ("rows for", unknown)) if names]
+        found = [
+            f"{what} {first_few(names, 5)}" for what, names in (("no row for", missing), ("rows for", unknown)) if names
+        ]
         raise UsageError(
             "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
         )
@@ -196,10 +198,10 @@ def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping
     """
     if not columns:
         return
-    table = source.read(name)[1]
+    table = source.read_collection(name)[1]
     rows = [row | columns.get(row["member"], {}) for row in table.to_pylist()]
-    if not (now := manifest.table(rows)).equals(table):
-        manifest.write(now, source.manifest_path(name))
+    if not (now := manifest.build_manifest(rows)).equals(table):
+        manifest.write_manifest(now, source.manifest_path(name))
 
 
 def files_path(root: Path, name: str) -> Path:
@@ -331,7 +333,7 @@ def make_description(
                 collection=name,
             )
     if like is not None:
-        like_facts = _facts_of_listing(catalog.listing(like))
+        like_facts = _facts_of_listing(catalog.find_listing(like))
         facts |= {fact: like_facts[fact] for fact in IMAGE_FACTS}
     names = given.get("classes", ())
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -409,7 +411,7 @@ def _facts_of_listing(listing: Listing) -> dict[str, Any]:
     """Return what the catalog, or a source that it names, says of a collection."""
     archives = listing.archives
     if archives is None:
-        description = resolve(None, listing.name).read(listing.name)[0]
+        description = open_source(None, listing.name).read_collection(listing.name)[0]
         return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY_FACTS}
     facts = {fact: getattr(archives, fact) for fact in ("classes", "preprocessing", "citation")}
     return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}

@@ -104,7 +104,7 @@ def ingest(
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
         return survey_origin(origin, name, {}, True, given, like, options, copy_root, say).plan(str(root), reads)
-    locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
+    locks = cache.writable_folder("local/copies")  # one lock for all that write a collection into a folder
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
@@ -196,7 +196,7 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
 
 
 def _summary(target: FolderSource, name: str) -> Imported:
-    rows = target.read(name)[1]
+    rows = target.read_collection(name)[1]
     counts = status_counts(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))
     return Imported(name, target.manifest_path(name), rows.num_rows, **counts, hashed=hashed, measured=measured)

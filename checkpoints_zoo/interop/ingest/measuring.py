@@ -11,7 +11,7 @@ from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import content_hash, finite_problems
 from checkpoints_zoo.formats.shard_files import REPEATING, Location
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.source import FolderSource
@@ -50,7 +50,7 @@ def fill_columns(
         UsageError: images that are not for these members.
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read.
     """
-    description, table = source.read(name)
+    description, table = source.read_collection(name)
     rows = table.to_pylist()
     eval_data = None if test_images is None else f"{test_images.name}/{test_images.split}"
     pending = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
@@ -65,12 +65,12 @@ def fill_columns(
             if test_images is not None:
                 _measure(source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device)
         done += len(batch)
-        manifest.write(manifest.table(rows), source.manifest_path(name))
+        manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(name))
         report(done)
     mark_duplicates(rows)
-    final_table = manifest.table(rows)
+    final_table = manifest.build_manifest(rows)
     if not final_table.equals(table):
-        manifest.write(final_table, source.manifest_path(name))
+        manifest.write_manifest(final_table, source.manifest_path(name))
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
@@ -95,10 +95,10 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
 def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
     """Find the members of a source, or borrow them from the one that they lie in."""
     if description.base:
-        with borrow_members(hub.resolve(description.base), description, rows) as locations:
+        with borrow_members(hub.resolve_address(description.base), description, rows) as locations:
             yield locations
     else:
-        yield source.locate(description, manifest.table(rows))
+        yield source.locate(description, manifest.build_manifest(rows))
 
 
 @contextmanager
@@ -109,12 +109,12 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         repo, description: where they lie.
         rows: of the members, in the order of their ids.
     """
-    cached_before = cache.files(repo.id)
-    locations = fetching.bring(repo, description, manifest.table(rows), whole=False)
+    cached_before = cache.member_files(repo.id)
+    locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), whole=False)
     try:
         yield locations
     finally:
-        for path in {x.path for x in locations} & (cache.files(repo.id) - cached_before):
+        for path in {x.path for x in locations} & (cache.member_files(repo.id) - cached_before):
             path.unlink(missing_ok=True)
 
 
@@ -125,7 +125,7 @@ def read_and_check(row: Row, location: Location) -> memoryview:
         DamagedError: its file has not the tensors that the row says, or others than before.
     """
     shard_files.check_against_files([location])
-    _, raw = next(iter(shard_files.read([location])))
+    _, raw = next(iter(shard_files.read_members([location])))
     check_member(row, location, raw)
     return raw
 
@@ -148,7 +148,7 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
         )
     row["sha256"] = digest
     if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
-        row |= {"status": "failed", "reason": f"values that are not finite in {few(bad, 3)}"}
+        row |= {"status": "failed", "reason": f"values that are not finite in {first_few(bad, 3)}"}
 
 
 def _measure(
@@ -165,7 +165,7 @@ def _measure(
 
     if not rows:
         return
-    members = Collection(source, "", description, manifest.table(rows), build)
+    members = Collection(source, "", description, manifest.build_manifest(rows), build)
     try:
         figures = single_members.manifest_columns(members, test_images, device)
     except DamagedError as error:

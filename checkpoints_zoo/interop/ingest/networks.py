@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
+from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
-from checkpoints_zoo.sources.archives import Head, Lot, Tell
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, fit
+from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,12 +41,12 @@ class NetSpec:
 Build = Callable[[], "nn.Module"]
 
 
-def recogniser_of_known(net: NetSpec, build: Build | None) -> Tell | None:
+def recogniser_of_known(net: NetSpec, build: Build | None) -> IdentifyNet | None:
     """Return what tells whether a head's tensors are those of the net that the user names; None if it is not known."""
     return None if net.architecture is None and build is None else make_recogniser(net, (), build)
 
 
-def make_recogniser(net: NetSpec, lots: Sequence[Lot], build: Build | None = None) -> Tell:
+def make_recogniser(net: NetSpec, lots: Sequence[MemberGroup], build: Build | None = None) -> IdentifyNet:
     """Return what tells the nets of the members' heads.
 
     Args:
@@ -106,7 +106,7 @@ def tensor_shapes(net: NetSpec, build: Build | None) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
+def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Shape]]:
     """Take a prefix off the names of a head's tensors; return bare name -> (dtype, shape).
 
     Raises:
@@ -118,7 +118,7 @@ def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
     return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
 
 
-def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
+def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
     recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
     different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
     if net.architecture not in (None, recognised.architecture) or different:
@@ -130,7 +130,7 @@ def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
     return recognised, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognise_or_fit(head: Head, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
+def _recognise_or_fit(head: MemberHeader, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
     """Tell one of upstream's nets by the names that it has there or here; else fit the tensors to the arguments."""
     try:
         return _recognise(head, net)
@@ -143,8 +143,12 @@ def _recognise_or_fit(head: Head, net: NetSpec, recognised: Recognised) -> tuple
             raise error from None
 
 
-def _head_without_prefix(head: Head, prefix: str) -> Head:
-    return Head(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items())) if prefix else head
+def _head_without_prefix(head: MemberHeader, prefix: str) -> MemberHeader:
+    return (
+        MemberHeader(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items()))
+        if prefix
+        else head
+    )
 
 
 def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
@@ -156,16 +160,18 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
     return Layout.of_stored(tensors, layout.counters, layout.lead)
 
 
-def _fit(head: Head, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]) -> tuple[Recognised, Layout]:
+def _fit(
+    head: MemberHeader, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]
+) -> tuple[Recognised, Layout]:
     """Fit a head's tensors to those of a net, wrappers' prefixes taken off; return the net and their layout.
 
     Raises:
         LayoutError: what is missing, extra and misshapen.
     """
     bare = _without_prefix(head, net.prefix)
-    names = fit({name: shape for name, (_, shape) in bare.items()}, expected)
+    names = unwrap_names({name: shape for name, (_, shape) in bare.items()}, expected)
     shapes = {names[name]: shape for name, (_, shape) in bare.items()}
-    different, problem = differences(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
+    different, problem = compare_shapes(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
     if different:
         raise LayoutError(
             "tensors of a member", expected=f"those of {recognised.architecture} by name and shape", found=problem,

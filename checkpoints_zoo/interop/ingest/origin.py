@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import indexing, numbers_in
 from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
@@ -54,7 +54,9 @@ class Origin:
 
     def size(self, inside: str) -> int:
         """Return the bytes of a file."""
-        return (self.root / inside).stat().st_size if self.repo is None else fetching.remote(self.repo, inside).size
+        return (
+            (self.root / inside).stat().st_size if self.repo is None else fetching.remote_file(self.repo, inside).size
+        )
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
     """List the files of a folder that may hold members: archives in it, else safetensors below it, else pickles."""
     listing = catalog.collections().get(name)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
-        return [folder / p for p in indexing.in_folder(folder, listing.archives)]
+        return [folder / p for p in indexing.list_in_folder(folder, listing.archives)]
     candidates = [p for p in _walk_files(folder, excluded) if _matches(p.relative_to(folder), file_filter.pattern)]
     pickles = [p for p in candidates if p.name.lower().endswith(PICKLES)]
     tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
@@ -258,22 +260,22 @@ def _file_kind(first: bytes, name: str) -> str:
     raise DamagedError(
         f"file {name}",
         expected="a tar, a safetensors file or one of torch.save",
-        found=what_is(first) or f"something else: {first[:16]!r}",
+        found=guess_kind(first) or f"something else: {first[:16]!r}",
         path=name,
     )
 
 
 def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them."""
-    place, path = hub.apart(address, "source")
-    repo = hub.resolve(place)
+    place, path = hub.split_address(address, "source")
+    repo = hub.resolve_address(place)
     label = f"{repo}/{path}" if path else str(repo)
     listing = catalog.collections().get(name)
     if not path and listing and listing.archives:
         path = listing.archives.folder
-    paths = hub.files(repo, path) if path else []
+    paths = hub.list_files(repo, path) if path else []
     if path and not paths:
-        fetching.remote(repo, path)  # raises where there is no such file either
+        fetching.remote_file(repo, path)  # raises where there is no such file either
         paths = [path]
     archives = [p for p in paths if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
     files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS)]
@@ -290,7 +292,7 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     if left_out:
         say(f"{label}: {len(left_out):,} other files are left out")
     archives = sorted(archives, key=_number_key)
-    first = {p: fetching.remote(repo, p).bytes_at(0, FIRST_BYTES) for p in archives}
+    first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_BYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
     return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_number_key)))

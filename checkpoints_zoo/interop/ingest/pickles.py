@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import what_is
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Origin
-from checkpoints_zoo.sources.archives import Head, Lot, Lying, Tell
+from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader, MemberRange
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,10 @@ class StateDictPlace:
     """
 
     key: str = ""
-    recogniser: Tell | None = None
+    recogniser: IdentifyNet | None = None
 
 
-def members_of_pickles(origin: Origin, place: StateDictPlace) -> Lot:
+def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
     """Look into files of torch.save; return their members. A damaged file becomes a member that has failed.
 
     Args:
@@ -63,7 +63,7 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> Lot:
     Raises:
         UsageError: a file that asks for code, or in which two state dicts fit.
     """
-    heads: dict[Head, Head] = {}
+    heads: dict[MemberHeader, MemberHeader] = {}
     members, broken = [], []
     for path in origin.pickles:
         try:
@@ -71,11 +71,11 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> Lot:
         except DamagedError as error:
             broken.append((path, str(error)))
             continue
-        members.append(Lying(path, path, 0, heads.setdefault(head, head)))
-    return Lot(members, broken)
+        members.append(MemberRange(path, path, 0, heads.setdefault(head, head)))
+    return MemberGroup(members, broken)
 
 
-def _choose_head(path: Path, place: StateDictPlace) -> Head:
+def _choose_head(path: Path, place: StateDictPlace) -> MemberHeader:
     """Find the state dict that is meant; return its head."""
     heads = {key: head_of(state, f" of file {path}") for key, state in _read_states(path, place).items()}
     if place.recogniser is None or len(heads) == 1:
@@ -93,7 +93,7 @@ def _choose_head(path: Path, place: StateDictPlace) -> Head:
     return next(iter(fitting.values()), None) or max(heads.values(), key=lambda head: len(head.tensors))
 
 
-def _is_recognised(head: Head, known: Tell) -> bool:
+def _is_recognised(head: MemberHeader, known: IdentifyNet) -> bool:
     try:
         known(head)
     except LayoutError:
@@ -159,7 +159,7 @@ def _load_file(path: Path) -> Any:
     with path.open("rb") as file:
         first = file.read(512)
     if not first.startswith((ZIP_START, PICKLE_START)):
-        found = what_is(first) or f"something else: {first[:16]!r}"
+        found = guess_kind(first) or f"something else: {first[:16]!r}"
         raise DamagedError(f"file {path}", expected="a file of torch.save", found=found, path=path)
     if first.startswith(ZIP_START):
         _check_zip(path)
@@ -198,10 +198,10 @@ def _unsafe_names(path: Path, refused: str) -> str:
     except (*PARSER_ERRORS, pickle.UnpicklingError):  # damaged too, or not a zip archive
         other_names = []
     names = refused_names + other_names
-    return few(names, 5) or "more"
+    return first_few(names, 5) or "more"
 
 
-def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
+def head_of(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
     """Write down what the tensors of a state dict are; return that.
 
     Args:
@@ -221,7 +221,7 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
                 f"tensor {name!r}{where}", expected=f"a plain one of {', '.join(DTYPE_NAMES.values())}",
                 found=f"{t.dtype}, {t.layout}{' without values' if t.is_meta else ''}", tensor=name,
             )  # fmt: skip
-    return Head(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
+    return MemberHeader(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
 
 
 def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> bytearray:

@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import Location, prefix
+from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.interop.ingest import measuring, pickles
 from checkpoints_zoo.interop.ingest.measuring import Row
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, tensor_shapes
@@ -59,7 +59,7 @@ class MemberReader:
         for row in rows:
             layout = self.description.layouts[row["layout"]]
             path = self.find_file(row["path"])
-            local = Location(row["member"], prefix(row["member"]), path, row["offset"], layout)
+            local = Location(row["member"], tensor_prefix(row["member"]), path, row["offset"], layout)
             location = borrowed.get(row["member"], local)
             if self.state_dict_place is None:
                 yield row, layout, measuring.read_and_check(row, location)
@@ -86,7 +86,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     old, name = reader.description, reader.description.name
     keys, layouts = dict[str, str](), dict[str, Layout]()
     for key, layout in old.layouts.items():
-        sharded_layout = shard_files.sharded(layout)
+        sharded_layout = shard_files.shard_layout(layout)
         keys[key] = archives.layout_key(old.architecture, sharded_layout)
         layouts[keys[key]] = sharded_layout
     description = replace(old, layouts=layouts, base="")
@@ -121,7 +121,7 @@ def _written_rows(target: FolderSource, name: str) -> dict[int, Row]:
     """Return member -> row of what was written before, and is still there."""
     if not target.manifest_path(name).is_file():
         return {}
-    rows = target.read(name)[1].to_pylist()
+    rows = target.read_collection(name)[1].to_pylist()
     existing = {p for p in {r["path"] for r in rows} if p is not None and (target.root / p).is_file()}
     return {r["member"]: r for r in rows if r["path"] in existing}
 
@@ -138,7 +138,7 @@ def _shard(
             yield shard_files.repack(stored, raw, layout)
 
     name = reader.description.name
-    prefixes = [prefix(row["member"]) for row in rows]
+    prefixes = [tensor_prefix(row["member"]) for row in rows]
     path = shard_files.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
     inside, start = path.relative_to(target.root).as_posix(), shard_files.first_offset(layout, prefixes)
     return [
@@ -150,10 +150,10 @@ def _shard(
 
 def _write_manifest(rows: list[Row], description: Description, target: FolderSource) -> None:
     measuring.mark_duplicates(rows)
-    table = manifest.table(rows)
+    table = manifest.build_manifest(rows)
     path = target.manifest_path(description.name)
-    manifest.validate(table, description, path)
-    manifest.write(table, path)
+    manifest.check_rows(table, description, path)
+    manifest.write_manifest(table, path)
 
 
 def import_folder(out: Path, name: str) -> Path:

@@ -20,7 +20,7 @@ from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogni
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
 from checkpoints_zoo.sources import archives
-from checkpoints_zoo.sources.archives import Lot
+from checkpoints_zoo.sources.archives import MemberGroup
 from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
 from checkpoints_zoo.sources.source import FolderSource
 
@@ -69,7 +69,9 @@ def survey_origin(
     """
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
-    lots: list[Lot] = checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
+    lots: list[MemberGroup] = (
+        checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
+    )
     if origin.files:
         lots.append(checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files))
     if within := options.state_dict_place(origin):
@@ -82,7 +84,7 @@ def survey_origin(
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
         raise DamagedError(f"source {origin.label}", expected="members", found=first)
     try:
-        rows, layouts, net = archives.rows_of_lots(lots, recogniser)
+        rows, layouts, net = archives.rows_of_groups(lots, recogniser)
     except LayoutError as error:
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
@@ -93,7 +95,7 @@ def survey_origin(
         description = replace(description, base=str(origin.repo))
     files = checkpoint_members.members_by_file(lots)
     columns = {} if options.columns is None else options.columns(files)
-    table = manifest.table(row | columns.get(row["member"], {}) for row in rows)
+    table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
     surveyed = Survey(origin, description, table, given, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
         return surveyed
@@ -128,7 +130,7 @@ class Survey:
         path = source.manifest_path(self.description.name)
         if not path.is_file():
             return self
-        old, rows = source.read(self.description.name)
+        old, rows = source.read_collection(self.description.name)
         if difference := _manifest_difference(self, old, rows):
             raise UsageError(
                 f"manifest {path}",
@@ -144,10 +146,10 @@ class Survey:
     def write(self, target: FolderSource) -> None:
         """Write description and manifest, or go on with those of the same members that are there."""
         current, name = self.with_existing_manifest(target), self.description.name
-        manifest.validate(current.rows, current.description, target.manifest_path(name))
+        manifest.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
         if current is self:
-            manifest.write(current.rows, target.manifest_path(name))
+            manifest.write_manifest(current.rows, target.manifest_path(name))
 
 
 def _manifest_difference(new: Survey, old: Description, rows: pa.Table) -> str:

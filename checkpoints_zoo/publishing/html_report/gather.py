@@ -16,7 +16,7 @@ from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
 from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
-from checkpoints_zoo.formats.text import counted, in_bytes
+from checkpoints_zoo.formats.text import counted, format_bytes
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
@@ -157,7 +157,7 @@ def _predicted(
     )
     others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if others is None else f" against {others.name}"
-    say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {given.name}{against} …")
+    say(f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {given.name}{against} …")
     said = run(inside, given, device, labelled=True)
     return said, run(inside, others, device, labelled=False) if isinstance(others, ImageData) else others
 
@@ -337,7 +337,7 @@ def weigh(members: Collection, device: str | torch.device, seed: int, say: Calla
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
     """
     some = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
-    say(f"{members.name}: weights of {counted(len(some), 'member')}, {in_bytes(some.nbytes)} …")
+    say(f"{members.name}: weights of {counted(len(some), 'member')}, {format_bytes(some.nbytes)} …")
     table, why = None, ""
     try:
         table = some.symmetry_table

@@ -6,7 +6,7 @@ import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.populations.pairwise_information import Pairwise, upper
+from checkpoints_zoo.populations.pairwise_information import Pairwise, upper_triangle
 from checkpoints_zoo.publishing.html_report.charts import (
     DOTS,
     axis,
@@ -74,7 +74,7 @@ def part(found: Measured) -> Part:
 def _spread(name: str, title: str, pairs: Pairwise, figure: str) -> Panel:
     """Draw how the mutual information of pairs spreads."""
     matrices = pairs.inside if figure == "mi_id" or pairs.outside is None else pairs.outside
-    values: list[float] = matrices.information[upper(len(pairs.ids))].tolist()
+    values: list[float] = matrices.information[upper_triangle(len(pairs.ids))].tolist()
     edges = edges_of(values)
     heights = counts(values, edges)
     mean = pairs.figures[figure]
@@ -93,7 +93,7 @@ def _spread(name: str, title: str, pairs: Pairwise, figure: str) -> Panel:
 def _scatter(pairs: Pairwise) -> Panel:
     """Draw the two informations of each pair."""
     outside = pairs.inside if pairs.outside is None else pairs.outside
-    at = upper(len(pairs.ids))
+    at = upper_triangle(len(pairs.ids))
     x, y = (m.information[at].tolist() for m in (pairs.inside, outside))
     names = []
     if len(x) <= DOTS:

@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
+from checkpoints_zoo.formats.text import MOST_LISTED, counted, format_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
 from checkpoints_zoo.publishing.html_report.charts import axis, bars, count_axis, counts, edges_of, layout, upright
 from checkpoints_zoo.publishing.html_report.definitions import word
@@ -56,7 +56,7 @@ def _facts(found: Measured) -> Facts:
         layouts = [told.layouts[k] for k in sorted({k for k in members.rows.column("layout").to_pylist() if k})]
         values = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
         rows += [("architecture", f"{told.architecture}{given}")]
-        rows += [("values of a member", f"{values:,}, {in_bytes(members._member_nbytes)}")] if values else []
+        rows += [("values of a member", f"{values:,}, {format_bytes(members._member_nbytes)}")] if values else []
         rows += [("trained on", told.dataset), ("classes", _classes(members.classes))]
         columns = columns_of(members)
         rows.append(("members", f"{len(members):,}, {_how(columns)}{_viewed(members)}"))
@@ -106,7 +106,7 @@ def _told(values: Sequence[Any], whole: bool = False) -> str:
     missing = f" ({counted(without, 'member')} without)" if without else ""
     if len(shown) == 1:
         return f"{shown[0]}{missing}"
-    if len(shown) <= LISTED and not whole:
+    if len(shown) <= MOST_LISTED and not whole:
         listed = ", ".join(f"{text} ({found[v]:,})" for text, v in zip(shown, sorted(found), strict=True))
         return f"{listed}{missing}"
     return f"{shown[0]} to {shown[-1]}, {len(shown):,} different ones{missing}"
