@@ -69,7 +69,7 @@ def cell(
     rate = flops(net) * members * batch / (ms["None"] / 1000)
     return {
         "net": net, "members": members, "batch": batch, "dtype": str(dtype).removeprefix("torch."),
-        "chosen": runner.chosen(x)[0].execution, "ratio": round(ms["modules"] / ms["None"], 2),
+        "chosen": runner.choose(x)[0].execution, "ratio": round(ms["modules"] / ms["None"], 2),
         "ms": {name: round(value, 3) for name, value in ms.items()}, "refused": refused,
         "tflops": round(rate / 1e12, 2), "of_bf16_peak": round(rate / PEAK, 4),
     }  # fmt: skip

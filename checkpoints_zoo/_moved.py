@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.images import Given
+    from checkpoints_zoo.images import ImageInput
     from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
     from checkpoints_zoo.populations.loss_barrier import Barriers
     from checkpoints_zoo.predictions import Predictions
@@ -23,17 +23,17 @@ MOVED = {
 
 
 def redirect(old: str) -> None:
-    """Put the module that a path means now in the place of the old one, and warn whoever imports it.
+    """Replace an old module by its new one, and warn the importer.
 
     Args:
-        old: the module that calls this while it is imported.
+        old: name of the module that calls this while it is imported.
     """
     new = MOVED[old]
     warnings.warn(f"{old} is {new} now; the old path goes in 0.3", DeprecationWarning, stacklevel=3)
     sys.modules[old] = import_module(new)
 
 
-def barriers(members: Collection, data: Given | None = None, **options: Any) -> Barriers:
+def barriers(members: Collection, data: ImageInput | None = None, **options: Any) -> Barriers:
     """Measure the loss on the lines from one member to all others: `zoo.barrier(members, data=data)` now."""
     from checkpoints_zoo.populations.loss_barrier import barrier
 
@@ -44,7 +44,7 @@ def compare_compact(
     hmc: Collection,
     ensemble: Collection,
     vi: Collection | None = None,
-    data: Given | None = None,
+    data: ImageInput | None = None,
     **options: Any,
 ) -> CompactComparison:
     """Compare an ensemble, VI and Gaussians with HMC: `zoo.compact(ensemble, data, against=hmc, vi=vi)` now."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+LONGEST = 1000  # characters of each part of an error's text: what somebody typed or a file holds may be far longer
+
 
 class ZooError(Exception):
     """Base of all errors of this package.
@@ -47,13 +49,19 @@ class ZooError(Exception):
         self.path = None if path is None else str(path)
 
     def __str__(self) -> str:
-        clauses = [f"expected {self.expected}"] if self.expected else []
-        clauses += [f"found {self.found.rstrip('. ')}"] if self.found else []  # others' texts may end in a dot
-        text = f"{self.thing}: {'; '.join(clauses)}." if clauses else f"{self.thing}."
-        return f"{text} {self.do}{'' if self.do.endswith('?') else '.'}" if self.do else text
+        thing, expected, found, do = (_cut(text) for text in (self.thing, self.expected, self.found, self.do))
+        clauses = [f"expected {expected}"] if expected else []
+        clauses += [f"found {found.rstrip('. ')}"] if found else []  # others' texts may end in a dot
+        text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
+        return f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _cut(text: str) -> str:
+    """Return a text of 1,000 characters or fewer: of a longer one, its beginning and its end."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-195:]}"
 
 
 def _rebuild(kind: type[ZooError], facts: dict[str, str]) -> ZooError:

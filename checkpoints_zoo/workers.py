@@ -1,10 +1,11 @@
-"""Many jobs over this process, several processes, or a Ray cluster: results as they finish, to one caller.
+"""Engines that run jobs in this process, in several processes, or on a Ray cluster, and yield results as they finish.
 
-The same work gives the same results on every engine. The caller is the one who writes; workers only compute.
+The same work gives the same results on every engine. Only the caller writes files; workers compute.
 """
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import pickle
@@ -13,12 +14,17 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from checkpoints_zoo.errors import NetworkError, UsageError, WorkerError
@@ -28,20 +34,23 @@ R = TypeVar("R")
 A_in = TypeVar("A_in", contravariant=True)
 R_out = TypeVar("R_out", covariant=True)
 TRIES = 3
-GRACE_S = 5.0  # between asking a worker to end and killing it
-STORE_BYTES = 2**29  # of the object store of a cluster that is started here: results pass through it
-POLL_S = 5.0  # after which the cluster is asked anew how much room it has
+GRACE_S = 5.0  # after a worker is asked to end, before it is killed
+OBJECT_STORE_BYTES = 2**29  # of a local cluster; results pass through its object store
+_STARTED = b""  # a worker's first message
+_GUARD = 'Put `if __name__ == "__main__":` around the calls of a script, or its classes and functions into a module'
+_importing_main = False  # in a worker, while it imports the main script
+POLL_S = 5.0  # between two looks at the free resources of the cluster
 
 
 class Work(Protocol[A_in, R_out]):
-    """What is done for every job: a function of its argument and of the device to compute on."""
+    """The function that every job calls with its argument and the device to compute on."""
 
     def __call__(self, argument: A_in, device: str, /) -> R_out: ...
 
 
 @dataclass(frozen=True)
 class Job(Generic[A]):
-    """One call of the work: what to call it in errors, and its argument."""
+    """One call of the work: its name in errors, and its argument."""
 
     name: str
     argument: A
@@ -50,24 +59,24 @@ class Job(Generic[A]):
 class Engine(Protocol):
     """Runs jobs.
 
-    A job whose worker died (killed, out of memory, a node lost) is started again elsewhere, a few times. A job that
-    raised is not: no further job is started then, those that run are waited for and handed over, and the error reaches
-    the caller with the job's name as a note. Closing the iterator stops what runs.
+    If a worker dies (killed, out of memory, a node lost), its job is started again in another one, a few times. If a
+    job raises an error, no further job is started; the running jobs are waited for and yielded, and then the error
+    reaches the caller with the job's name as a note. Closing the iterator stops the running jobs.
     """
 
     @property
     def device(self) -> str:
-        """What jobs compute on; of several devices the first."""
+        """The device of the jobs; the first of several."""
 
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
-        """Run jobs, no more at a time than there are workers; yield each with its result as it finishes.
+        """Run as many jobs at a time as there are workers; yield each job with its result as it finishes.
 
         Args:
-            work: what is done for each; workers elsewhere get a copy of it.
+            work: the function of every job; other processes get a copy of it.
             jobs: taken one by one as workers become free.
 
         Raises:
-            WorkerError: a job whose worker died again and again.
+            WorkerError: a job whose workers died repeatedly.
             UsageError: work that can't be sent to another process.
         """
 
@@ -78,14 +87,14 @@ def choose_engine(
     ray: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Engine:
-    """Choose an engine; return it, with nothing started yet.
+    """Choose an engine; return it. It starts workers when it runs.
 
     Args:
-        workers: jobs at a time; None for one a device, or with Ray as many as the cluster has room for.
-        devices: what workers compute on, in turn; with Ray "cuda" asks for one GPU a job.
-        ray: "auto" for the cluster that this machine belongs to, "local" for one of this machine alone, or an address;
-            None for no Ray.
-        say: told of workers that died, a line each.
+        workers: jobs at a time; None for one on each device, or with Ray as many as the cluster can run.
+        devices: of the workers, in turn; with Ray, "cuda" reserves one GPU for each job.
+        ray: "auto" for the cluster of this machine, "local" for a new one on this machine alone, or an address; None
+            for no Ray.
+        say: is called with a line about each worker that died.
 
     Raises:
         UsageError: no devices, or fewer than one worker.
@@ -99,13 +108,13 @@ def choose_engine(
         raise UsageError("workers", expected="a whole number from 1", found=str(workers))
     if ray is not None:
         return RayCluster(ray, workers, gpus=int(devices[0].startswith("cuda")), say=say)
-    wanted = len(devices) if workers is None else workers
-    return InProcess(devices[0]) if wanted == 1 else Processes(wanted, tuple(devices), say=say)
+    count = len(devices) if workers is None else workers
+    return InProcess(devices[0]) if count == 1 else Processes(count, tuple(devices), say=say)
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """This process, one job after the other.
+    """Runs jobs in this process, one after the other.
 
     >>> [result for _, result in InProcess().run(lambda x, device: x * x, [Job("two", 2), Job("three", 3)])]
     [4, 9]
@@ -117,7 +126,7 @@ class InProcess:
         """Run jobs in their order; yield each with its result.
 
         Args:
-            work: what is done for each.
+            work: the function of every job.
             jobs: taken one by one.
         """
         for job in jobs:
@@ -131,17 +140,19 @@ class InProcess:
 
 @dataclass(frozen=True)
 class Processes:
-    """Worker processes: they are started as jobs come, kept for further ones, and stopped at the end.
+    """Runs jobs in worker processes, which start as jobs arrive, take further jobs, and stop at the end.
 
-    A script that uses it needs `if __name__ == "__main__":` around its own calls, as all of Python's processes do.
+    Workers import the main script only for work or arguments that are defined in it. Such a script needs
+    `if __name__ == "__main__":` around its own calls; without it, and for code from standard input or a notebook, these
+    jobs run in this process, and a warning says so.
 
     Args:
         workers: processes at a time.
-        devices: what they compute on: process i on device i, in turn.
-        tries: how often a job is started whose workers die.
-        start: "spawn", "forkserver" or "fork", as in multiprocessing; after torch has run, "fork" is unsafe, and what
-            is forked holds this process's locks on files until it ends itself.
-        say: told of each worker that died.
+        devices: of the processes, in turn.
+        tries: how often a job is started if its workers die.
+        start: "spawn", "forkserver" or "fork", as in multiprocessing. "fork" is unsafe after torch has run, and forked
+            processes hold this process's file locks until they end.
+        say: is called with a line about each worker that died.
     """
 
     workers: int
@@ -157,78 +168,109 @@ class Processes:
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
         """Run jobs in worker processes; yield each with its result as it finishes.
 
-        Args, Raises: as of `Engine.run`.
+        Args, Raises: as in `Engine.run`.
         """
-        crew, queue = _Crew(self, check_picklable(work)), _Queue(jobs, self.tries)
-
-        def hand_out() -> None:
-            while crew.has_room() and (start := queue.next()):
-                crew.give(*start)
-
+        if _importing_main:
+            raise UsageError("jobs in several processes", found="calls at the top of the main script", do=_GUARD)
+        pool, queue = _WorkerPool(self, pickle_for_worker(work)), _JobQueue(jobs, self.tries)
         try:
-            hand_out()
-            while crew.busy:
+            yield from self._start_jobs(pool, queue, work)
+            while pool.busy:
                 finished: list[tuple[Job[A], R]] = []
-                for worker in crew.ready():
-                    job, tries, raw = worker.receive()
+                for worker in pool.wait_for_answers():
+                    raw = worker.receive()
+                    if raw == _STARTED:
+                        worker.send_job(pool.work)
+                        continue
+                    job, worker.job = worker.job, None
                     if raw is None:
-                        how = crew.bury(worker)
-                        self.say(f"{worker.name} was ended by {how} in job {job.name}, start {tries} of {self.tries}")
-                        queue.died(job, tries, how)
+                        cause = pool.discard(worker)
+                        start = f"start {worker.tries} of {self.tries}"
+                        self.say(f"{worker.name} was ended by {cause} in job {job.name}, {start}")
+                        queue.record_death(job, worker.tries, cause, worker.started)
                     else:
-                        finished += queue.answered(job, raw, worker.name)
-                hand_out()  # before the caller works on what finished
-                yield from finished
-            queue.check()
+                        finished += queue.read_answer(job, raw, worker.name)
+                yield from chain(self._start_jobs(pool, queue, work), finished)
+            queue.raise_failure()
         finally:
-            crew.stop()
+            pool.stop_all()
+
+    def _start_jobs(self, pool: _WorkerPool, queue: _JobQueue[A], work: Work[A, R]) -> Iterator[tuple[Job[A], R]]:
+        """Send jobs to free workers; run jobs that need an unsafe main script here, and yield those with results."""
+        while pool.has_room() and (start := queue.next_job()):
+            job, tries = start
+            argument = pickle_for_worker(job.argument)
+            if not (pool.local or (self.start != "fork" and _needs_unsafe_main(argument))):
+                pool.assign(job, tries, argument)
+                continue
+            found = "no file that workers could import" if _main_file() is None else "calls without that guard"
+            text = f'main script: expected `if __name__ == "__main__":` around its calls; found {found}.'
+            warnings.warn(f"{text} Jobs that use its classes run one by one in this process. {_GUARD}", stacklevel=3)
+            try:
+                yield from InProcess(self.device).run(work, [job])
+            except Exception as error:  # noqa: BLE001 (raised after the running jobs)
+                queue.failure = queue.failure or error
 
 
-class _Queue(Generic[A]):
-    """Jobs that are still to be started in workers: again after their workers died, or anew; none after a failure.
+class _JobQueue(Generic[A]):
+    """The jobs that are still to be started: new ones, and those whose workers died. After a failure, none is started.
 
     Args:
         jobs: taken one by one.
-        tries: how often a job is started whose workers die.
+        tries: how often a job is started if its workers die.
     """
 
     def __init__(self, jobs: Iterable[Job[A]], tries: int) -> None:
-        self.coming, self.again, self.tries = iter(jobs), deque[tuple[Job[A], int]](), tries
+        self.new_jobs, self.repeated_jobs, self.tries = iter(jobs), deque[tuple[Job[A], int]](), tries
         self.failure: Exception | None = None
 
     @property
-    def open(self) -> bool:
-        """Whether further jobs are started."""
+    def accepts_jobs(self) -> bool:
+        """Whether further jobs may be started."""
         return self.failure is None
 
-    def next(self) -> tuple[Job[A], int] | None:
-        """Return a job and which start of it this is; None where none is to be started."""
-        if not self.open:
+    def next_job(self) -> tuple[Job[A], int] | None:
+        """Return a job and the number of this start of it, from 1; None if no job is to be started."""
+        if not self.accepts_jobs:
             return None
-        job, earlier = self.again.popleft() if self.again else (next(self.coming, None), 0)
-        return None if job is None else (job, earlier + 1)
+        job, earlier_starts = self.repeated_jobs.popleft() if self.repeated_jobs else (next(self.new_jobs, None), 0)
+        return None if job is None else (job, earlier_starts + 1)
 
-    def died(self, job: Job[A], tries: int, how: str) -> None:
-        """Note that the worker of a job died: the job is started again, or is the failure."""
-        if tries < self.tries:
-            self.again.append((job, tries))
+    def record_death(self, job: Job[A], tries: int, how: str, started: bool = True) -> None:
+        """Queue the job of a dead worker again; after its last try, note the failure.
+
+        Args:
+            job: of the worker.
+            tries: how often the job was started.
+            how: the cause of death.
+            started: whether the worker was ready for jobs; one that exited before would exit again.
+        """
+        if not started and not how.startswith("signal"):
+            self.failure = self.failure or WorkerError(
+                "a worker process",
+                expected="one that starts",
+                found=f"{how} before its first job",
+                do="It may have printed an error above. Use one worker to run the jobs in this process",
+            )
+        elif tries < self.tries:
+            self.repeated_jobs.append((job, tries))
             return
         self.failure = self.failure or WorkerError(
             f"job {job.name}",
             expected="a result",
-            found=f"that its worker died {tries} times, the last time by {how}",
-            do="Too little memory is the usual cause: use fewer workers. Workers may have said more above",
+            found=f"{tries} workers that died, the last one by {how}",
+            do="The usual cause is too little memory: use fewer workers. The workers may have printed more above",
         )
 
-    def answered(self, job: Job[A], raw: bytes, where: str) -> Iterator[tuple[Job[A], Any]]:
+    def read_answer(self, job: Job[A], raw: bytes, where: str) -> Iterator[tuple[Job[A], Any]]:
         """Read an answer; yield the job with its result, or note its error as the failure.
 
         Args:
-            job: that the answer is of.
-            raw: what `_answer` gave.
-            where: the worker, in words.
+            job: the job of the answer.
+            raw: the result of `_run_job`.
+            where: the worker's name.
         """
-        done, value = pickle.loads(raw)  # noqa: S301 (from a worker of ours)
+        done, value = pickle.loads(raw)  # noqa: S301 (from our own worker)
         if done:
             yield job, value
             return
@@ -236,17 +278,18 @@ class _Queue(Generic[A]):
         error.add_note(f"in job {job.name}, {where}:\n{text}")
         self.failure = self.failure or error
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise the failure, if there is one."""
         if self.failure is not None:
             raise self.failure
 
 
-class _Crew:
+class _WorkerPool:
     """The workers of a run."""
 
     def __init__(self, engine: Processes, work: bytes) -> None:
         self.engine, self.work = engine, work
+        self.local = engine.start != "fork" and _needs_unsafe_main(work)  # all jobs run in this process
         self.workers: list[_Worker] = []
 
     @property
@@ -256,27 +299,35 @@ class _Crew:
     def has_room(self) -> bool:
         return len(self.busy) < self.engine.workers
 
-    def give(self, job: Job[Any], tries: int) -> None:
-        """Give a job to an idle worker, or to a new one."""
+    def assign(self, job: Job[Any], tries: int, argument: bytes) -> None:
+        """Give a job to an idle worker, or to a new one.
+
+        Args:
+            job: to run.
+            tries: number of this start of the job.
+            argument: the job's argument, pickled.
+        """
         worker = next((w for w in self.workers if w.job is None), None)
         if worker is None:
-            taken = {w.slot for w in self.workers}
-            slot = next(s for s in range(self.engine.workers) if s not in taken)
-            worker = _Worker(self.engine, slot, self.work)
+            used_slots = {w.slot for w in self.workers}
+            slot = next(s for s in range(self.engine.workers) if s not in used_slots)
+            worker = _Worker(self.engine, slot)
             self.workers.append(worker)
-        worker.give(job, tries)
+        worker.job, worker.tries, worker.argument = job, tries, argument
+        if worker.started:
+            worker.send_job(self.work)
 
-    def ready(self) -> list[_Worker]:
-        """Wait until a worker has answered or died; return those that have."""
-        waited: dict[Any, _Worker] = {}
+    def wait_for_answers(self) -> list[_Worker]:
+        """Wait until a worker answers or dies; return the workers that did."""
+        waiters: dict[Any, _Worker] = {}
         for worker in self.busy:
-            waited[worker.connection] = waited[worker.process.sentinel] = worker
-        return list(dict.fromkeys(waited[x] for x in wait(list(waited))))
+            waiters[worker.connection] = waiters[worker.process.sentinel] = worker
+        return list(dict.fromkeys(waiters[x] for x in wait(list(waiters))))
 
-    def bury(self, worker: _Worker) -> str:
-        """Let go of a worker that died; return how it did."""
+    def discard(self, worker: _Worker) -> str:
+        """Remove a dead worker; return the cause of its death."""
         worker.process.join(GRACE_S)
-        if worker.process.is_alive():  # its connection alone has ended
+        if worker.process.is_alive():  # it only closed its connection
             worker.process.kill()
             worker.process.join()
         code = worker.process.exitcode
@@ -284,14 +335,14 @@ class _Crew:
         worker.connection.close()
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
-    def stop(self) -> None:
-        """Stop all workers: idle ones end, others are asked to, and killed where they don't."""
+    def stop_all(self) -> None:
+        """Stop all workers: idle ones end by themselves, busy ones are terminated, and killed if that fails."""
         for worker in self.workers:
             worker.connection.close()
             if worker.job is not None:
                 worker.process.terminate()
         for worker in self.workers:
-            if worker.job is None:  # it sees that, and ends by itself, as what it has imported may want it to
+            if worker.job is None:  # it sees the closed connection and exits normally
                 worker.process.join(GRACE_S)
                 worker.process.terminate()
             worker.process.join(GRACE_S)
@@ -303,45 +354,52 @@ class _Crew:
 
 
 class _Worker:
-    """A process, the connection to it, and the job it is at."""
+    """A worker process, the connection to it, and its current job.
 
-    def __init__(self, engine: Processes, slot: int, work: bytes) -> None:
+    The work and the first job are sent after the worker's first message: a process that dies at its start never reads
+    them, and sending it more than a pipe holds would block for ever.
+    """
+
+    def __init__(self, engine: Processes, slot: int) -> None:
         context: Any = multiprocessing.get_context(engine.start)
+        fork = engine.start == "fork"
         self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
-        self.connection, theirs = context.Pipe()
+        self.connection, worker_end = context.Pipe()
         threads = max(1, usable_cores() // engine.workers)
         self.process = context.Process(
-            target=_serve, args=(theirs, work, self.device, threads), name=f"zoo-worker-{slot}", daemon=True
+            target=_serve_jobs,
+            args=(worker_end, {} if fork else _main_to_prepare(), self.device, threads),
+            name=f"zoo-worker-{slot}",
+            daemon=True,
         )
-        with _interrupts_held():
+        with _hold_interrupts(), nullcontext() if fork else _hide_main():
             self.process.start()
-        theirs.close()  # so that its end is seen here
-        self.job: Job[Any] | None = None
-        self.tries = 0
+        worker_end.close()  # so that the connection ends when the worker ends
+        self.job: Any = None
+        self.tries, self.argument, self.started = 0, b"", False
 
     @property
     def name(self) -> str:
         return f"worker {self.slot} (process {self.process.pid})"
 
-    def give(self, job: Job[Any], tries: int) -> None:
-        raw = check_picklable(job.argument)
-        self.job, self.tries = job, tries
-        with suppress(OSError):  # it has died meanwhile, which `receive` finds
-            self.connection.send_bytes(raw)
+    def send_job(self, work: bytes) -> None:
+        """Send the job, and before the first one the work."""
+        with suppress(OSError):  # it died meanwhile; `receive` finds that
+            if not self.started:
+                self.connection.send_bytes(work)
+            self.connection.send_bytes(self.argument)
+        self.started, self.argument = True, b""
 
-    def receive(self) -> tuple[Job[Any], int, bytes | None]:
-        """Read the answer; return the job, which start of it this was, and the answer, None where the worker died."""
-        if self.job is None:
-            raise RuntimeError(f"{self.name} is at no job")
-        job, self.job, raw = self.job, None, None
+    def receive(self) -> bytes | None:
+        """Read an answer; return it, None if the worker died."""
         with suppress(EOFError, OSError):
-            raw = self.connection.recv_bytes() if self.connection.poll() else None
-        return job, self.tries, raw
+            return self.connection.recv_bytes() if self.connection.poll() else None
+        return None
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while a process is started: a child that inherits that never sees it, the parent stops it."""
+def _hold_interrupts() -> Iterator[None]:
+    """Block Ctrl-C while a process starts: the child inherits that, so only the parent handles Ctrl-C and stops it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -352,27 +410,99 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _main_file() -> Path | None:
+    """Return the file of the main script, None for standard input, `-c`, a notebook or an interpreter."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file) if isinstance(file, str) and Path(file).is_file() else None
+
+
+def _refers_to_main(raw: bytes) -> bool:
+    """Say whether a pickle refers to classes or functions of the main script."""
+    return b"__main__" in raw or b"__mp_main__" in raw
+
+
+def _needs_unsafe_main(raw: bytes) -> bool:
+    """Say whether a pickle refers to a main script that other processes can't import without running its calls."""
+    if not _refers_to_main(raw):
+        return False
+    file = _main_file()
+    if file is None:
+        return True
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # a program that is not Python text, such as a frozen one
+        return True
+    tests = [ast.walk(statement.test) for statement in statements if isinstance(statement, ast.If)]
+    return not any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in test)
+
+
+def _main_to_prepare() -> dict[str, Any]:
+    """Return the arguments by which `multiprocessing.spawn.prepare` imports the main script in a worker."""
+    if _main_file() is None:
+        return {}
+    data = spawn.get_preparation_data("zoo-worker")
+    return {key: value for key, value in data.items() if key.startswith("init_main_from")}
+
+
+@contextmanager
+def _hide_main() -> Iterator[None]:
+    """Hide the main script while a process starts, so that the process does not import it before its first job."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _import_main(main: dict[str, Any]) -> None:
+    """Import the main script in a worker.
+
+    Raises:
+        UsageError: it ends the process, or runs jobs, while it is imported.
+    """
+    global _importing_main
+    _importing_main = True
+    try:
+        spawn.prepare(main)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise UsageError("main script", expected="that workers can import it", found=found, do=_GUARD) from error
+    finally:
+        _importing_main = False
+    main.clear()
+
+
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(connection: Connection[Any, Any], work: bytes, device: str, threads: int) -> None:
-    """Be a worker: answer jobs until the connection closes."""
+def _serve_jobs(connection: Connection[Any, Any], main: dict[str, Any], device: str, threads: int) -> None:
+    """Run jobs in a worker process until the connection closes.
+
+    Args:
+        connection: to the caller.
+        main: arguments that import the main script; it is imported for pickles that refer to it.
+        device: to compute on.
+        threads: of torch, unless OMP_NUM_THREADS is smaller.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    threads = min(threads, int(wanted)) if wanted.isdigit() and int(wanted) else threads
+    requested = os.environ.get("OMP_NUM_THREADS", "")
+    threads = min(threads, int(requested)) if requested.isdigit() and int(requested) else threads
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    while True:
-        try:
-            connection.send_bytes(_answer(work, connection.recv_bytes(), device, threads))
-        except (EOFError, OSError):
-            return
+    with suppress(EOFError, OSError):
+        connection.send_bytes(_STARTED)
+        work = connection.recv_bytes()
+        while True:
+            connection.send_bytes(_run_job(work, connection.recv_bytes(), device, threads, main))
 
 
 def _end_with_parent() -> None:
-    """Wait until the process that started this one is gone, however it ended; then end."""
+    """Wait until the parent process ends, for any reason; then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -381,14 +511,14 @@ def _end_with_parent() -> None:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Ray's nodes, each with this package installed, and whatever else the work imports.
+    """Runs jobs on the nodes of a Ray cluster. Each needs this package and the other modules that the work imports.
 
     Args:
-        address: "auto", "local", or one that `ray.init` takes; a connection that is there already is used as it is.
-        workers: jobs at a time; None for as many as the cluster has room for.
-        cpus, gpus: what one job takes.
-        tries: how often a job is started whose workers or nodes die.
-        say: told of each job that is started again.
+        address: "auto", "local", or an address for `ray.init`; an existing connection is used unchanged.
+        workers: jobs at a time; None for as many as the cluster can run.
+        cpus, gpus: of one job.
+        tries: how often a job is started if its workers or nodes die.
+        say: is called with a line about each job that is started again.
     """
 
     address: str = "auto"
@@ -405,22 +535,22 @@ class RayCluster:
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
         """Run jobs on the cluster; yield each with its result as it finishes.
 
-        Args, Raises: as of `Engine.run`; further
-            UsageError: ray is not installed, or no node has what a job takes.
+        Args, Raises: as in `Engine.run`, and
+            UsageError: Ray is not installed, or no node has the resources of a job.
             NetworkError: no cluster at the address.
         """
-        raw_work = check_picklable(work)
-        ray = _import()
+        raw_work = pickle_for_worker(work)
+        ray = _import_ray()
         with self._connected(ray):
             remote = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy="SPREAD")(
-                _answer_on_node
+                _run_job_on_node
             )
             shared = ray.put(raw_work)
-            queue, running = _Queue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
+            queue, running = _JobQueue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
             try:
                 while True:
-                    while queue.open and len(running) < self._room(ray) and (start := queue.next()):
-                        argument = check_picklable(start[0].argument)
+                    while queue.accepts_jobs and len(running) < self._free_slots(ray) and (start := queue.next_job()):
+                        argument = pickle_for_worker(start[0].argument)
                         running[remote.remote(shared, argument, self.device, self.cpus)] = start
                     if not running:
                         break
@@ -430,52 +560,52 @@ class RayCluster:
                         try:
                             raw, where = ray.get(reference)
                         except ray.exceptions.RayTaskError:
-                            raise  # not the work's own error: the node couldn't even begin
+                            raise  # not an error of the work: the node could not start it
                         except ray.exceptions.RayError as error:
                             how = type(error).__name__
                             self.say(f"{how} in job {job.name}, start {tries} of {self.tries}")
-                            queue.died(job, tries, how)
+                            queue.record_death(job, tries, how)
                         else:
-                            yield from queue.answered(job, raw, where)
-                queue.check()
+                            yield from queue.read_answer(job, raw, where)
+                queue.raise_failure()
             finally:
                 for reference in running:
                     ray.cancel(reference, force=True)
 
-    def _room(self, ray: Any) -> int:
-        """Count the jobs that the cluster can run at a time, as it is now.
+    def _free_slots(self, ray: Any) -> int:
+        """Return the number of jobs that the cluster can run at a time, with its present nodes.
 
         Raises:
-            UsageError: none, not even an idle cluster.
+            UsageError: not a single job.
         """
-        there = ray.cluster_resources()
-        room = int(there.get("CPU", 0) // self.cpus)
+        resources = ray.cluster_resources()
+        slots = int(resources.get("CPU", 0) // self.cpus)
         if self.gpus:
-            room = min(room, int(there.get("GPU", 0) // self.gpus))
-        if not room:
+            slots = min(slots, int(resources.get("GPU", 0) // self.gpus))
+        if not slots:
             raise UsageError(
                 f"Ray cluster {self.address!r}",
                 expected=f"{self.cpus} CPU{f' and {self.gpus} GPU' if self.gpus else ''} for a job",
-                found=", ".join(f"{n:g} {kind}" for kind, n in sorted(there.items()) if kind in ("CPU", "GPU"))
+                found=", ".join(f"{n:g} {kind}" for kind, n in sorted(resources.items()) if kind in ("CPU", "GPU"))
                 or "neither CPU nor GPU",
             )
-        return min(room, self.workers or room)
+        return min(slots, self.workers or slots)
 
     @contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
-        """Hold a connection to the cluster while the block runs, unless this process has one."""
+        """Connect to the cluster while the block runs, unless this process is connected."""
         if ray.is_initialized():
             yield
             return
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.address == "local":
-            options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES, "num_cpus": self.workers}
+            options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": self.workers}
         try:
             ray.init(self.address, **options)
         except (ConnectionError, ValueError) as error:
             raise NetworkError(
                 f"Ray cluster {self.address!r}",
-                expected="one that answers",
+                expected="a cluster that answers",
                 found=str(error).split("\n")[0],
                 do="Start one with `ray start --head`, or give `--ray local`",
             ) from error
@@ -485,13 +615,13 @@ class RayCluster:
             ray.shutdown()
 
 
-def _import() -> Any:
-    """Import ray; return it.
+def _import_ray() -> Any:
+    """Import Ray; return the module.
 
     Raises:
         UsageError: it is not installed.
     """
-    # Else a run by `uv run` has every worker build an environment of its own.
+    # Without this, every worker of a program started by `uv run` builds its own environment.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -507,61 +637,64 @@ def _import() -> Any:
     return ray
 
 
-def _answer_on_node(work: bytes, argument: bytes, device: str, threads: int) -> tuple[bytes, str]:
-    """Do the work on a node; return the answer, and where it was."""
-    return _answer(work, argument, device, threads), f"on node {platform.node()}"
+def _run_job_on_node(work: bytes, argument: bytes, device: str, threads: int) -> tuple[bytes, str]:
+    """Run a job on a node; return the answer and the node's name."""
+    return _run_job(work, argument, device, threads), f"on node {platform.node()}"
 
 
-def check_picklable(work: object) -> bytes:
-    """Pickle what goes to other processes; return the bytes.
+def pickle_for_worker(work: object) -> bytes:
+    """Pickle an object for another process; return the bytes.
 
     Raises:
-        UsageError: it holds something that can't be sent, such as a function defined inside another.
+        UsageError: it contains something that can't be sent, such as a function defined inside another.
     """
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             "work for several processes",
-            expected="what can be pickled",
+            expected="objects that can be pickled",
             found=str(error),
             do="Define functions and classes at the top of a module, or use one process",
         ) from error
 
 
-def _answer(work: bytes, argument: bytes, device: str, threads: int) -> bytes:
-    """Do the work in a worker; return its result or its error, pickled by value.
+def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict[str, Any] | None = None) -> bytes:
+    """Run a job in a worker; return its result, or its error, pickled by value.
 
     Args:
-        work, argument: as `check_picklable` gave them; reading them may raise, as the work itself.
+        work, argument: results of `pickle_for_worker`; unpickling them may raise, like the work itself.
         device: to compute on.
-        threads: torch's.
+        threads: of torch.
+        main: as in `_serve_jobs`.
     """
     try:
-        do = _loaded(work)
-        if "torch" in sys.modules:  # the work may have brought it
+        if main and any(_refers_to_main(raw) for raw in (work, argument)):
+            _import_main(main)
+        function = _load_work(work)
+        if "torch" in sys.modules:  # the work may have imported it
             sys.modules["torch"].set_num_threads(threads)
-        given = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
-        # Plain pickle: torch's own way for processes shares memory, which goes with the worker that made it.
-        return pickle.dumps((True, do(given, device)))
-    except Exception as error:  # noqa: BLE001 (it is raised again in the caller)
-        return _failure(error)
+        value = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
+        # Plain pickle: torch's pickling for processes shares memory, which is lost with the worker.
+        return pickle.dumps((True, function(value, device)))
+    except Exception as error:  # noqa: BLE001 (raised again in the caller)
+        return _pickle_error(error)
 
 
 @lru_cache(1)
-def _loaded(work: bytes) -> Work[Any, Any]:
-    """Read pickled work, once for all jobs of a worker; return it."""
-    loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from the process that asked for it)
+def _load_work(work: bytes) -> Work[Any, Any]:
+    """Unpickle work, once for all jobs of a worker; return it."""
+    loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from our own caller)
     return loaded
 
 
-def _failure(error: Exception) -> bytes:
+def _pickle_error(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     error.__cause__ = error.__context__ = None
     try:
         raw = pickle.dumps((False, (error, text)))
-        pickle.loads(raw)  # noqa: S301 (our own: some errors can be pickled and not be read back)
-    except Exception:  # noqa: BLE001 (whatever its class does when it is copied)
-        said = f"{type(error).__name__}: {error}"
-        raw = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=said), text)))
+        pickle.loads(raw)  # noqa: S301 (our own; some errors can be pickled, but not unpickled)
+    except Exception:  # noqa: BLE001 (its class may raise anything when it is pickled)
+        message = f"{type(error).__name__}: {error}"
+        raw = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=message), text)))
     return raw

@@ -1,4 +1,4 @@
-"""`zoo-cli cache`: members that were fetched and lie on this machine."""
+"""`zoo-cli cache`: members that were fetched and are stored on this machine."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from dataclasses import asdict
 
 import click
 
-from checkpoints_zoo.cli.main import Output, output, table
+from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import SourceNotFound
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import cache
 
 
 @click.command()
-@click.option("--drop", metavar="ORG/NAME", help="Delete the members of that repo; `all` for every repo's.")
-@click.option("--dry-run", is_flag=True, help="With --drop: say what would go, and delete nothing.")
-@output
+@click.option("--drop", metavar="ORG/NAME", help="Delete the members of this repo; `all` for every repo.")
+@click.option("--dry-run", is_flag=True, help="With --drop: list what would be deleted, and delete nothing.")
+@format_option
 def command(drop: str | None, dry_run: bool, out: Output) -> None:
     """List the members that were fetched from the Hub, or delete some.
 
-    Whole files that the Hub's own client keeps are not listed: `hf cache ls` shows them.
+    Whole files are stored by the Hub's own client, and listed by `hf cache ls`.
     """
-    kept = cache.kept()
+    cached = cache.cached_repos()
     if drop is not None:
-        kept = [line for line in kept if drop in ("all", line.repo)]
-        if not kept and drop != "all":
+        cached = [entry for entry in cached if drop in ("all", entry.repo)]
+        if not cached and drop != "all":
             raise SourceNotFound(
-                f"repo {drop}", expected=f"one that {cache.root()} holds members of", found="none of it",
-                do="`zoo-cli cache` lists them",
+                f"repo {drop}", expected=f"a repo with members in {cache.cache_root()}", found="no members of it",
+                do="`zoo-cli cache` lists the repos",
             )  # fmt: skip
         if not dry_run:
-            for line in kept:
-                cache.drop(line.repo)
-    rows = [asdict(line) for line in kept]
-    out.data(rows, table([{**row, "bytes": in_bytes(row["bytes"])} for row in rows], right=["bytes"]))
+            for entry in cached:
+                cache.delete_members(entry.repo)
+    rows = [asdict(entry) for entry in cached]
+    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
     verb = "" if drop is None else "would be deleted: " if dry_run else "deleted: "
-    out.say(f"{verb}{in_bytes(sum(line.bytes for line in kept))} in {cache.root()}")
+    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached))} in {cache.cache_root()}")

@@ -1,4 +1,4 @@
-"""`zoo-cli list`: which collections there are."""
+"""`zoo-cli list`: the collections of the catalog, or of a source."""
 
 from __future__ import annotations
 
@@ -8,51 +8,55 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli import main
-from checkpoints_zoo.cli.main import Output, output, table
+from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, resolve, source_of
+from checkpoints_zoo.sources.source import Source, collection_source, open_source
 
 
 @click.command()
 @click.option(
     "--source", metavar="SOURCE", help="A folder or hf://datasets/ORG/NAME[@REVISION], in place of the catalog."
 )
-@output
+@format_option
 def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""
-    broken: list[ZooError] = []
-    listed = list(_catalog() if source is None else _of(resolve(source, ""), broken))
-    shown = [{**row, "bytes": in_bytes(row["bytes"])} for row in listed]
-    out.data(listed, table(shown, right=["bytes"]))
+    errors: list[ZooError] = []
+    rows = list(_catalog_rows() if source is None else _source_rows(open_source(source, ""), errors))
+    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
     if str(source or "").startswith(hub.SCHEME) and _offline():
         out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
-    if not listed and not broken:
+    if not rows and not errors:
         out.say("no collections")
-    for error in broken[1:]:
-        main.explain(error)
-    if broken:
-        raise broken[0]
+    for error in errors[1:]:
+        main.report_error(error)
+    if errors:
+        raise errors[0]
 
 
-def _catalog() -> Iterator[dict[str, Any]]:
-    for x in catalog.collections().values():
-        yield _row(x.name, x.members, x.architecture, x.dataset, x.bytes, x.licence, x.sources[0])
+def _catalog_rows() -> Iterator[dict[str, Any]]:
+    for listing in catalog.collections().values():
+        yield _row(
+            listing.name, listing.members, listing.architecture, listing.dataset, listing.bytes, listing.licence,
+            listing.sources[0],
+        )  # fmt: skip
 
 
-def _of(source: Source, broken: list[ZooError]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each collection of a folder; a damaged one does not hide the others."""
+def _source_rows(source: Source, errors: list[ZooError]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each collection of a source, and append the errors of damaged collections."""
     for name in source.collections():
         try:
-            x, rows = source_of(name, source).read(name)
+            description, rows = collection_source(name, source).read_collection(name)
         except ZooError as error:
-            broken.append(error)
+            errors.append(error)
             continue
         members = len(set(rows.column("member").to_pylist()))
-        size = manifest.total(rows, "nbytes")
-        yield _row(name, members, x.architecture, x.dataset, size, x.licence, source.label)
+        size = manifest.sum_of(rows, "nbytes")
+        yield _row(
+            name, members, description.architecture, description.dataset, size, description.licence, source.label
+        )
 
 
 def _row(

@@ -1,81 +1,92 @@
-"""`zoo-cli compare`: approximate posteriors against a population."""
+"""`zoo-cli compare`: approximate posteriors compared with a population."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.common import Selection, selecting
-from checkpoints_zoo.cli.main import Output, facts, output
-from checkpoints_zoo.cli.measure import PLACES, png
+from checkpoints_zoo.cli.main import Output, fact_lines, format_option
+from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.methods.comparing.prepared import Todo
-
-FRAMES = (".csv", ".parquet")
+    from checkpoints_zoo.methods.comparing.prepared import RemainingWork
 
 
-def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Read names with commas between them, or "none"; return them."""
+def _parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Parse names separated by commas, or "none"; return the names."""
     return None if value is None else () if value == "none" else tuple(name.strip() for name in value.split(","))
 
 
-def _frame(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Check a table's name before anything is fitted; return it."""
-    if value is not None and not value.lower().endswith(FRAMES):
-        raise click.BadParameter(f"{value!r} ends neither in .csv nor in .parquet.", context, parameter)
-    return value
-
-
-def _draws(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Read LABEL=COLLECTION@SOURCE; return the name and the source of each label's collection."""
-    found: dict[str, tuple[str, str]] = {}
+def _parse_draws(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, tuple[str, str]]:
+    """Parse LABEL=NAME@SOURCE; return the name and the source of each label's collection."""
+    draws: dict[str, tuple[str, str]] = {}
     for value in values:
-        label, given, rest = value.partition("=")
-        name, at, source = rest.partition("@")
-        if not (given and at and label and name and source) or label in found:
-            raise click.BadParameter(f"{value!r} is no LABEL=COLLECTION@SOURCE, each label once.", context, parameter)
-        found[label] = (name, source)
-    return found
+        label, _, rest = value.partition("=")
+        name, _, source = rest.partition("@")
+        if not (label and name and source) or label in draws:
+            raise click.BadParameter(f"{value!r} is no LABEL=NAME@SOURCE with a label of its own.", context, parameter)
+        draws[label] = (name, source)
+    return draws
 
 
 @click.command()
-@selecting
+@network_options
 @click.option(
-    "--methods", callback=_names, metavar="A,B,…|none", help="Which; all that can be fitted here if not given."
+    "--methods",
+    callback=_parse_names,
+    metavar="A,B,…|none",
+    help="Methods to fit; all whose packages are installed if not given.",
 )
 @click.option(
-    "--with", "others", multiple=True, callback=_draws, metavar="LABEL=NAME@SOURCE",
-    help="Draws that you have, as a collection in a source, beside the methods.",
+    "--with", "others", multiple=True, callback=_parse_draws, metavar="LABEL=NAME@SOURCE",
+    help="A collection of draws that you have, compared like a method; may be given again.",
 )  # fmt: skip
-@click.option("--reference", metavar="NAME", help="The population to compare with, where NAME lies; NAME if not given.")
-@click.option("--recipe", metavar="FILE.py[:NAME]", help="What NAME was trained by, where no recipe here has its name.")
-@click.option("--data", metavar="IMAGES", help=f"Labelled images: {PLACES}; its own test set if not given.")
+@click.option(
+    "--reference",
+    metavar="NAME",
+    help="The population to compare with, a collection of the same source; NAME if not given.",
+)
+@click.option(
+    "--recipe", metavar="FILE.py[:NAME]", help="The recipe that trained NAME, if no recipe of the package has its name."
+)
+@click.option("--data", metavar="IMAGES", help=f"Labelled images: {IMAGES}; the collection's test set if not given.")
 @click.option(
     "--ood",
     metavar="IMAGES|none",
-    help="Images out of distribution, likewise; those usual for the data set if not given.",
+    help="Images out of distribution, likewise; the usual images for the data set if not given.",
 )
 @click.option(
-    "--out", "folder", metavar="FOLDER", help="For draws and cells, to go on with; NAME-compared if not given."
+    "--out",
+    "folder",
+    type=OutputFolder(),
+    metavar="DIR",
+    help="Where draws and measurements are stored and found again; NAME-compared if not given.",
 )
-@click.option("--runs", default=10, metavar="RUNS", help="Posteriors that each method is fitted to.")
+@click.option("--runs", default=10, metavar="RUNS", help="Independent fits of each method.")
 @click.option("--draws", default=100, metavar="DRAWS", help="Draws of each run.")
-@click.option("--permutations", default=999, metavar="B", help="Of the tests; p is 1/(1 + B) or more.")
+@click.option("--permutations", default=999, metavar="B", help="Permutations of the tests; p is 1/(1 + B) or more.")
 @click.option("--search", is_flag=True, help="Search for each method's settings on held-out training images first.")
 @click.option("--workers", type=int, metavar="N", help="Processes; one a core if not given.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to fit and measure on, such as cuda.")
-@click.option("--seed", default=0, metavar="SEED", help="Of fits, permutations and subsets.")
-@click.option("--plot", metavar="PNG", callback=png, help="Draw each figure against MMD and NS.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the JSON there too.")
-@click.option("--latex", "latex_file", metavar="FILE", help="Write the table for LaTeX there too.")
-@click.option("--table", "frame_file", metavar="FILE", callback=_frame, help="Write all figures, .csv or .parquet.")
-@click.option("--dry-run", is_flag=True, help="Say what would be fitted and measured, and end.")
-@output
+@click.option("--seed", default=0, metavar="SEED", help="Seed of fits, permutations and subsets.")
+@click.option("--plot", type=OutputFile(".png"), metavar="PNG", help="Draw each figure against MMD and NS.")
+@click.option("--json", "json_file", type=OutputFile(".json"), metavar="JSON", help="Write the result as JSON.")
+@click.option("--latex", "latex_file", type=OutputFile(".tex"), metavar="TEX", help="Write the table for LaTeX.")
+@click.option(
+    "--table",
+    "frame_file",
+    type=OutputFile(".csv", ".parquet"),
+    metavar="FILE",
+    help="Write all figures, .csv or .parquet.",
+)
+@click.option("--dry-run", is_flag=True, help="List what would be fitted and measured, and stop.")
+@format_option
 def command(
     selection: Selection,
     methods: tuple[str, ...] | None,
@@ -84,20 +95,20 @@ def command(
     recipe: str | None,
     data: str | None,
     ood: str | None,
-    folder: str | None,
+    folder: Path | None,
     draws: int,
-    plot: str | None,
-    json_file: str | None,
-    latex_file: str | None,
-    frame_file: str | None,
+    plot: Path | None,
+    json_file: Path | None,
+    latex_file: Path | None,
+    frame_file: Path | None,
     dry_run: bool,
     out: Output,
     **options: Any,
 ) -> None:
     """Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.
 
-    Methods are fitted to NAME's recipe, several at once. What was fitted or measured before is read from --out: a run
-    that was cut off goes on.
+    Methods are fitted to NAME's recipe, several at a time. Earlier fits and measurements are read from --out: an
+    interrupted run continues.
     """
     members = selection.load()
     from checkpoints_zoo.methods.comparing.study import prepare
@@ -109,8 +120,8 @@ def command(
         data,
         ood,
         out=folder,
-        reference=None if reference is None else _load(selection, reference, selection.source),
-        draws={label: _load(selection, name, source) for label, (name, source) in others.items()},
+        reference=None if reference is None else selection.other_collection(reference).load(),
+        draws={label: selection.other_collection(name, source).load() for label, (name, source) in others.items()},
         recipe=None if recipe is None else choose_recipe(recipe),
         per_run=draws,
         say=out.say,
@@ -120,24 +131,19 @@ def command(
         todo = prepared.todo()
         out.data(asdict(todo), _todo(todo))
         return
-    found = prepared.run()
+    result = prepared.run()
     for path, write in (
-        (json_file, found.write_json), (latex_file, found.write_latex), (frame_file, found.write_frame),
+        (json_file, result.write_json), (latex_file, result.write_latex), (frame_file, result.write_frame),
     ):  # fmt: skip
         if path is not None:
             out.say(f"table: {write(path)}")
     if plot:
-        out.say(f"picture: {found.plot(plot)}")
-    out.data(json.loads(found.to_json()), found.to_text())
+        out.say(f"picture: {result.plot(plot)}")
+    out.data(json.loads(result.to_json()), result.to_text())
 
 
-def _load(selection: Selection, name: str, source: str | None) -> Collection:
-    """Return all members of another collection of the same network."""
-    return Selection(name, None, None, None, None, source, selection.architecture).load()
-
-
-def _todo(todo: Todo) -> str:
-    return facts(
+def _todo(todo: RemainingWork) -> str:
+    return fact_lines(
         {
             "to be fitted": list(todo.fits) or "nothing",
             "cells to be measured": len(todo.cells),

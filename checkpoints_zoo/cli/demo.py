@@ -1,4 +1,4 @@
-"""`zoo-cli demo`: from a manifest to an ensemble and its uncertainty, on networks of the package's own."""
+"""`zoo-cli demo`: 64 networks of the package, from the manifest to an ensemble and its uncertainty."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpoints_zoo.cli.main import Output, output
-from checkpoints_zoo.cli.measure import table_of, values_of
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.cli.main import Output, format_option
+from checkpoints_zoo.cli.measure import report_table, report_values
+from checkpoints_zoo.cli.options import OutputFolder
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -21,9 +22,9 @@ FIGURES = ("accuracy", "nll", "brier", "ece", "mi_id", "mi_ood", "auroc", "fpr95
 
 
 @click.command()
-@click.option("--out", "folder", default=".", metavar="DIR", help=f"Where to save {PICTURE}: the current folder.")
-@output
-def command(folder: str, out: Output) -> None:
+@click.option("--out", "folder", default=".", type=OutputFolder(), metavar="DIR", help=f"The folder for {PICTURE}.")
+@format_option
+def command(folder: Path, out: Output) -> None:
     """Load, ensemble and measure 64 networks that come with the package.
 
     Nothing is fetched, and nothing is written but one picture.
@@ -35,46 +36,47 @@ def command(folder: str, out: Output) -> None:
     from checkpoints_zoo.sources.source import EMBEDDED
 
     members = load(NAME, source=EMBEDDED)
-    out.say(_places(members))
+    out.say(_manifest_text(members))
     _stack(members, out)
     _ensemble(members, images.load("digits"), out)
     out.say("\nMeasuring random ensembles of 1 to 64 members on digits, with patches of photographs as OOD …")
     start = time.perf_counter()
     report = evaluate(members, "digits", ood="photos")
     out.say(f"  {time.perf_counter() - start:.1f} s\n")
-    path = report.plot(Path(folder) / PICTURE)
+    path = report.plot(folder / PICTURE)
     sizes = [size for size in SIZES if size in report.curve]
-    out.data({**values_of(report), "picture": path}, table_of(report, sizes, FIGURES))
+    out.data({**report_values(report), "picture": path}, report_table(report, sizes, FIGURES))
     out.say(f"\nPicture: {path}\nThese members: {report.citation}\nNext: zoo-cli show {NAME}")
 
 
-def _places(members: Collection) -> str:
-    """Say where the members lie."""
-    about = members.description
+def _manifest_text(members: Collection) -> str:
+    """Return the text on the manifest and on the bytes of some members."""
+    description = members.description
     lines = [
-        f"\nThe manifest of {members.name}: {len(members)} members, {about.architecture} on {about.dataset}.",
-        "No weights read so far; a row says where a member's bytes lie in a safetensors file:",
+        f"\nThe manifest of {members.name}: {len(members)} members,"
+        f" {description.architecture} on {description.dataset}.",
+        "No weights are read so far. A row names the safetensors file and the byte range of a member:",
     ]
     columns = [members.rows.column(c).to_pylist() for c in ("member", "path", "offset", "nbytes", "test_accuracy")]
-    places = list(zip(*columns, strict=True))
-    for at in sorted({0, 1, len(places) - 1}):
-        if at == len(places) - 1:
+    rows = list(zip(*columns, strict=True))
+    for position in sorted({0, 1, len(rows) - 1}):
+        if position == len(rows) - 1:
             lines.append("  …")
-        member, inside, offset, nbytes, accuracy = places[at]
+        member, path, offset, nbytes, accuracy = rows[position]
         measured = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
-        lines.append(f"  member {member:2}: {inside}, bytes {offset:,} to {offset + nbytes:,}{measured}")
+        lines.append(f"  member {member:2}: {path}, bytes {offset:,} to {offset + nbytes:,}{measured}")
     return "\n".join(lines)
 
 
 def _stack(members: Collection, out: Output) -> None:
     start = time.perf_counter()
     stacked = members.stack()
-    took = (time.perf_counter() - start) * 1000
+    milliseconds = (time.perf_counter() - start) * 1000
     name, tensor = next(iter(stacked.items()))
     shards = len(set(members.rows.column("path").to_pylist()))
     out.say(
-        f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {in_bytes(members.nbytes)},"
-        f" {len(stacked)} tensors, {took:.1f} ms; {name} is now {tuple(tensor.shape)}."
+        f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {format_bytes(members.nbytes)},"
+        f" {len(stacked)} tensors, {milliseconds:.1f} ms; {name} is now {tuple(tensor.shape)}."
     )
 
 
@@ -89,5 +91,7 @@ def _ensemble(members: Collection, data: ImageData, out: Output) -> None:
         ensemble(inputs[:1])
         start = time.perf_counter()
         logits = ensemble(inputs)
-        took = (time.perf_counter() - start) * 1000
-    out.say(f"\nOne ensemble of all of them on {len(data)} images: logits {tuple(logits.shape)} in {took:.0f} ms.")
+        milliseconds = (time.perf_counter() - start) * 1000
+    out.say(
+        f"\nOne ensemble of all of them on {len(data)} images: logits {tuple(logits.shape)} in {milliseconds:.0f} ms."
+    )

@@ -1,4 +1,4 @@
-"""`zoo-cli download`: the members' bytes brought to this machine."""
+"""`zoo-cli download`: members fetched to this machine."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli.common import Selection, finding
-from checkpoints_zoo.cli.main import Output, facts, output
-from checkpoints_zoo.formats.manifest import check_located, total
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.cli.main import Output, fact_lines, format_option
+from checkpoints_zoo.cli.options import OutputFolder, Selection, selection_options
+from checkpoints_zoo.formats.manifest import check_located, sum_of
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import Found
+from checkpoints_zoo.sources.source import SelectedMembers
 
 
 @click.command()
-@finding
+@selection_options
 @click.option(
-    "--dest", type=click.Path(path_type=Path), metavar="DIR",
-    help="Make DIR a source of its own that has these members, or add them to the one there.",
+    "--dest", type=OutputFolder(), metavar="DIR",
+    help="Copy the members into DIR, a source of its own.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Say what it is about, and fetch and write no weights.")
-@output
+@click.option("--dry-run", is_flag=True, help="Print files and bytes, and fetch and write no weights.")
+@format_option
 def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output) -> None:
-    """Bring members' bytes to this machine, and no others.
+    """Fetch members to this machine, and no other bytes.
 
-    They lie in the member cache then, where `zoo.load` and `zoo-cli` find them, offline too; with --dest also in DIR,
-    which `--source DIR` reads and `zoo-cli publish DIR` publishes. Killed and run again, it goes on.
+    They are stored in the member cache, where `zoo.load` and `zoo-cli` find them, also offline. With --dest they are
+    copied into DIR too, which `--source DIR` reads and `zoo-cli publish DIR` publishes. An interrupted run continues.
     """
-    found = selection.find()
-    about: dict[str, Any] = {
-        "citation": found.citation,
-        "members": found.rows.num_rows,
-        "files": len(set(found.rows.column("path").drop_null().to_pylist())),
-        "bytes": total(found.rows, "nbytes"),
+    selected = selection.find()
+    values: dict[str, Any] = {
+        "citation": selected.citation,
+        "members": selected.rows.num_rows,
+        "files": len(set(selected.rows.column("path").drop_null().to_pylist())),
+        "bytes": sum_of(selected.rows, "nbytes"),
         "fetched": not dry_run,
     }
     if dest is None:
-        check_located(found.rows, found.description.name)
+        check_located(selected.rows, selected.description.name)
     else:
-        about |= _copied(found, dest, dry_run, out)
+        values |= _copy(selected, dest, dry_run, out)
     if dest is None and not dry_run:
-        found.source.locate(found.description, found.rows)
-    sizes = {key: in_bytes(value) for key, value in about.items() if key.endswith("bytes")}
-    out.data(about, facts({**about, **sizes, "fetched": "no" if dry_run else "yes"}))
+        selected.source.locate(selected.description, selected.rows)
+    sizes = {key: format_bytes(value) for key, value in values.items() if key.endswith("bytes")}
+    out.data(values, fact_lines({**values, **sizes, "fetched": "no" if dry_run else "yes"}))
 
 
-def _copied(found: Found, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
-    """Copy members into a folder, or only plan to; return what that needs: files and bytes there, bytes cached."""
-    plan = copying.plan(found, dest)
+def _copy(selected: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
+    """Copy members into a folder, or only plan it; return the numbers of shards and bytes."""
+    plan = copying.plan_copy(selected, dest)
     if not dry_run:
-        copying.copy(found, dest, out.say)
+        copying.copy_members(selected, dest, out.say)
     return {
         "dest": plan.target.root,
         "shards": len(plan.shards),

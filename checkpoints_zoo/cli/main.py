@@ -1,8 +1,7 @@
-"""`zoo-cli`: the table of commands, the one sink that they print to, and the one table of exit codes.
+"""`zoo-cli`: the table of commands, the output that they all print to, and the table of exit codes.
 
-Each command parses, calls the library, prints. A command's file is imported when the command is run or asked for its
-own help, and imports torch and pandas only where it needs weights, so that `zoo-cli --help` and `zoo-cli list` start
-fast.
+A command parses its arguments, calls the library, and prints. Its file is imported when the command is run or its help
+is shown. It imports torch and pandas only if it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from typing import Any
 import click
 
 from checkpoints_zoo import errors
-from checkpoints_zoo.formats.text import aligned, did_you_mean, finite_or_null
+from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null
 
-# Name -> its file, with the function where the file has more than one command, and its line in the help.
+# Name -> its file (and function, if the file has several commands), and its line in the help.
 COMMANDS = {
     "list": ("collections", "List the collections of the catalog, or of a folder."),
-    "show": ("show", "Show what a collection is, and its members."),
+    "show": ("show", "Show a collection's description, and its members."),
     "evaluate": (
         "measure:evaluate_command",
         "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.",
@@ -45,7 +44,10 @@ COMMANDS = {
         "symmetries:symmetries_command",
         "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
     ),
-    "align": ("symmetries:align_command", "Align members by permuting their units, and say what that does."),
+    "align": (
+        "symmetries:align_command",
+        "Align members by permuting their units, and show the permutations and distances.",
+    ),
     "compact": (
         "compact:compact_command",
         "Fit a Gaussian to the members before and after alignment; compare both with the ensemble.",
@@ -59,7 +61,7 @@ COMMANDS = {
         "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
     ),
     "report": ("report", "Write one HTML page with every figure of a population."),
-    "download": ("download", "Bring members' bytes to this machine, and no others."),
+    "download": ("download", "Fetch members to this machine, and no other bytes."),
     "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
     "verify": ("verify:verify_command", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
     "audit": (
@@ -78,29 +80,29 @@ COMMANDS = {
         "train:merge_command",
         "Put members that were trained into several folders together into one source.",
     ),
-    "import": ("importing", "Make a collection of checkpoints that lie anywhere."),
-    "publish": ("publish", "Check a folder and put it on the Hub."),
+    "import": ("importing", "Make a collection of existing checkpoints."),
+    "publish": ("publish", "Check a folder and upload it to the Hub."),
     "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
 }
 
-DONE, FOUND, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
+DONE, PROBLEMS, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
 
 MEANINGS = {
     DONE: "done",
-    FOUND: "`verify` or `audit` found something",
-    USAGE: "a command, option or selection that can't be met",
+    PROBLEMS: "`verify` or `audit` found problems",
+    USAGE: "a command, option or selection that is wrong or impossible",
     MISSING: "a collection, member, source or file that is not there, or may not be read",
     DAMAGED: "damaged data, or a format that this version can't read",
-    NETWORK: "the network; or someone else has published to the repo meanwhile",
+    NETWORK: "the network failed, or someone else has published to the repo meanwhile",
     BUG: "a bug of ours: please report it",
     INTERRUPTED: "interrupted",
-    CLOSED: "nobody reads the output any more (`zoo-cli list | head -1`)",
+    CLOSED: "the reader of the output is gone (`zoo-cli list | head -1`)",
 }
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command's data and talk go.
+    """Where a command writes its data (stdout) and its messages (stderr).
 
     Args:
         format: "table" for people, "json" for programs.
@@ -109,25 +111,25 @@ class Output:
     format: str
 
     def data(self, values: Any, *blocks: str) -> None:
-        """Write a command's data to stdout: the values as JSON, or the blocks of text, a line between them.
+        """Write a command's data to stdout: the values as JSON, or the blocks of text with an empty line between them.
 
         Args:
             values: JSON values, datetimes and paths; numbers that are not finite become null.
-            blocks: the same for people; empty ones are left out.
+            blocks: the same data as text for people; empty blocks are left out.
         """
         if self.format == "json":
-            text = json.dumps(finite_or_null(values), indent=1, allow_nan=False, default=_plain)
+            text = json.dumps(finite_or_null(values), indent=1, allow_nan=False, default=_json_text)
         else:
             text = "\n\n".join(block for block in blocks if block)
         if text:
             click.echo(text)
 
     def say(self, text: str) -> None:
-        """Write talk to stderr."""
+        """Write a message to stderr."""
         click.echo("\n".join(printable(line) for line in text.split("\n")), err=True)
 
 
-def output(command: Callable[..., Any]) -> Callable[..., Any]:
+def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the option --format, and pass it the Output as `out`."""
 
     @click.option(
@@ -141,8 +143,8 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _plain(value: object) -> str:
-    """Return the text of a value that JSON can't hold: a time, or a path."""
+def _json_text(value: object) -> str:
+    """Return the JSON string of a time or a path."""
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -150,8 +152,8 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
     """Lay rows out in columns; return the text.
 
     Args:
-        rows: with the same keys, which become the header.
-        right: keys of columns of text that are aligned to the right, as numbers are.
+        rows: mappings with the same keys, which become the header.
+        right: keys of text columns to align to the right, as columns of numbers are.
 
     >>> print(table([{"name": "a", "members": 64}, {"name": "long", "members": 8}]))
     name  members
@@ -160,29 +162,29 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
     """
     if not rows:
         return ""
-    numbers = {
-        at
-        for at, key in enumerate(rows[0])
+    right_columns = {
+        column
+        for column, key in enumerate(rows[0])
         if key in right or all(isinstance(row[key], int | float | None) for row in rows)
     }
-    return aligned([list(rows[0]), *([text(row[key]) for key in rows[0]] for row in rows)], numbers)
+    return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
 
 
-def facts(values: Mapping[str, Any]) -> str:
-    """Lay out one fact a line; return the text.
+def fact_lines(values: Mapping[str, Any]) -> str:
+    """Write one key and its value a line; return the text.
 
-    >>> print(facts({"name": "convnet-digits", "members": 64}))
+    >>> print(fact_lines({"name": "convnet-digits", "members": 64}))
     name     convnet-digits
     members  64
     """
     width = max(map(len, values))
-    return "\n".join(f"{key.ljust(width)}  {text(value)}".rstrip() for key, value in values.items())
+    return "\n".join(f"{key.ljust(width)}  {cell_text(value)}".rstrip() for key, value in values.items())
 
 
-def text(value: Any) -> str:
-    """Write a value for people; return the text, fit for a terminal.
+def cell_text(value: Any) -> str:
+    """Write a value for people; return text that is safe to print to a terminal.
 
-    >>> text(0.1234567), text(None), text(True)
+    >>> cell_text(0.1234567), cell_text(None), cell_text(True)
     ('0.1235', '-', 'yes')
     """
     if value is None:
@@ -194,7 +196,7 @@ def text(value: Any) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}"
     if isinstance(value, list | tuple):
-        return ", ".join(text(v) for v in value)
+        return ", ".join(cell_text(v) for v in value)
     return printable(str(value))
 
 
@@ -204,7 +206,7 @@ def printable(value: str) -> str:
 
 
 def percent(share: float | None) -> str | None:
-    """Write a share as percent; return the text.
+    """Write a share in [0, 1] as percent; return the text.
 
     >>> percent(0.98148)
     '98.15 %'
@@ -213,10 +215,10 @@ def percent(share: float | None) -> str | None:
 
 
 class ClosedOutput(Exception):
-    """Nobody reads the output: a BrokenPipeError by another name, since click ends with code 1 on that one."""
+    """The reader of the output is gone. It is no BrokenPipeError, which click would turn into exit code 1."""
 
 
-# The first kind that fits; anything else is a bug.
+# The first kind that matches an exception decides; an exception of no kind is a bug.
 CODES: tuple[tuple[type[BaseException], int], ...] = (
     (click.exceptions.Abort, INTERRUPTED),
     (KeyboardInterrupt, INTERRUPTED),
@@ -240,14 +242,14 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 
 
-def code_of(error: BaseException) -> int:
+def exit_code(error: BaseException) -> int:
     """Return the exit code for an exception."""
     return next((code for kind, code in CODES if isinstance(error, kind)), BUG)
 
 
-def explain(error: BaseException) -> int:
-    """Say on stderr what went wrong; return the exit code."""
-    code = code_of(error)
+def report_error(error: BaseException) -> int:
+    """Write to stderr what went wrong; return the exit code."""
+    code = exit_code(error)
     if code == BUG:
         traceback.print_exception(error)
         kind = f"{type(error).__name__} in checkpoints-zoo {version('checkpoints-zoo')}"
@@ -285,16 +287,16 @@ def _message(error: BaseException) -> str:
 
 
 def discard_output() -> None:
-    """Point stdout at nothing, so that Python's own flush at its end finds no closed pipe."""
+    """Point stdout at the null device, so that Python's flush at exit does not fail on a closed pipe."""
     try:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
     except (AttributeError, OSError, ValueError):
         return
 
 
 class Group(click.Group):
-    """Commands that are imported on first use, and one table of exit codes for all of them."""
+    """Commands that are imported on first use, and end with the exit codes of `CODES`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -334,10 +336,10 @@ class Group(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command and exit with the code that its end deserves."""
+        """Run a command, and exit with its exit code."""
         code: Any = 0
         if isinstance(sys.stdout, TextIOWrapper):
-            # A terminal without "±" shows its code in place of an error.
+            # A terminal that lacks a character, such as "±", shows its code: no error.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
@@ -345,8 +347,8 @@ class Group(click.Group):
                 sys.stdout.flush()
         except SystemExit as stop:
             code = stop.code
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it becomes a line and an exit code
-            code = explain(error)
+        except BaseException as error:  # noqa: BLE001 - every error becomes a line and an exit code
+            code = report_error(error)
         if code == CLOSED:
             discard_output()
         sys.exit(code)
@@ -363,7 +365,7 @@ class Group(click.Group):
 def main(ctx: click.Context) -> None:
     """Populations of independently trained networks: find them, measure them as ensembles, check them.
 
-    Data goes to stdout, talk to stderr. A NAME is that of a collection, or a citation in quotes.
+    Data goes to stdout, messages to stderr. NAME is a collection's name, or a citation in quotes.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

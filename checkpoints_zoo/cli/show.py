@@ -1,4 +1,4 @@
-"""`zoo-cli show`: what a collection is, and its members."""
+"""`zoo-cli show`: a collection's description, and its members."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.common import Selection, finding
-from checkpoints_zoo.cli.main import Output, facts, output, percent, table
+from checkpoints_zoo.cli.main import Output, fact_lines, format_option, percent, table
+from checkpoints_zoo.cli.options import Selection, selection_options
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.manifest import is_null, total
-from checkpoints_zoo.formats.text import did_you_mean, in_bytes
-from checkpoints_zoo.sources.source import Found
+from checkpoints_zoo.formats.manifest import is_null, sum_of
+from checkpoints_zoo.formats.text import did_you_mean, format_bytes
+from checkpoints_zoo.sources.source import SelectedMembers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,40 +21,41 @@ MAIN = (
     "member", "epoch", "status", "reason", "method", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
-# Not worth a column where every row says so.
+# A column is left out if all its values are the usual ones.
 USUAL = {"status": {"ok"}, "method": {"independent"}}
 SHARES = ("train_accuracy", "test_accuracy")
 MOST_ROWS = 20
 
 
 @click.command()
-@finding
-@click.option("--columns", metavar="A,B", help="Columns of the manifest to show.")
-@output
+@selection_options
+@click.option("--columns", metavar="A,B", help="Columns of the manifest to show, such as member,seed.")
+@format_option
 def command(selection: Selection, columns: str | None, out: Output) -> None:
-    """Show what a collection is, and its members.
+    """Show a collection's description, and its members.
 
-    A table has at most 20 rows; --format json gives all of them.
+    A table has at most 20 rows; --format json gives all.
     """
-    found = selection.find()
-    names = None if columns is None else _known([c.strip() for c in columns.split(",")], found.rows)
-    about = _about(found)
+    selected = selection.find()
+    names = None if columns is None else _check_columns([c.strip() for c in columns.split(",")], selected.rows)
+    description = _description_values(selected)
     if out.format == "json":
-        out.data({**about, "rows": _rows(found.rows, names or found.rows.column_names)})
+        out.data({**description, "rows": _rows(selected.rows, names or selected.rows.column_names)})
         return
-    about |= {"members": f"{about['members']:,} of {about.pop('of'):,}", "bytes": in_bytes(about["bytes"])}
-    rows = _rows(found.rows.slice(0, MOST_ROWS), names or _telling(found.rows))
-    more = found.rows.num_rows - len(rows)
+    members = f"{description['members']:,} of {description.pop('of'):,}"
+    description |= {"members": members, "bytes": format_bytes(description["bytes"])}
+    rows = _rows(selected.rows.slice(0, MOST_ROWS), names or _informative_columns(selected.rows))
+    more = selected.rows.num_rows - len(rows)
     out.data(
         None,
-        facts(about),
+        fact_lines(description),
         table([{name: _cell(name, value) for name, value in row.items()} for row in rows], right=SHARES),
         f"… and {more:,} more (`--format json` gives all)" if more else "",
     )
 
 
-def _telling(rows: pa.Table) -> list[str]:
-    """Return the main columns that say something about these rows."""
+def _informative_columns(rows: pa.Table) -> list[str]:
+    """Return the main columns that have other than the usual values in these rows."""
     return [
         name
         for name in MAIN
@@ -66,25 +67,25 @@ def _cell(name: str, value: Any) -> Any:
     return percent(value) if name in SHARES else value
 
 
-def _about(found: Found) -> dict[str, Any]:
-    x = found.description
+def _description_values(selected: SelectedMembers) -> dict[str, Any]:
+    x = selected.description
     return {
         "name": x.name,
         "title": x.title,
         "architecture": x.architecture,
         "dataset": x.dataset,
         "classes": list(x.classes),
-        "members": found.rows.num_rows,
-        "of": found.of,
-        "bytes": total(found.rows, "nbytes"),
+        "members": selected.rows.num_rows,
+        "of": selected.of,
+        "bytes": sum_of(selected.rows, "nbytes"),
         "licence": x.licence,
         "cite_as": x.citation,
-        "citation": found.citation,
+        "citation": selected.citation,
     }
 
 
-def _known(names: list[str], rows: pa.Table) -> list[str]:
-    """Check names of columns; return them."""
+def _check_columns(names: list[str], rows: pa.Table) -> list[str]:
+    """Check that the manifest has columns of these names; return the names."""
     for name in names:
         if name not in rows.column_names:
             raise UsageError(

@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.main import Output, facts, output, table
+from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
+from checkpoints_zoo.cli.options import Hardware, hardware_options
 from checkpoints_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from checkpoints_zoo.training.population import Progress
-    from checkpoints_zoo.workers import Engine
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """The devices and processes that train: the options --device, --workers and --ray."""
-
-    devices: str
-    workers: int | None
-    ray: str | None
-
-    def engine(self, say: Callable[[str], object]) -> Engine:
-        """Return the engine that trains on them.
-
-        Args:
-            say: told of workers that died.
-
-        Raises:
-            UsageError: a device that this machine does not have.
-        """
-        from checkpoints_zoo.workers import choose_engine
-
-        devices = [device.strip() for device in self.devices.split(",")]
-        if self.ray is None:
-            from checkpoints_zoo.networks.device import check_device
-
-            for device in devices:
-                check_device(device)
-        return choose_engine(self.workers, devices, self.ray, say)
-
-
-def training_on(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say what trains, and pass it the Hardware as `hardware`."""
-
-    @click.option(
-        "--device", "--devices", "devices", default="cpu", metavar="DEVICE,…",
-        help="What to train on, such as cuda, or cuda:0,cuda:1; for two workers on one: cuda,cuda.",
-    )  # fmt: skip
-    @click.option(
-        "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device if not given."
-    )
-    @click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
-    @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        chosen = {field.name: options.pop(field.name) for field in fields(Hardware)}
-        return command(*args, hardware=Hardware(**chosen), **options)
-
-    return wrapped
 
 
 @click.command()
@@ -77,7 +27,7 @@ def training_on(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Set a field of the recipe, such as lr=0.05 or epochs=1; may be given again.",
 )  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the collection; the recipe's if not given.")
-@training_on
+@hardware_options
 @click.option("--log-json", is_flag=True, help="Write a JSON line a member to stderr too.")
 @click.option(
     "--init-permutation", type=click.IntRange(min=0), default=0, metavar="TRANSPOSITIONS",
@@ -87,7 +37,7 @@ def training_on(command: Callable[..., Any]) -> Callable[..., Any]:
     "--init-seed", type=click.IntRange(min=0, max=2**31 - 1), metavar="SEED",
     help="Start all members from one initialisation, this seed's; each sees the images in its own order.",
 )  # fmt: skip
-@output
+@format_option
 def train_command(
     recipe: str,
     members: str,
@@ -114,27 +64,27 @@ def train_command(
     ids = [member for member, epoch in parse_ids(members) if epoch is None]
     if len(ids) < len(parse_ids(members)):
         raise UsageError("--members", expected="ids without epochs", found=members)
-    what = choose_recipe(recipe, changes, name, init_permutation, init_seed)
+    chosen = choose_recipe(recipe, changes, name, init_permutation, init_seed)
 
     def progress(p: Progress) -> None:
         stack = format_ids([(m, None) for m in p.members])
         accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
         seconds = time.monotonic() - began
-        out.say(f"{what.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
+        out.say(f"{chosen.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
 
     engine, log = hardware.engine(out.say), out.say if log_json else lambda line: None
     try:
-        trained = train_into(what, ids, folder, engine, out.say, progress, log=log)
+        trained = train_into(chosen, ids, folder, engine, out.say, progress, log=log)
     except KeyboardInterrupt:
         out.say("the same command goes on where it was")
         raise
-    values = {"collection": what.name, "trained": trained, "seconds": round(time.monotonic() - began), "path": folder}
-    out.data(values, facts(values))
+    values = {"collection": chosen.name, "trained": trained, "seconds": round(time.monotonic() - began), "path": folder}
+    out.data(values, fact_lines(values))
 
 
 @click.command()
 @click.argument("file", metavar="[FILE.py]", required=False)
-@output
+@format_option
 def recipes_command(file: str | None, out: Output) -> None:
     """List the recipes that come with the package, or those of a Python file, whose code runs.
 
@@ -152,11 +102,11 @@ def recipes_command(file: str | None, out: Output) -> None:
     out.data(rows, table(shown, right=["members"]))
 
 
-def recipe_rows(text: str | None) -> list[dict[str, Any]]:
+def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
     """Return a row for each recipe of a file, or of the package, by the names they are chosen by.
 
     Args:
-        text: a file, a recipe's name, or None for all of the package.
+        file_or_name: a Python file, a recipe's name, or None for all recipes of the package.
 
     Raises:
         UsageError: no such recipe or file.
@@ -165,9 +115,11 @@ def recipe_rows(text: str | None) -> list[dict[str, Any]]:
     from checkpoints_zoo.training.recipes import RECIPES, recipe_by_name
 
     recipes = {name: make() for name, make in RECIPES.items()}
-    if text is not None:
-        is_file = recipe_files.is_recipe_file(text)
-        recipes = recipe_files.read_recipes(Path(text)) if is_file else {text: recipe_by_name(text)}
+    if file_or_name is not None:
+        is_file = recipe_files.is_recipe_file(file_or_name)
+        recipes = (
+            recipe_files.read_recipes(Path(file_or_name)) if is_file else {file_or_name: recipe_by_name(file_or_name)}
+        )
     return [
         {
             "recipe": name, "members": r.members, "architecture": r.architecture, "dataset": r.dataset,
@@ -182,7 +134,7 @@ def recipe_rows(text: str | None) -> list[dict[str, Any]]:
 @click.option("-o", "--out", "folder", required=True, metavar="DIR", type=FOLDER,
               help="Folder of the source; it may hold members already.")  # fmt: skip
 @click.option("--name", "names", multiple=True, metavar="NAME", help="A collection; all of the folders if not given.")
-@output
+@format_option
 def merge_command(folders: tuple[Path, ...], folder: Path, names: tuple[str, ...], out: Output) -> None:
     """Put members that were trained into several folders together into one source.
 

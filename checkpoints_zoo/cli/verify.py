@@ -1,4 +1,4 @@
-"""`zoo-cli verify` and `zoo-cli audit`: whether members, and files, are what they should be."""
+"""`zoo-cli verify` and `zoo-cli audit`: checks of members, and of files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.common import imported
-from checkpoints_zoo.cli.main import DONE, FOUND, Output, facts, output, printable, table
-from checkpoints_zoo.cli.train import Hardware, training_on
+from checkpoints_zoo.cli.main import DONE, PROBLEMS, Output, fact_lines, format_option, printable, table
+from checkpoints_zoo.cli.options import Hardware, hardware_options, import_function
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -22,31 +21,39 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import resolve
+from checkpoints_zoo.sources.source import open_source
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.training.retrain import RetrainResult
 
-SHOWN = 20  # findings of one kind
+MOST_LINES = 20  # findings of one kind
 
 
 @click.command()
 @click.argument("name", metavar="NAME|DIR|ADDRESS")
 @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
-@click.option("--sample", default=8, metavar="N", help="Members a collection whose accuracy to measure again.")
-@click.option("--architecture", metavar="MODULE:FUNCTION", help="What builds a net of your own; its code runs.")
+@click.option("--sample", default=8, metavar="N", help="Members of each collection whose accuracy is measured again.")
+@click.option("--architecture", metavar="MODULE:FUNCTION", help="Builds a network of your own; its code runs.")
 @click.option(
     "--retrain", is_flag=False, flag_value=3, type=click.IntRange(min=1), metavar="[N]",
-    help="Train N members a collection again from their rows too, spread evenly; 3 if no N is given.",
+    help="Train N members of each collection again from their rows, spread evenly; 3 if no N is given.",
 )  # fmt: skip
-@click.option("--recipe", metavar="RECIPE", help="With --retrain: the recipe, if the rows name none of the package's.")
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="With --recipe: what was set of it.")
-@training_on
-@output
+@click.option(
+    "--recipe", metavar="RECIPE", help="With --retrain: the recipe, if the rows do not name a recipe of the package."
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="With --recipe: a field that was set; may be given again.",
+)
+@hardware_options
+@format_option
 def verify_command(
     name: str,
     source: str | None,
@@ -60,12 +67,12 @@ def verify_command(
 ) -> int:
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
-    NAME is a collection or a citation; DIR a folder and ADDRESS hf://datasets/ORG/NAME[@REVISION], of which every
-    collection is checked, with its stored predictions. What lies on the Hub is fetched first. Exit code 1: something
-    was found.
+    NAME is a collection or a citation. In DIR, a folder, and at ADDRESS, hf://datasets/ORG/NAME[@REVISION], every
+    collection is checked, with its stored predictions. Members on the Hub are fetched first. Exit code 1: problems were
+    found.
 
-    A member trained again has the same bytes where torch and the processor are those that its row names; elsewhere the
-    test accuracies are compared.
+    A member that is trained again must have the same bytes if this torch and this processor are those that its row
+    names; otherwise the test accuracies are compared.
     """
     if retrain is None and (recipe is not None or changes):
         raise click.UsageError("--recipe and --set need --retrain.")
@@ -77,7 +84,7 @@ def verify_command(
     from checkpoints_zoo.predictions import prediction_sets
     from checkpoints_zoo.publishing.verification import verify, verify_predictions
 
-    build = None if architecture is None else imported(architecture)
+    build = None if architecture is None else import_function(architecture)
     checked: list[dict[str, Any]] = []
     trained: list[dict[str, Any]] = []
     problems: list[Problem] = []
@@ -111,16 +118,16 @@ def verify_command(
             found = verify_predictions(members, kind, sample)
             problems += found
             stored = prediction_sets.read_set(members.source, one, kind).rows
-            size = manifest.total(stored, "nbytes")
+            size = manifest.sum_of(stored, "nbytes")
             line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
             checked.append(line)
     out.data(
         {"checked": checked, "retrained": trained, "problems": [asdict(p) for p in problems]},
-        table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
+        table([{**row, "bytes": format_bytes(row["bytes"])} for row in checked], right=["bytes"]),
         "\n".join(_line_of(each) for each in trained),
         "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_checked(sample)}.",
     )
-    return FOUND if problems else DONE
+    return PROBLEMS if problems else DONE
 
 
 def _retrained(
@@ -159,11 +166,11 @@ def _is_folder(name: str) -> bool:
 
 def _collections_of(place: str) -> tuple[str, list[str]]:
     """Return a source at the commit that it has now, and the names of its collections, one at least."""
-    source = resolve(place, "")
+    source = open_source(place, "")
     names = source.collections()
     if not names:
         raise SourceNotFound(f"source {place}", expected="manifests/NAME.parquet", found="none", path=place)
-    return source.shown, names
+    return source.display_name, names
 
 
 def _checked(sample: int) -> str:
@@ -173,7 +180,7 @@ def _checked(sample: int) -> str:
 
 @click.command()
 @click.argument("place", metavar="ADDRESS|DIR")
-@output
+@format_option
 def audit_command(place: str, out: Output) -> int:
     """Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.
 
@@ -195,11 +202,11 @@ def audit_command(place: str, out: Output) -> int:
     listed = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
     out.data(
         about | listed,
-        facts({**about, "bytes": in_bytes(found.bytes)}),
+        fact_lines({**about, "bytes": format_bytes(found.bytes)}),
         "\n".join(_lines(found.findings)) or "Nothing is wrong with them.",
         "\n".join(f"note: {line}" for line in _lines(found.notes)),
     )
-    return FOUND if found.findings else DONE
+    return PROBLEMS if found.findings else DONE
 
 
 def _lines(findings: list[Finding]) -> list[str]:
@@ -207,9 +214,11 @@ def _lines(findings: list[Finding]) -> list[str]:
     lines, counts = [], Counter[str]()
     for one in findings:
         counts[one.kind] += 1
-        if counts[one.kind] <= SHOWN:
+        if counts[one.kind] <= MOST_LINES:
             lines.append(printable(str(one)))
     more = [
-        f"{count - SHOWN:,} more: {kind} (--format json lists all)" for kind, count in counts.items() if count > SHOWN
+        f"{count - MOST_LINES:,} more: {kind} (--format json lists all)"
+        for kind, count in counts.items()
+        if count > MOST_LINES
     ]
     return lines + more

@@ -27,10 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooError
-from checkpoints_zoo.formats.layout import differences, is_counter
-from checkpoints_zoo.formats.text import counted, few
+from checkpoints_zoo.formats.layout import compare_shapes, is_counter
+from checkpoints_zoo.formats.text import counted, first_few
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import first_names, input_dtype
+from checkpoints_zoo.predictions.running import check_same_outputs
 
 Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
 State = dict[str, Tensor]
@@ -92,7 +93,7 @@ class Equivalence:
                 f"at most {float(self.change.max()):.2g} of the largest"
             )
         if self.narrow:
-            layers = few([repr(layer) for layer in self.narrow], 3)
+            layers = first_few([repr(layer) for layer in self.narrow], 3)
             lines.append(f"Rounded to less than float64 in {layers}: differences of about 1e-6 mean little")
         return "\n".join(lines)
 
@@ -281,7 +282,7 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     both = [n for n in expected if n in shapes]
     stacked = bool(both) and all(len(shapes[n]) == len(expected[n]) + 1 for n in both)
     counts = {shapes[n][0]: n for n in both} if stacked else {}
-    names, phrase = differences({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
+    names, phrase = compare_shapes({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
     if names:
         raise LayoutError(
             f"tensors of {side}",
@@ -351,16 +352,7 @@ class _Run:
         watcher = _Watcher(self.original, self.module)
         first = self._run(state, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
-        second = self._run(state)
-        changes = [float((second[n] - t).abs().max()) for n, t in first.items() if t.numel()]
-        scale = max((float(t.abs().max()) for t in first.values() if t.numel()), default=0.0)
-        if max(changes, default=0.0) > 1e-10 * scale:
-            raise UsageError(
-                f"module {self.kind} in eval mode",
-                expected="the same outputs each time",
-                found="others in a second run",
-                do="Dropout and sampling have to stop in eval mode, as `F.dropout(x, p, self.training)` does",
-            )
+        check_same_outputs(self.module, first, self._run(state), 1e-10)
 
     def outputs(self, state: State, thing: str) -> State:
         """Run with a member's tensors; return the outputs by name, in float64.

@@ -23,8 +23,8 @@ from checkpoints_zoo.evaluation.held_out import check_measured, check_share, che
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.report import Calibrated, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
-from checkpoints_zoo.formats.text import whole
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.formats.text import whole_number
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.predictions import Predictions
 
@@ -36,12 +36,12 @@ SHARE = 0.2  # default share of the inputs held out for the temperature
 
 def evaluate(
     members: Collection | Predictions,
-    data: Given | Predictions | None = None,
-    ood: Given | Predictions | None = None,
+    data: ImageInput | Predictions | None = None,
+    ood: ImageInput | Predictions | None = None,
     *,
     sizes: Iterable[int] | None = None,
     temperature: bool = False,
-    held_out: float | Given | Predictions | None = None,
+    held_out: float | ImageInput | Predictions | None = None,
     within: Mapping[str, float | str] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -132,7 +132,7 @@ def check_arguments(
     ood: object,
     sizes: Iterable[int] | None,
     temperature: object,
-    held_out: float | Given | Predictions | None,
+    held_out: float | ImageInput | Predictions | None,
     within: Mapping[str, float | str] | None,
     subsets: int,
     seed: int,
@@ -189,7 +189,7 @@ _ComputeOptions = tuple[str | torch.device, torch.dtype, int]
 
 
 def _labelled_logits(
-    members: Collection | Predictions, data: Given | Predictions | None, options: _ComputeOptions
+    members: Collection | Predictions, data: ImageInput | Predictions | None, options: _ComputeOptions
 ) -> _LabelledLogits:
     """Return the members' logits on the labelled images."""
     if isinstance(data, Predictions):
@@ -213,7 +213,7 @@ def _labelled_logits(
 
 
 def _check_held_out(
-    members: Collection | Predictions, temperature: object, held_out: float | Given | Predictions | None
+    members: Collection | Predictions, temperature: object, held_out: float | ImageInput | Predictions | None
 ) -> float | ImageData | Predictions | None:
     """Check the inputs that the temperature is fitted to; return a share or images, None for no scaling."""
     if not isinstance(temperature, bool):
@@ -269,7 +269,7 @@ def _split_held_out(
 
 
 def _ood_logits(
-    members: Collection | Predictions, ood: Given | Predictions, options: _ComputeOptions
+    members: Collection | Predictions, ood: ImageInput | Predictions, options: _ComputeOptions
 ) -> _LabelledLogits:
     """Return the members' logits on the images out of distribution."""
     if isinstance(ood, Predictions):
@@ -301,7 +301,7 @@ def _check_sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
     checked = {members}
     for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
-        number = whole(size)
+        number = whole_number(size)
         if number is None or not 1 <= number <= members:
             expected = f"a whole number from 1 to {members}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])

@@ -227,12 +227,12 @@ def _listings(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
     return found
 
 
-def in_archives() -> list[tuple[Listing, Archives]]:
+def archived_listings() -> list[tuple[Listing, Archives]]:
     """Return the listings of collections that lie in archives somewhere, and what is known of these."""
     return [(each, each.archives) for each in collections().values() if each.archives is not None]
 
 
-def listing(name: str) -> Listing:
+def find_listing(name: str) -> Listing:
     """Look a collection up in the catalog; return its listing.
 
     Raises:

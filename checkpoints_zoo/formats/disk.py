@@ -61,7 +61,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lacking(root: Path, needed: int) -> str:
+def shortage_of_room(root: Path, needed: int) -> str:
     """Return how many bytes a folder's disk has free if these are fewer than needed, "" if there is room."""
     free = shutil.disk_usage(root).free
     return f"{free:,} bytes free" if free < needed else ""
@@ -73,7 +73,7 @@ def check_room(root: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    if found := lacking(root, needed):
+    if found := shortage_of_room(root, needed):
         raise StorageError(
             f"folder {root}", expected=f"room for {needed:,} bytes", found=found,
             do="Free some, or give a folder on another disk", path=root,
@@ -88,6 +88,31 @@ def check_folder(root: Path) -> None:
     """
     with writing_into(root), TemporaryFile(dir=root):
         pass
+
+
+def check_output(path: Path, kind: str = "file") -> None:
+    """Check that a file or a folder can be written, before the work whose result it takes; leave nothing behind.
+
+    Args:
+        path: of the file or folder.
+        kind: "file" or "folder".
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    folder = path if kind == "folder" else path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    found = "a folder of that name" if kind == "file" and path.is_dir() else ""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        found = f"{error.strerror or error}: {folder}"
+    if found:
+        raise StorageError(
+            f"{kind} {path}", expected="a place that can be written to", found=found, do="Give another one", path=path
+        )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.text import first_few
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -236,10 +236,12 @@ def good_shape(shape: tuple[Any, ...]) -> bool:
     )
 
 
-def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[list[str], str]:
+def compare_shapes(
+    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> tuple[list[str], str]:
     """Compare tensors by name and shape; return the names that differ and a phrase that says how.
 
-    >>> differences({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
+    >>> compare_shapes({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
     """
     missing = [n for n in wanted if n not in found]
@@ -247,7 +249,7 @@ def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple
     misshapen = [n for n, s in wanted.items() if n in found and found[n] != s]
     shown = [f"{n} {list(found[n])} for {list(wanted[n])}" for n in misshapen]
     phrases = [
-        f"{kind} {few(names, 5)}"
+        f"{kind} {first_few(names, 5)}"
         for kind, names in (("missing", missing), ("extra", extra), ("misshapen", shown))
         if names
     ]

@@ -26,7 +26,7 @@ REQUIRED = ("member", "epoch", "final", "status")
 LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
 
 # Sizes of a manifest and of a description.
-LARGEST = {".json": 64 * 2**20, ".parquet": 2**30}  # bytes of a description, and of a manifest
+LARGEST_FILES = {".json": 64 * 2**20, ".parquet": 2**30}  # bytes of a description, and of a manifest
 LARGEST_COLUMNS = 2**32  # bytes of a manifest's columns once they are unpacked
 MOST_ROWS = 2**24
 LONGEST_TEXT = 2**20  # characters of one text of a description
@@ -49,7 +49,7 @@ class Described(Protocol):
         """The repo of the Hub, at a commit, that the bytes lie in; "" for the source itself."""
 
 
-def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
+def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
     """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.
 
     Args:
@@ -77,7 +77,7 @@ def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.T
         raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
 
 
-def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
+def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
     """Write a manifest by rename: the same rows give the same bytes.
 
     Args:
@@ -92,7 +92,7 @@ def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
         )  # fmt: skip
 
 
-def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
+def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
 
     Args:
@@ -161,11 +161,11 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
         )
 
 
-def validate(rows: pa.Table, description: Described, path: Path) -> None:
+def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
     """Check every row of a manifest against its description, trusting nothing.
 
     Args:
-        rows: as `read` returns them.
+        rows: as `read_manifest` returns them.
         description: the JSON beside it.
         path: what to call the manifest in errors.
 
@@ -257,14 +257,14 @@ def is_null(rows: pa.Table, column: str) -> bool:
     return bool(rows.column(column).null_count == rows.num_rows)
 
 
-def take(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
+def take_rows(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
     """Return the rows at the given positions, in their order."""
     # pa.array would import pandas; a buffer of int64 does not.
     at = np.ascontiguousarray(positions, dtype=np.int64)
     return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
 
 
-def total(rows: pa.Table, column: str) -> int:
+def sum_of(rows: pa.Table, column: str) -> int:
     """Return the sum of an integer column, 0 for no rows."""
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
@@ -280,7 +280,7 @@ def check_size(size: int, path: str | Path, thing: str = "") -> None:
     Raises:
         FormatError: it is larger.
     """
-    most = LARGEST.get(Path(path).suffix)
+    most = LARGEST_FILES.get(Path(path).suffix)
     if most is not None and size > most:
         raise _refused(thing or f"file {path}", f"at most {most:,} bytes", f"{size:,}", path)
 
@@ -356,7 +356,7 @@ def _refused(thing: str, expected: str, found: str, path: str | Path) -> FormatE
     return FormatError(thing, expected=expected, found=found, do=do, path=path)
 
 
-def keys_of(rows: pa.Table) -> list[tuple[int, int | None]]:
+def snapshot_keys(rows: pa.Table) -> list[tuple[int, int | None]]:
     """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
     columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
     return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]

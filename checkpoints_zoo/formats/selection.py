@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.formats.where import columns_in, rows_where
 
 _PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
@@ -30,7 +30,7 @@ LONGEST_RANGE = 1_000_000
 Key = tuple[int, int | None]
 
 
-def select(
+def select_rows(
     rows: pa.Table,
     name: str,
     *,
@@ -65,12 +65,12 @@ def select(
                 expected="`members` alone or with `n`",
                 found="`where`, `sample` or `snapshots`",
             )
-        chosen = manifest.take(rows, _positions(rows, name, parse_ids(members)))
+        chosen = manifest.take_rows(rows, _positions(rows, name, parse_ids(members)))
     else:
         chosen = _meant(rows, name, where, snapshots)
     if n is None and sample is None:
         return chosen
-    asked, n = n, whole(n)
+    asked, n = n, whole_number(n)
     if n is None or not 1 <= n <= chosen.num_rows:
         found = "no n beside `sample`" if asked is None else f"n={asked!r}"
         narrowed = f" {'with ' + where if where else ''}".rstrip()
@@ -82,13 +82,13 @@ def select(
         )
     if sample is None:
         return chosen.slice(0, n)
-    seed = whole(sample)
+    seed = whole_number(sample)
     if seed is None:
         raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
     keys = zip(chosen.column("member").to_pylist(), chosen.column("epoch").to_pylist(), strict=True)
     ranks = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
     drawn = sorted(range(len(ranks)), key=ranks.__getitem__)[:n]
-    return manifest.take(chosen, sorted(drawn))
+    return manifest.take_rows(chosen, sorted(drawn))
 
 
 def _meant(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
@@ -100,14 +100,14 @@ def _meant(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.
         if (status[at] == "ok" or "status" in named)
         and (final[at] or snapshots or "epoch" in named or "final" in named)
     ]
-    meant = manifest.take(rows, keep)
+    meant = manifest.take_rows(rows, keep)
     if not meant.num_rows:
         raise SelectionError(
             f"selection of {name}",
             expected="rows that are final with status ok",
             found=f"none of {rows.num_rows}",
         )
-    return meant if where is None else manifest.take(meant, rows_where(meant, where).tolist())
+    return meant if where is None else manifest.take_rows(meant, rows_where(meant, where).tolist())
 
 
 def _positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
@@ -179,7 +179,7 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
         if not isinstance(members, Iterable):
             raise SelectionError("members", expected="ids in a list, or their text", found=repr(members)[:80])
         for member in members:
-            id = whole(member)
+            id = whole_number(member)
             if id is None:
                 raise SelectionError("members", expected="whole numbers", found=repr(member)[:80])
             keys.append((id, None))
@@ -214,7 +214,7 @@ def check_digits(rows: pa.Table) -> str:
 
 def cite(label: str, commit: str, name: str, rows: pa.Table) -> str:
     """Return the citation of a selection."""
-    return f"{label}@{commit}/{name}#{format_ids(manifest.keys_of(rows))}~{check_digits(rows)}"
+    return f"{label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
 
 
 @dataclass(frozen=True)
@@ -259,10 +259,10 @@ def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
     if (citation.commit, citation.check) == (commit, found):
         return
     same = "the same weights" if citation.check == found else "other weights"
-    raise changed(citation, commit, f"with check {found}, these ids now name {same}")
+    raise source_changed(citation, commit, f"with check {found}, these ids now name {same}")
 
 
-def changed(citation: Citation, commit: str, what: str) -> DamagedError:
+def source_changed(citation: Citation, commit: str, what: str) -> DamagedError:
     """Return the error for a source that is not any more what was cited."""
     return DamagedError(
         f"citation of {citation.name}",

@@ -56,7 +56,7 @@ class Header:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def what_is(first: bytes) -> str:
+def guess_kind(first: bytes) -> str:
     """Name what a file that is no safetensors file seems to be, by its first bytes; return "" if unknown."""
     if first[8:9] == b"{":  # whatever the length before it looks like
         return ""
@@ -90,7 +90,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         what = f"tensor {tensor!r} in the header of {path}" if tensor else f"header of {path}"
         return DamagedError(what, expected=expected, found=found, do="Get the file again", path=path, tensor=tensor)
 
-    if kind := what_is(prefix):
+    if kind := guess_kind(prefix):
         raise DamagedError(
             f"file {path}", expected="a safetensors file", found=kind, do="Get the file again", path=path
         )
@@ -150,7 +150,7 @@ def read_header(path: Path) -> Header:
     with path.open("rb") as file:
         size = path.stat().st_size
         prefix = file.read(512)
-        if not what_is(prefix):
+        if not guess_kind(prefix):
             length = header_length(prefix, size, path)
             prefix += file.read(max(0, 8 + length - len(prefix)))
     return parse_header(prefix, size, path)
@@ -212,7 +212,7 @@ class Location:
     layout: Layout
 
 
-def read(
+def read_members(
     locations: Sequence[Location], buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[tuple[list[Location], memoryview]]:
     """Read members' bytes in pieces through one reused buffer; yield (members, their bytes one after another).
@@ -222,15 +222,15 @@ def read(
     Raises:
         DamagedError: a file is cut.
     """
-    for group in groups(locations, buffer_bytes):
+    for group in neighbours(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
         there = group[0].path.stat().st_size
         if there < group[0].offset + size:  # before memory is asked for
             raise _cut(group[0], group[0].offset + size, there)
-        yield group, fill(group[0], group[0].offset, buffer(size))
+        yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
-def groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
+def neighbours(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
     """Join neighbours in one file into groups of at most so many bytes, or of one member."""
     group: list[Location] = []
     for x in locations:
@@ -247,7 +247,7 @@ def groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]
 _kept = threading.local()
 
 
-def buffer(size: int) -> memoryview:
+def reused_buffer(size: int) -> memoryview:
     """Return this thread's buffer, grown to so many bytes: fresh memory costs more than reading into old."""
     if len(getattr(_kept, "buffer", b"")) < size:
         _kept.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
@@ -255,7 +255,7 @@ def buffer(size: int) -> memoryview:
     return kept[:size]
 
 
-def fill(location: Location, offset: int, buffer: memoryview) -> memoryview:
+def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
     """Read bytes of a file into the buffer; return it."""
     with location.path.open("rb", buffering=0) as file:
         read_at(file, location, offset, buffer)
@@ -286,16 +286,16 @@ def _cut(location: Location, expected: int, found: int) -> DamagedError:
 def hash_members(locations: Sequence[Location]) -> list[str]:
     """Hash members' contents from their bytes; return 64 hex digits each."""
     hashes = []
-    for group, raw in read(locations):
+    for group, raw in read_members(locations):
         size = group[0].layout.nbytes
         hashes += [content_hash(x.layout, raw[i * size : (i + 1) * size]) for i, x in enumerate(group)]
     return hashes
 
 
-def prefix(member: int, epoch: int | None = None) -> str:
+def tensor_prefix(member: int, epoch: int | None = None) -> str:
     """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
 
-    >>> prefix(123), prefix(123, 40)
+    >>> tensor_prefix(123), tensor_prefix(123, 40)
     ('000123/', '000123@40/')
     """
     return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
@@ -390,7 +390,7 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
     return path
 
 
-def sharded(layout: Layout) -> Layout:
+def shard_layout(layout: Layout) -> Layout:
     """Return the layout that members of any layout get in a shard: our order, statistics in float32, no counters.
 
     Nothing of that changes a value, so the content hash stays.
@@ -401,7 +401,7 @@ def sharded(layout: Layout) -> Layout:
 
 
 def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
-    """Bring a member's bytes from its layout into the one that `sharded` gives for it; return them.
+    """Bring a member's bytes from its layout into the one that `shard_layout` gives for it; return them.
 
     Args:
         layout: that they lie in.
@@ -453,7 +453,7 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
         DamagedError: the file does not have the member's tensors there.
     """
     check_against_files([location])
-    _, raw = next(iter(read([location])))
+    _, raw = next(iter(read_members([location])))
     digest = content_hash(location.layout, raw)
     found = []
     if claimed is not None and digest != claimed:
@@ -473,7 +473,7 @@ def check_against_files(locations: Sequence[Location]) -> None:
             _check_own(x, alike)
             continue
         if x.path not in headers:
-            headers[x.path] = _header(x.path, stamp_of(x.path))
+            headers[x.path] = _header(x.path, file_stamp(x.path))
         get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
         if id(x.layout) not in expected:
             expected[id(x.layout)] = [
@@ -489,7 +489,7 @@ def _header(path: Path, stamp: tuple[int, ...]) -> Header:
     return read_header(path)
 
 
-def stamp_of(path: Path) -> tuple[int, ...]:
+def file_stamp(path: Path) -> tuple[int, ...]:
     """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
@@ -513,7 +513,7 @@ def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
             member=x.member,
             path=x.path,
         )
-    raw = bytes(fill(x, begin, buffer(layout.lead)))
+    raw = bytes(read_into(x, begin, reused_buffer(layout.lead)))
     if (id(layout), raw) not in alike:
         check_own_header(raw, layout, f"member {x.member} in file {x.path}")
         alike.add((id(layout), raw))
@@ -533,7 +533,7 @@ def _elsewhere(
     )
 
 
-def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
+def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
     """Find members that hold the same weights, draws of one run that may repeat aside; return the problems.
 
     Args:

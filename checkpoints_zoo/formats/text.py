@@ -14,13 +14,13 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-LONGEST = 300
-LISTED = 5  # of many values
+LONGEST_LINE = 300
+MOST_LISTED = 5  # of many values
 # What Markdown, tables, HTML, formulas, links and mentions are made of.
 _SPECIAL = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
 
 
-def one_line(text: str, longest: int = LONGEST) -> str:
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     """Put text on one line, without control, private and invisible characters; return at most its first part.
 
     >>> one_line("a\\n---\\tb\\u202e")
@@ -30,32 +30,32 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1].rstrip()}…"
 
 
-def plain(text: str, longest: int = LONGEST) -> str:
+def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
     """Write text for a paragraph or a table's cell; return it on one line, not to stand at the start of one.
 
-    >>> plain("a|b <script> *c*")
+    >>> markdown_text("a|b <script> *c*")
     'a\\\\|b \\\\<script\\\\> \\\\*c\\\\*'
     """
     return _SPECIAL.sub(r"\\\g<0>", one_line(text, longest))
 
 
-def code(text: str, longest: int = LONGEST) -> str:
+def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
     """Write text as code within a line; return plain text where a table would take it apart, or there is none.
 
-    >>> code("lr=0.1"), code("a`b"), code("a|b")
+    >>> markdown_code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
     ('`lr=0.1`', '``a`b``', 'a\\\\|b')
     """
     shown = one_line(text, longest)
     if not shown:
         return "(empty)"
     if "|" in shown:
-        return plain(text, longest)
+        return markdown_text(text, longest)
     ticks = _ticks(shown, 1)
     space = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{ticks}{space}{shown}{space}{ticks}"
 
 
-def fenced(text: str) -> str:
+def markdown_block(text: str) -> str:
     """Write text as a block of code, its lines kept; return the block."""
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
     body = "\n".join(lines).strip("\n")
@@ -68,10 +68,10 @@ def _ticks(text: str, fewest: int) -> str:
     return "`" * max(fewest, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
-def quoted(text: str, longest: int = LONGEST) -> str:
+def yaml_string(text: str, longest: int = LONGEST_LINE) -> str:
     """Write text as a YAML string on one line; return it with its quotes.
 
-    >>> quoted('a: "b"')
+    >>> yaml_string('a: "b"')
     '"a: \\\\"b\\\\""'
     """
     return '"' + re.sub(r'["\\]', r"\\\g<0>", one_line(text, longest)) + '"'
@@ -86,10 +86,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def in_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write a number of bytes; return the text.
 
-    >>> in_bytes(512), in_bytes(936_448), in_bytes(23_000_000_000)
+    >>> format_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
     ('512 B', '936.4 kB', '23 GB')
     """
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -98,10 +98,10 @@ def in_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def values_of(values: Sequence[Any], noun: str = "member") -> str:
+def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
     """Write one value, a few with how many have each, or the range of many; return the text.
 
-    >>> values_of([0.1, 0.1, None]), values_of([1, 2, 1]), values_of([*range(100)])
+    >>> summarize_values([0.1, 0.1, None]), summarize_values([1, 2, 1]), summarize_values([*range(100)])
     ('`0.1` (1 member without)', '`1` (2 members), `2` (1 member)', '`0` to `99`')
     """
     counts = Counter(v for v in values if v is not None)
@@ -109,35 +109,37 @@ def values_of(values: Sequence[Any], noun: str = "member") -> str:
     without = len(values) - counts.total()
     missing = f" ({counted(without, noun)} without)" if without else ""
     if len(ordered) == 1:
-        return f"{code(_value(ordered[0]))}{missing}"
-    if len(ordered) <= LISTED:
-        return ", ".join(f"{code(_value(v))} ({counted(counts[v], noun)})" for v in ordered) + missing
-    return f"{code(_value(ordered[0]))} to {code(_value(ordered[-1]))}{missing}"
+        return f"{markdown_code(_value(ordered[0]))}{missing}"
+    if len(ordered) <= MOST_LISTED:
+        return ", ".join(f"{markdown_code(_value(v))} ({counted(counts[v], noun)})" for v in ordered) + missing
+    return f"{markdown_code(_value(ordered[0]))} to {markdown_code(_value(ordered[-1]))}{missing}"
 
 
 def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def listed(values: Sequence[Any]) -> str:
+def first_values(values: Sequence[Any]) -> str:
     """Write the first few values, and an ellipsis for the rest; return the text."""
-    return ", ".join([*(code(_value(v)) for v in values[:LISTED]), *(["…"] if len(values) > LISTED else [])])
+    return ", ".join(
+        [*(markdown_code(_value(v)) for v in values[:MOST_LISTED]), *(["…"] if len(values) > MOST_LISTED else [])]
+    )
 
 
-def few(names: Sequence[str], most: int) -> str:
+def first_few(names: Sequence[str], most: int) -> str:
     """Write the first few names, and how many more there are; return the text.
 
-    >>> few(["a", "b", "c"], 3), few(["a", "b", "c"], 1)
+    >>> first_few(["a", "b", "c"], 3), first_few(["a", "b", "c"], 1)
     ('a, b, c', 'a and 2 more')
     """
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like another one, however far it is.
 
-    >>> nearest("resnet", ["convnet", "resnet18"])
+    >>> nearest_name("resnet", ["convnet", "resnet18"])
     'resnet18'
     """
     return get_close_matches(name, known, n=1, cutoff=0.0)[0]
@@ -175,14 +177,14 @@ def finite_or_null(values: Any) -> Any:
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     """Lay rows out in columns for a terminal; return the text.
 
     Args:
         rows: cells, the head among them, as many in each.
         right: numbers of the columns, from 0, that are aligned to the right.
 
-    >>> print(aligned([["name", "members"], ["a", "64"]], right={1}))
+    >>> print(align_columns([["name", "members"], ["a", "64"]], right={1}))
     name  members
     a          64
     """
@@ -194,7 +196,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
     if isinstance(value, bool):
         return None

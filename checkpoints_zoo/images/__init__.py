@@ -1,4 +1,4 @@
-"""Image data by name or of the user's own, as uint8 pixels, and the preprocessing that a collection's members expect.
+"""Image data as uint8 pixels, from a name or from the user's own data, and the preprocessing that members expect.
 
 Axes: images are (input, channel, height, width), labels (input,).
 """
@@ -6,9 +6,22 @@ Axes: images are (input, channel, height, width), labels (input,).
 from __future__ import annotations
 
 from checkpoints_zoo.images.classes import CLASSES
-from checkpoints_zoo.images.conversion import Given, of, prepared
+from checkpoints_zoo.images.conversion import ImageInput, of, prepared
 from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared, in_order
 from checkpoints_zoo.images.preprocess import Preprocess
 
-__all__ = ["CLASSES", "DATASETS", "Given", "ImageData", "Prepared", "Preprocess", "in_order", "load", "of", "prepared"]
+Given = ImageInput  # its name in 0.1
+
+__all__ = [
+    "CLASSES",
+    "DATASETS",
+    "ImageData",
+    "ImageInput",
+    "Prepared",
+    "Preprocess",
+    "in_order",
+    "load",
+    "of",
+    "prepared",
+]

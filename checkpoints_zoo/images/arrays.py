@@ -1,7 +1,7 @@
-"""Tensors and arrays, torch Datasets and DataLoaders, and anything else that gives images one after the other.
+"""Images from tensors, arrays, torch Datasets, DataLoaders, and other iterables.
 
-Each gives images (channel, height, width), batches of them (input, channel, height, width), or Pillow's images; alone,
-as (images, labels), or as columns of a mapping. The number of axes tells an image from a batch.
+Each element is an image (channel, height, width), a batch (input, channel, height, width), or an image of Pillow. It
+comes alone, as a pair (images, labels), or as a mapping from column names. Three axes mean an image, four a batch.
 """
 
 from __future__ import annotations
@@ -17,124 +17,128 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.reading import Columns, Gathered, PixelFormat, RawImages
+from checkpoints_zoo.images.reading import Columns, ImageBuffer, PixelFormat, RawImages
 
-PIXELS = np.dtype(np.uint8)
-INPUTS = np.dtype(np.float32)
-DEPTH = 8  # of Subsets of Subsets
+PIXEL_DTYPE = np.dtype(np.uint8)
+INPUT_DTYPE = np.dtype(np.float32)
+MAX_NESTED_SUBSETS = 8
 
 
-def read(given: object, columns: Columns, wanted: PixelFormat, kind: np.dtype[Any], channels_last: bool) -> RawImages:
-    """Read what some object gives; return its images and labels.
+def read_arrays(
+    images: object, columns: Columns, pixel_format: PixelFormat, dtype: np.dtype[Any], channels_last: bool
+) -> RawImages:
+    """Read images and labels from an object in memory; return them.
 
     Args:
-        given: images, (images, labels), or what gives such: a sequence, a Dataset, a DataLoader, an iterator.
-        columns: keys of the images and the labels, where mappings are given.
-        wanted: what images are made into.
-        kind: `PIXELS` or `INPUTS`.
+        images: images, a tuple (images, labels), or a sequence, Dataset, DataLoader or iterator of either.
+        columns: the keys of images and labels, if the elements are mappings.
+        pixel_format: the size and channels that images are converted to.
+        dtype: `PIXEL_DTYPE` or `INPUT_DTYPE`.
         channels_last: whether axes are (input, height, width, channel).
 
     Raises:
-        UsageError: images or labels of another kind.
-        FormatError: none, or images of several sizes.
+        UsageError: images or labels of another type.
+        FormatError: no images, or images of several sizes.
     """
-    where = f"images ({type(given).__name__})"
-    gathered, labels = Gathered(wanted, _total(given), where), _Labels(where)
-    kinds, key = _kinds(given), None
-    for piece in _pieces(given, where):
-        what = f"input {gathered.count:,} of {where}"
-        image, label, key = _taken(piece, columns, kinds, what)
-        before = gathered.count
+    data_name = f"images ({type(images).__name__})"
+    buffer, labels = ImageBuffer(pixel_format, _count_images(images), data_name), _Labels(data_name)
+    kinds, label_column = _column_kinds(images), None
+    for piece in _iterate(images, data_name):
+        image_name = f"input {buffer.count:,} of {data_name}"
+        image, label, label_column = _split_image_and_label(piece, columns, kinds, image_name)
+        before = buffer.count
         if isinstance(image, Image.Image):
-            if kind != PIXELS:
-                raise UsageError(what, expected="float32 inputs", found="an image of Pillow's", do=_DO[kind])
-            gathered.picture(image, what)
+            if dtype != PIXEL_DTYPE:
+                raise UsageError(image_name, expected="float32 inputs", found="an image of Pillow", do=_ADVICE[dtype])
+            buffer.add_picture(image, image_name)
         else:
-            gathered.arrays(_array(image, kind, channels_last, what), what)
-        labels.add(label, gathered.count - before, what)
-    return RawImages(gathered.done(), labels.done(), _classes(given, key))
+            buffer.add_arrays(_check_array(image, dtype, channels_last, image_name), image_name)
+        labels.add(label, buffer.count - before, image_name)
+    return RawImages(buffer.finish(), labels.finish(), _class_names(images, label_column))
 
 
-def _total(given: object) -> int:
-    """Return how many images are announced."""
-    if isinstance(given, tuple):
-        given = given[0] if given else ()
-    dataset = getattr(given, "dataset", given)
+def _count_images(images: object) -> int:
+    """Return the number of images that the object announces, 1 if it announces none."""
+    if isinstance(images, tuple):
+        images = images[0] if images else ()
+    dataset = getattr(images, "dataset", images)
     try:
         return len(dataset) if isinstance(dataset, Sized) else 1
-    except TypeError:  # an IterableDataset has a length that it does not know
+    except TypeError:  # an IterableDataset can have __len__ and raise in it
         return 1
 
 
-def _pieces(given: Any, where: str) -> Iterator[object]:
-    if isinstance(given, Tensor | np.ndarray):
-        yield given
-    elif isinstance(given, tuple):
-        if len(given) != 2:
-            raise UsageError(where, expected="(images, labels)", found=f"{len(given)} values")
-        yield given
-    elif isinstance(given, Mapping | str | bytes) or not (
-        isinstance(given, Iterable) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
+def _iterate(images: Any, data_name: str) -> Iterator[object]:
+    if isinstance(images, Tensor | np.ndarray):
+        yield images
+    elif isinstance(images, tuple):
+        if len(images) != 2:
+            raise UsageError(data_name, expected="(images, labels)", found=f"{len(images)} values")
+        yield images
+    elif isinstance(images, Mapping | str | bytes) or not (
+        isinstance(images, Iterable) or (hasattr(images, "__getitem__") and hasattr(images, "__len__"))
     ):
         expected = "tensors, arrays, a Dataset, a DataLoader, or what gives images one by one"
-        do = "Give one of its values" if isinstance(given, Mapping) else ""
-        raise UsageError(where, expected=expected, found=_kind_of(given), do=do)
-    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, IterableDataset):
-        yield from (given[at] for at in range(len(given)))
+        do = "Give one of its values" if isinstance(images, Mapping) else ""
+        raise UsageError(data_name, expected=expected, found=_type_name(images), do=do)
+    elif hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, IterableDataset):
+        yield from (images[at] for at in range(len(images)))
     else:
-        yield from given
+        yield from images
 
 
-def _taken(piece: Any, columns: Columns, kinds: Mapping[str, str], what: str) -> tuple[Any, Any, str | None]:
-    """Return the images and the labels of what was given, None for no labels, and the labels' column."""
+def _split_image_and_label(
+    piece: Any, columns: Columns, kinds: Mapping[str, str], image_name: str
+) -> tuple[Any, Any, str | None]:
+    """Return the images and the labels (None without any) of one element, and the labels' column if it is a mapping."""
     if isinstance(piece, Mapping):
-        image, label = columns.choose({str(key): kinds.get(str(key), "") for key in piece}, what)
+        image, label = columns.choose({str(key): kinds.get(str(key), "") for key in piece}, image_name)
         return piece[image], None if label is None else piece[label], label
     if columns != Columns():
-        raise UsageError(what, expected="mappings, since columns are named", found=_kind_of(piece))
+        raise UsageError(image_name, expected="mappings, since columns are named", found=_type_name(piece))
     if isinstance(piece, Tensor | np.ndarray | Image.Image):
         return piece, None, None
     if isinstance(piece, list | tuple) and len(piece) in (1, 2):
         return piece[0], piece[1] if len(piece) == 2 else None, None
-    raise UsageError(what, expected="an image, or (image, label)", found=_kind_of(piece))
+    raise UsageError(image_name, expected="an image, or (image, label)", found=_type_name(piece))
 
 
-def _kind_of(piece: object) -> str:
+def _type_name(piece: object) -> str:
     return type(piece).__name__ + (f" of {len(piece)}" if isinstance(piece, list | tuple) else "")
 
 
-_DO = {
-    PIXELS: "Give pixels, as torchvision's PILToTensor has them; or, if they are preprocessed as the members want them,"
+_ADVICE = {
+    PIXEL_DTYPE: "Give pixels, as torchvision's PILToTensor returns them. If the inputs are preprocessed already, use"
     " `zoo.images.prepared(…)`",
-    INPUTS: "Give what the members take, or pixels to `zoo.images.of`, which the members preprocess themselves",
+    INPUT_DTYPE: "Give float32 inputs of the members. For pixels, use `zoo.images.of`: the members preprocess them",
 }
 
 
-def _array(images: Any, kind: np.dtype[Any], channels_last: bool, what: str) -> npt.NDArray[Any]:
+def _check_array(images: Any, dtype: np.dtype[Any], channels_last: bool, image_name: str) -> npt.NDArray[Any]:
     """Check images; return them as (input, channel, height, width)."""
     if not isinstance(images, Tensor | np.ndarray):
-        expected = "a tensor, an array or an image of Pillow's"
-        raise UsageError(what, expected=expected, found=_kind_of(images))
+        expected = "a tensor, an array or an image of Pillow"
+        raise UsageError(image_name, expected=expected, found=_type_name(images))
     if isinstance(images, Tensor) and (images.is_meta or images.layout != torch.strided):
-        raise UsageError(what, expected="a dense tensor", found=f"{images.layout} on {images.device}")
-    array = np.asarray(_plain(images))
-    if kind == INPUTS and array.dtype == np.float16:
+        raise UsageError(image_name, expected="a dense tensor", found=f"{images.layout} on {images.device}")
+    array = np.asarray(_to_cpu(images))
+    if dtype == INPUT_DTYPE and array.dtype == np.float16:
         array = array.astype(np.float32)
-    if array.dtype != kind:
-        expected = "uint8 pixels in 0..255" if kind == PIXELS else "float32 inputs"
-        raise UsageError(what, expected=expected, found=f"{array.dtype}", do=_DO[kind])
+    if array.dtype != dtype:
+        expected = "uint8 pixels in 0..255" if dtype == PIXEL_DTYPE else "float32 inputs"
+        raise UsageError(image_name, expected=expected, found=f"{array.dtype}", do=_ADVICE[dtype])
     if array.ndim not in (3, 4):
         axes = "height, width, channel" if channels_last else "channel, height, width"
         expected = f"axes ({axes}), or (input, {axes})"
-        raise UsageError(what, expected=expected, found=f"shape ({', '.join(map(str, array.shape))})")
+        raise UsageError(image_name, expected=expected, found=f"shape ({', '.join(map(str, array.shape))})")
     array = array if array.ndim == 4 else array[None]
-    if kind == INPUTS and not np.isfinite(array).all():
-        raise FormatError(what, expected="finite inputs", found="others")
+    if dtype == INPUT_DTYPE and not np.isfinite(array).all():
+        raise FormatError(image_name, expected="finite inputs", found="infinite ones or NaN")
     return np.moveaxis(array, -1, 1) if channels_last else array
 
 
-def _plain(values: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
-    """Return values that numpy can hold, on the CPU; bfloat16 is widened."""
+def _to_cpu(values: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
+    """Return values on the CPU in a dtype that numpy has: bfloat16 becomes float32."""
     if not isinstance(values, Tensor):
         return values
     values = values.detach().cpu()
@@ -142,57 +146,61 @@ def _plain(values: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
 
 
 class _Labels:
-    """The labels of images as they come: all of them have one, or none.
+    """The labels of images, collected batch by batch: either every image has a label, or none has.
 
     Args:
-        where: what to call the images in errors.
+        data_name: the images' name in errors.
     """
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, data_name: str) -> None:
+        self.data_name = data_name
         self.values: list[Any] = []
-        self.without = 0
+        self.unlabelled = 0
 
-    def add(self, labels: Any, count: int, what: str) -> None:
-        """Add the labels of so many images."""
+    def add(self, labels: Any, count: int, image_name: str) -> None:
+        """Add the labels of `count` images."""
         if labels is None:
-            self.without += count
+            self.unlabelled += count
             return
         if isinstance(labels, Tensor | np.ndarray):
-            values = np.asarray(_plain(labels))
+            values = np.asarray(_to_cpu(labels))
             if values.dtype.kind not in "iuU" or values.ndim > 1:
                 expected = "a whole number for each image, its label"
-                raise UsageError(what, expected=expected, found=f"{values.dtype}, shape {values.shape}")
-            found = values.reshape(-1).tolist()
+                raise UsageError(image_name, expected=expected, found=f"{values.dtype}, shape {values.shape}")
+            numbers = values.reshape(-1).tolist()
         else:
-            found = list(labels) if isinstance(labels, Sequence) and not isinstance(labels, str) else [labels]
-            found = [int(x) if isinstance(x, np.integer) else x for x in found]
-        wrong = [x for x in found if type(x) not in (int, str)]
+            numbers = list(labels) if isinstance(labels, Sequence) and not isinstance(labels, str) else [labels]
+            numbers = [int(x) if isinstance(x, np.integer) else x for x in numbers]
+        wrong = [x for x in numbers if type(x) not in (int, str)]
         if wrong:
-            raise UsageError(what, expected="labels that are whole numbers or names", found=repr(wrong[0])[:80])
-        if len(found) != count:
-            raise UsageError(what, expected=f"{count:,} labels, one for each image", found=f"{len(found):,}")
-        self.values += found
+            raise UsageError(image_name, expected="labels that are whole numbers or names", found=repr(wrong[0])[:80])
+        if len(numbers) != count:
+            raise UsageError(image_name, expected=f"{count:,} labels, one for each image", found=f"{len(numbers):,}")
+        self.values += numbers
 
-    def done(self) -> list[Any] | None:
-        """Return all labels, None where no image has one."""
-        if self.values and self.without:
-            raise UsageError(self.where, expected="a label for each image, or none", found=f"{self.without:,} without")
+    def finish(self) -> list[Any] | None:
+        """Return all labels, or None if no image has one."""
+        if self.values and self.unlabelled:
+            raise UsageError(
+                self.data_name,
+                expected="a label for every image, or for none",
+                found=f"{self.unlabelled:,} images without a label",
+            )
         return self.values or None
 
 
-def _kinds(given: object) -> dict[str, str]:
-    """Return what each column of a set of the package `datasets` says it is, {} for others."""
-    for source in _sources(given):
+def _column_kinds(images: object) -> dict[str, str]:
+    """Return column name -> kind ("Image", "ClassLabel", …) of a data set of the package `datasets`, {} for others."""
+    for source in _wrapped_data_sets(images):
         features = getattr(source, "features", None)
         if isinstance(features, Mapping):
             return {str(column): type(kind).__name__ for column, kind in features.items()}
     return {}
 
 
-def _classes(given: object, label: str | None) -> tuple[str, ...]:
-    """Return the class names that a Dataset, or what it is a part of, has; () for none."""
-    for source in _sources(given):
+def _class_names(images: object, label: str | None) -> tuple[str, ...]:
+    """Return the class names of a Dataset, or of the Dataset that it wraps; () if there are none."""
+    for source in _wrapped_data_sets(images):
         features = getattr(source, "features", None)
         kind = features.get(label) if isinstance(features, Mapping) else None
         names = getattr(source, "classes", None) if kind is None else getattr(kind, "names", None)
@@ -201,10 +209,10 @@ def _classes(given: object, label: str | None) -> tuple[str, ...]:
     return ()
 
 
-def _sources(given: object) -> Iterator[object]:
-    """Yield an object, and the sets that it is a loader or a part of."""
-    for _ in range(DEPTH):
-        if given is None:
+def _wrapped_data_sets(images: object) -> Iterator[object]:
+    """Yield an object, then the data set that it wraps (`.dataset` of a DataLoader or Subset), and so on."""
+    for _ in range(MAX_NESTED_SUBSETS):
+        if images is None:
             return
-        yield given
-        given = getattr(given, "dataset", None)
+        yield images
+        images = getattr(images, "dataset", None)

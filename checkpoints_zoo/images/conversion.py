@@ -1,4 +1,4 @@
-"""`of`: from whatever a user has to ImageData. `prepared`: the same from inputs that are preprocessed already."""
+"""`of` converts names, places, tensors and Datasets to ImageData; `prepared` does so for preprocessed inputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.images import arrays
 from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared
-from checkpoints_zoo.images.image_files import PLACES, place_of, read_place
-from checkpoints_zoo.images.reading import Columns, Gathered, PixelFormat, RawImages
+from checkpoints_zoo.images.image_files import PLACES, parse_place, read_place
+from checkpoints_zoo.images.reading import Columns, ImageBuffer, PixelFormat, RawImages
 
-Given = str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any]
-"""What `of` takes, and with it every function that takes images."""
+ImageInput = (
+    str | os.PathLike[str] | ImageData | Tensor | npt.NDArray[Any] | tuple[Any, Any] | Iterable[Any] | Dataset[Any]
+)
+"""The types that `of` accepts, and with it every function that takes images."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 
 
 def of(
-    given: Given,
+    given: ImageInput,
     *,
     classes: Sequence[str] | None = None,
     renamed: Mapping[str, str] | None = None,
@@ -41,29 +43,29 @@ def of(
 ) -> ImageData:
     """Read images from a name, a place, tensors, a Dataset or a DataLoader; return them as ImageData.
 
-    A text is a name ("digits", "digits/train") where there is one; else a path, which has a slash or is there; or an
+    A string is the name of a data set ("digits", "digits/train"); or a path, which contains a slash or exists; or an
     address hf://datasets/ORG/NAME[@REVISION][/PATH]. Pixels are uint8; nothing is guessed from their values.
 
     Args:
-        given: a name; a folder with a folder of PNG or JPEG images for each class, or with images alone, which have no
-            labels; a Parquet file, a folder of some or a data set on the Hub, with columns as `datasets` writes them;
-            images (input, channel, height, width), or a tuple (images, labels); a Dataset, a DataLoader or any other
-            thing that gives images or (image, label), one by one or in batches; ImageData.
-        classes: names in the order of the labels, where these are numbers and the data does not name its classes.
-        renamed: the data's names of some classes -> other names.
-        name: what to call the images; None for one from their place.
-        split: which one of a place that has several, None for "test"; what to call that of others.
-        size: (height, width) that every image is resized to, bilinearly by Pillow; None for no resizing.
-        channels: 1 to make them grey, 3 to make grey ones three equal channels; None for what they have.
+        given: a name; a folder with one folder of PNG or JPEG images for each class, or with unlabelled images only; a
+            Parquet file, a folder of Parquet files, or a data set on the Hub, with columns as `datasets` writes them;
+            images (input, channel, height, width), or a tuple (images, labels); a Dataset, a DataLoader or another
+            iterable of images or (image, label), one by one or in batches; ImageData.
+        classes: class names in the order of the labels, if labels are numbers and the data has no class names.
+        renamed: class name in the data -> new name, for some of the classes.
+        name: a name for the images; None derives one from their place.
+        split: the split to read if the place has several, "test" by default; for tensors, a name for their split.
+        size: (height, width) to which Pillow resizes every image, bilinearly; None for no resizing.
+        channels: 1 converts images to grey, 3 repeats grey images in three channels; None changes nothing.
         channels_last: whether tensors have axes (input, height, width, channel).
-        image, label: columns, where several could be meant, or none says what it is.
+        image, label: the columns of images and labels, if the data does not say which columns these are.
 
     Raises:
-        UsageError: an unknown name, images or labels of another kind, or an argument that does not go with them.
+        UsageError: an unknown name, images or labels of another type, or an argument that this kind of data lacks.
         SourceNotFound: nothing at that place, or no images.
-        FormatError: a damaged image, images of several sizes, labels that number no class, or none at all.
-        TooLargeError: more images than memory has room for.
-        NetworkError, AccessError, DamagedError: what is on the Hub can't be had.
+        FormatError: a damaged image, images of several sizes, labels beyond the classes, or no images.
+        TooLargeError: more images than fit into memory.
+        NetworkError, AccessError, DamagedError: the files on the Hub can't be fetched.
 
     >>> import torch
     >>> pixels, labels = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 0])
@@ -71,21 +73,21 @@ def of(
     >>> data.name, data.classes, len(data)
     ('two', ('cat', 'dog'), 2)
     """
-    wanted, columns = PixelFormat(size, channels), Columns(image, label)
-    place = place_of(given) if isinstance(given, str | os.PathLike) else None
+    pixel_format, columns = PixelFormat(size, channels), Columns(image, label)
+    place = parse_place(given) if isinstance(given, str | os.PathLike) else None
     if channels_last and isinstance(given, str | os.PathLike | ImageData):
-        raise UsageError("argument channels_last", expected="tensors or arrays to go with it", found=_shown(given))
+        raise UsageError("argument channels_last", expected="tensors or arrays to go with it", found=_describe(given))
     if place is None and isinstance(given, str | ImageData):
         if columns != Columns():
-            raise UsageError("columns of images", expected="Parquet files or mappings", found=_shown(given))
+            raise UsageError("columns of images", expected="Parquet files or mappings", found=_describe(given))
         if isinstance(given, str):
-            return _changed(_by_name(given, split), wanted, classes, renamed, name, None)
-        return _changed(given, wanted, classes, renamed, name, split)
+            return _convert(_load_by_name(given, split), pixel_format, classes, renamed, name, None)
+        return _convert(given, pixel_format, classes, renamed, name, split)
     if place is not None:
-        found, stem = read_place(place, split, columns, wanted)
+        raw, stem = read_place(place, split, columns, pixel_format)
     else:
-        found, stem = arrays.read(given, columns, wanted, arrays.PIXELS, channels_last), "images"
-    return ImageData(**_facts(found, image_data_name(name, stem), split, classes, renamed))
+        raw, stem = arrays.read_arrays(given, columns, pixel_format, arrays.PIXEL_DTYPE, channels_last), "images"
+    return ImageData(**_image_data_fields(raw, image_data_name(name, stem), split, classes, renamed))
 
 
 def prepared(
@@ -99,14 +101,13 @@ def prepared(
     image: str | None = None,
     label: str | None = None,
 ) -> Prepared:
-    """Read inputs that are preprocessed as the members want them, so that they are used as they are; return them.
+    """Read inputs that are preprocessed already, as the members expect; return them, to be used unchanged.
 
-    For a DataLoader whose transforms end in the collection's own Normalize: whether they are the collection's, nothing
-    can tell.
+    Use it for a DataLoader whose transforms end in the collection's Normalize. The package can't check that they do.
 
     Args:
         given: float32 inputs (input, channel, height, width), or a tuple (inputs, labels); a Dataset, a DataLoader or
-            any other thing that gives such, one by one or in batches. float16 and bfloat16 are widened.
+            another iterable of inputs, one by one or in batches. float16 and bfloat16 become float32.
         classes, renamed, name, split, channels_last, image, label: as in `of`.
 
     Raises:
@@ -119,21 +120,23 @@ def prepared(
     True
     """
     if isinstance(given, str | os.PathLike | ImageData):
-        do = "`zoo.images.of` takes those, and members preprocess their pixels"
-        raise UsageError("prepared inputs", expected="tensors, a Dataset or a DataLoader", found=_shown(given), do=do)
-    read = arrays.read(given, Columns(image, label), PixelFormat(), arrays.INPUTS, channels_last)
-    return Prepared(**_facts(read, image_data_name(name, "inputs"), split, classes, renamed))
+        do = "Use `zoo.images.of`: the members preprocess its pixels"
+        raise UsageError(
+            "prepared inputs", expected="tensors, a Dataset or a DataLoader", found=_describe(given), do=do
+        )
+    raw = arrays.read_arrays(given, Columns(image, label), PixelFormat(), arrays.INPUT_DTYPE, channels_last)
+    return Prepared(**_image_data_fields(raw, image_data_name(name, "inputs"), split, classes, renamed))
 
 
-def _by_name(text: str, split: str | None) -> ImageData:
-    """Load a set by name ("digits", "digits/train"); return it.
+def _load_by_name(text: str, split: str | None) -> ImageData:
+    """Load a data set by name ("digits", "digits/train"); return it.
 
     Args:
         text: the name.
-        split: that is wanted beside it, None for none in particular.
+        split: the split that the caller requested, None for no request.
 
     Raises:
-        UsageError: no such set or split.
+        UsageError: no such data set or split.
         SourceNotFound, AccessError, NetworkError, DamagedError, FormatError: as in `load`.
     """
     name, _, inside = text.partition("/")
@@ -142,7 +145,7 @@ def _by_name(text: str, split: str | None) -> ImageData:
             load(name)
         except UsageError as error:
             error.expected += f"; or a place: {PLACES}"
-            error.do += ", or give a path with a slash in it, or one that is there"
+            error.do += ", or give a path that exists or contains a slash"
             raise
     if inside and split and inside != split:
         raise UsageError(f"split of {text!r}", expected=repr(inside), found=repr(split))
@@ -153,39 +156,39 @@ def _by_name(text: str, split: str | None) -> ImageData:
         raise
 
 
-def _changed(
-    known: ImageData,
-    wanted: PixelFormat,
+def _convert(
+    data: ImageData,
+    pixel_format: PixelFormat,
     classes: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
     name: str | None,
     split: str | None,
 ) -> ImageData:
-    """Return images that are there already as is asked for: the same object where nothing is."""
-    new: dict[str, Any] = {}
-    if wanted:
-        if isinstance(known, Prepared):
-            raise UsageError(f"inputs {known.name!r}", expected="no size and no channels", found="some")
-        gathered = Gathered(wanted, len(known), f"images {known.name!r}")
-        gathered.arrays(known.images.numpy(), f"images {known.name!r}")
-        pixels = gathered.done()
-        if pixels.shape != known.images.shape:
-            new = {"images": pixels, "name": f"{known.name}-{'x'.join(map(str, pixels.shape[1:]))}"}
+    """Apply the arguments of `of` to ImageData; return the same object if no argument changes it."""
+    changes: dict[str, Any] = {}
+    if pixel_format:
+        if isinstance(data, Prepared):
+            raise UsageError(f"inputs {data.name!r}", expected="no size and no channels", found="one of them")
+        buffer = ImageBuffer(pixel_format, len(data), f"images {data.name!r}")
+        buffer.add_arrays(data.images.numpy(), f"images {data.name!r}")
+        pixels = buffer.finish()
+        if pixels.shape != data.images.shape:
+            changes = {"images": pixels, "name": f"{data.name}-{'x'.join(map(str, pixels.shape[1:]))}"}
     if classes is not None or renamed is not None:
-        labels = None if known.labels is None else known.labels.tolist()
-        named = _facts(RawImages(known.images, labels, known.classes), known.name, None, classes, renamed)
-        new |= {"labels": named["labels"], "classes": named["classes"]}
-    new |= {} if name is None else {"name": image_data_name(name, "")}
-    new |= {} if split is None else {"split": check_split_name(split)}
-    return replace(known, **new) if new else known
+        labels = None if data.labels is None else data.labels.tolist()
+        fields = _image_data_fields(RawImages(data.images, labels, data.classes), data.name, None, classes, renamed)
+        changes |= {"labels": fields["labels"], "classes": fields["classes"]}
+    changes |= {} if name is None else {"name": image_data_name(name, "")}
+    changes |= {} if split is None else {"split": check_split_name(split)}
+    return replace(data, **changes) if changes else data
 
 
-def _shown(given: object) -> str:
-    return f"images {given.name!r}" if isinstance(given, ImageData) else repr(given)[:80]
+def _describe(images: object) -> str:
+    return f"images {images.name!r}" if isinstance(images, ImageData) else repr(images)[:80]
 
 
-def _facts(
-    found: RawImages,
+def _image_data_fields(
+    raw: RawImages,
     name: str,
     split: str | None,
     classes: Sequence[str] | None,
@@ -194,103 +197,109 @@ def _facts(
     """Check labels against the names of their classes; return the fields of ImageData.
 
     Args:
-        found: what was read.
+        raw: the images and labels as they were read.
         name: of the images.
         split, classes, renamed: as in `of`.
 
     Raises:
-        UsageError: classes that contradict those that the data names, or that have no labels.
-        FormatError: a label that numbers no class.
+        UsageError: classes that contradict the data's own class names, or classes for images without labels.
+        FormatError: a label beyond the classes.
     """
-    where, labels, own = f"images {name!r}", found.labels, found.classes
-    if labels is not None and all(label == -1 for label in labels):  # as `datasets` marks what has none
+    data_name, labels, class_names = f"images {name!r}", raw.labels, raw.classes
+    if labels is not None and all(label == -1 for label in labels):  # `datasets` marks missing labels so
         labels = None
     for thing, names in (("classes", classes), ("renamed", renamed)):
         if names is not None and labels is None:
-            raise UsageError(f"{thing} of {where}", expected="no such argument, since they have no labels", found="one")
+            raise UsageError(
+                f"{thing} of {data_name}", expected="no such argument, since these images have no labels", found="one"
+            )
     if classes is not None:
         names = tuple(classes) if not isinstance(classes, str) else ()
         if not names or not all(type(name) is str for name in names):
             raise UsageError(
-                f"classes of {where}", expected="names, in the order of the labels", found=repr(classes)[:80]
+                f"classes of {data_name}", expected="names, in the order of the labels", found=repr(classes)[:80]
             )
-        if own and names != own:
+        if class_names and names != class_names:
             raise UsageError(
-                f"classes of {where}",
-                expected=f"the names that the data has, {', '.join(own[:6])}{', …' if len(own) > 6 else ''}",
+                f"classes of {data_name}",
+                expected=f"the data's own class names, {', '.join(class_names[:6])}{', …' * (len(class_names) > 6)}",
                 found=f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}",
-                do="Give `renamed={…}`, from the data's names to others: then the order can't be wrong",
+                do="Give `renamed={name in the data: new name, …}`: it can't mix up the order",
             )
-        own = names
-    numbers, own = _numbered(labels, own, where)
-    own = _renamed(own, renamed, where)
+        class_names = names
+    numbers, class_names = _number_labels(labels, class_names, data_name)
+    class_names = _rename_classes(class_names, renamed, data_name)
     return {
         "name": name,
-        "split": _plain(found.split) or ("test" if split is None else check_split_name(split)),
-        "images": found.images,
+        "split": _make_name(raw.split) or ("test" if split is None else check_split_name(split)),
+        "images": raw.images,
         "labels": None if numbers is None else torch.tensor(numbers),
-        "classes": () if numbers is None else own,
-        "revision": found.revision,
+        "classes": () if numbers is None else class_names,
+        "revision": raw.revision,
     }
 
 
-def _numbered(
-    labels: Sequence[int] | Sequence[str] | None, own: tuple[str, ...], where: str
+def _number_labels(
+    labels: Sequence[int] | Sequence[str] | None, classes: tuple[str, ...], data_name: str
 ) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Return labels as numbers, and the names of the classes that they number; () where nothing names these."""
+    """Return labels as numbers, and the class names in the order of these numbers, () without names."""
     if labels is None:
-        return None, own
+        return None, classes
     if isinstance(labels[0], str):
-        own = own or tuple(sorted({str(label) for label in labels}))
-        positions = {name: at for at, name in enumerate(own)}
+        classes = classes or tuple(sorted({str(label) for label in labels}))
+        positions = {name: at for at, name in enumerate(classes)}
         numbers = [positions.get(label, -1) if isinstance(label, str) else -1 for label in labels]
     else:
         numbers = [label if isinstance(label, int) else -1 for label in labels]
-    wrong = next((at for at, x in enumerate(numbers) if not 0 <= x < (len(own) or 2**63)), None)
+    wrong = next((at for at, x in enumerate(numbers) if not 0 <= x < (len(classes) or 2**63)), None)
     if wrong is None:
-        return numbers, own
-    names = f"{own[0]!r} to {own[-1]!r}" if isinstance(labels[0], str) else f"numbers from 0 to {len(own) - 1}"
+        return numbers, classes
+    names = (
+        f"{classes[0]!r} to {classes[-1]!r}" if isinstance(labels[0], str) else f"numbers from 0 to {len(classes) - 1}"
+    )
     raise FormatError(
-        f"labels of {where}",
-        expected=f"{names}, of {len(own)} classes" if own else "numbers from 0",
+        f"labels of {data_name}",
+        expected=f"{names}, of {len(classes)} classes" if classes else "numbers from 0",
         found=f"{labels[wrong]!r:.80} for input {wrong:,}",
     )
 
 
-def _renamed(own: tuple[str, ...], renamed: Mapping[str, str] | None, where: str) -> tuple[str, ...]:
-    unknown = [theirs for theirs in renamed or {} if theirs not in own]
+def _rename_classes(classes: tuple[str, ...], renamed: Mapping[str, str] | None, data_name: str) -> tuple[str, ...]:
+    unknown = [name for name in renamed or {} if name not in classes]
     if unknown:
-        expected = f"names that the data has ({', '.join(own[:12]) or 'none'})"
-        raise UsageError(f"renamed classes of {where}", expected=expected, found=repr(unknown[0])[:80])
-    if others := [ours for ours in (renamed or {}).values() if type(ours) is not str]:
-        raise UsageError(f"renamed classes of {where}", expected="names", found=repr(others[0])[:80])
-    names = tuple((renamed or {}).get(name, name) for name in own)
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UsageError(f"classes of {where}", expected="each name once", found=f"{twice[0]!r} more than once")
+        expected = f"class names of the data ({', '.join(classes[:12]) or 'none'})"
+        raise UsageError(f"renamed classes of {data_name}", expected=expected, found=repr(unknown[0])[:80])
+    if not_text := [name for name in (renamed or {}).values() if type(name) is not str]:
+        raise UsageError(f"renamed classes of {data_name}", expected="names", found=repr(not_text[0])[:80])
+    names = tuple((renamed or {}).get(name, name) for name in classes)
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise UsageError(
+            f"classes of {data_name}", expected="each name once", found=f"{duplicates[0]!r} more than once"
+        )
     return names
 
 
-def image_data_name(said: str | None, stem: str) -> str:
-    """Return what to call images: as said, or a name from that of their place.
+def image_data_name(requested: str | None, stem: str) -> str:
+    """Return a name for images: the requested one, or else one derived from their place.
 
     Raises:
-        UsageError: a name that no file could have, or that is another set's.
+        UsageError: a name that can't be a file name, or that is the name of a data set.
     """
-    if said is None:
-        stem = _plain(stem) or "images"
+    if requested is None:
+        stem = _make_name(stem) or "images"
         return f"own-{stem}" if stem in DATASETS else stem
-    if type(said) is not str or not _NAME.fullmatch(said) or said in DATASETS:
-        expected = "lower-case letters, digits, '.', '_' and '-', at most 80; and no name of another set"
-        raise UsageError("name of images", expected=expected, found=repr(said)[:100])
-    return said
+    if type(requested) is not str or not _NAME.fullmatch(requested) or requested in DATASETS:
+        expected = "at most 80 lower-case letters, digits, '.', '_' and '-', and not the name of a data set"
+        raise UsageError("name of images", expected=expected, found=repr(requested)[:100])
+    return requested
 
 
 def check_split_name(split: str) -> str:
-    """Check what to call a split; return it.
+    """Check the name of a split; return it.
 
     Raises:
-        UsageError: a name that no file could have.
+        UsageError: a name that can't be a file name.
     """
     if type(split) is not str or not _NAME.fullmatch(split):
         expected = "lower-case letters, digits, '.', '_' and '-'"
@@ -298,6 +307,6 @@ def check_split_name(split: str) -> str:
     return split
 
 
-def _plain(stem: str) -> str:
-    """Make a name of ours from any; return it, "" where nothing is left."""
+def _make_name(stem: str) -> str:
+    """Replace the characters that a name may not have; return the name, "" if nothing is left."""
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:72]

@@ -24,7 +24,7 @@ OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
         **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},  # torchvision.datasets.MNIST
     }
 )
-"""What others call a class that we call otherwise, beside capitals, spaces, hyphens and underscores."""
+"""Other spellings of class names -> our name. Case, spaces, hyphens and underscores are ignored anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +32,11 @@ class ImageData:
     """One split of a data set.
 
     Args:
-        name, split: what it is ("digits", "test").
-        images: uint8 pixels in 0..255, (input, channel, height, width), for every data set.
-        labels: int64 positions in `classes`, (input,), or None where there are none.
+        name, split: of the data set ("digits", "test").
+        images: uint8 pixels in 0..255, (input, channel, height, width).
+        labels: int64 positions in `classes`, (input,), or None without labels.
         classes: class names, in the order of the labels.
-        revision: commit of the repo on the Hub that it was read from; "" for what comes with the package.
+        revision: commit of the repo on the Hub from which it was read; "" for data of the package.
     """
 
     name: str
@@ -49,44 +49,44 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.images)
 
-    def _facts(self) -> dict[str, Any]:
+    def _fingerprint_fields(self) -> dict[str, Any]:
         labelled = self.labels is not None
         return {"shape": list(self.images.shape), "labelled": labelled, "classes": list(self.classes)}
 
     @cached_property
     def fingerprint(self) -> str:
         """First 16 hex digits of the sha256 over shape, pixels, labels and class names."""
-        digest = hashlib.sha256(json.dumps(self._facts(), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(self._fingerprint_fields(), sort_keys=True).encode())
         digest.update(self.images.cpu().contiguous().numpy().data)
         if self.labels is not None:
             digest.update(self.labels.cpu().numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def inputs(self, some: Tensor, preprocess: Preprocess) -> Tensor:
-        """Turn some of the images into what members take; return float32 inputs (batch, channel, height, width).
+        """Preprocess some of the images for members; return float32 inputs (batch, channel, height, width).
 
         Args:
-            some: of `images`.
+            images: some of `self.images`.
             preprocess: of the members.
 
         Raises:
-            UsageError: images of a size or with channels that the members can't take.
+            UsageError: images of another size, or with other channels, than the members expect.
         """
-        self._check(some, preprocess, "images")
+        self._check_shape(some, preprocess, "images")
         return preprocess(some)
 
-    def _check(self, some: Tensor, preprocess: Preprocess, what: str) -> None:
-        wanted, found = (preprocess.channels, *preprocess.size), tuple(some.shape[1:])
-        if found == wanted:
+    def _check_shape(self, some: Tensor, preprocess: Preprocess, noun: str) -> None:
+        expected, found = (preprocess.channels, *preprocess.size), tuple(some.shape[1:])
+        if found == expected:
             return
-        do = f"`zoo.images.of(…, size={preprocess.size}, channels={wanted[0]})` makes them fit"
+        do = f"`zoo.images.of(…, size={preprocess.size}, channels={expected[0]})` makes them fit"
         if found == (*preprocess.size, preprocess.channels):
-            do = f"`zoo.images.{'of' if what == 'images' else 'prepared'}(…, channels_last=True)` says so"
-        elif what != "images":
+            do = f"`zoo.images.{'of' if noun == 'images' else 'prepared'}(…, channels_last=True)` says so"
+        elif noun != "images":
             do = "Prepare them as the members want them"
         raise UsageError(
-            f"{what} {self.name!r}",
-            expected=f"shape (input, {', '.join(map(str, wanted))}), axes (input, channel, height, width)",
+            f"{noun} {self.name!r}",
+            expected=f"shape (input, {', '.join(map(str, expected))}), axes (input, channel, height, width)",
             found=f"shape (input, {', '.join(map(str, found))})",
             do=do,
         )
@@ -94,31 +94,31 @@ class ImageData:
 
 @dataclass(frozen=True, eq=False)
 class Prepared(ImageData):
-    """One split of a data set whose images are preprocessed already: members take them as they are.
+    """One split of a data set whose images are preprocessed already: members use them unchanged.
 
     Args:
         images: float32 inputs of members, (input, channel, height, width).
         name, split, labels, classes, revision: as of `ImageData`. The fingerprint is over the float32 values.
     """
 
-    def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "dtype": "float32"}
+    def _fingerprint_fields(self) -> dict[str, Any]:
+        return {**super()._fingerprint_fields(), "dtype": "float32"}
 
     def inputs(self, some: Tensor, preprocess: Preprocess) -> Tensor:
-        """Return some of the inputs as they are, once their shape is known to fit."""
-        self._check(some, preprocess, "inputs")
+        """Check the shape of some of the inputs; return them unchanged."""
+        self._check_shape(some, preprocess, "inputs")
         return some
 
 
 def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:
-    """Number labels by their positions among given classes; return them so, or the same images where names don't tell.
+    """Renumber labels in the order of `classes`; return the images so, or unchanged if their class names don't match.
 
-    The images may have some of the classes, in any order. Their names may differ in capitals, spaces, hyphens and
-    underscores, as long as no two are alike.
+    The images may have only some of the classes, in any order. Names may differ in case, spaces, hyphens and
+    underscores, unless that makes two names equal.
 
     Args:
-        data: images, with labels or without.
-        classes: names, in the order that is wanted.
+        data: images, with or without labels.
+        classes: class names in the new order.
 
     >>> from checkpoints_zoo.images import load
     >>> digits = load("digits")
@@ -135,7 +135,7 @@ def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:
 
 
 def class_positions(names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
-    """Find each of some names among classes; return the positions, None where a name has none or shares one.
+    """Return the position of each name among classes; None if a name has no position, or shares it with another.
 
     >>> class_positions(("Pickup truck", "apple"), ("apple", "pickup_truck", "rose"))
     [1, 0]
@@ -145,26 +145,26 @@ def class_positions(names: Sequence[str], classes: Sequence[str]) -> list[int] |
 
 
 def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Look each of some names up among classes; return the names without a place of their own, and the others' places.
+    """Look up names among classes; return the names that match none or share a match, and all positions (-1 for none).
 
     Args:
-        names: of classes that occur.
-        classes: names to find them among.
+        names: class names of some data.
+        classes: class names in the order of the positions.
     """
     exact = {name: at for at, name in enumerate(classes)}
-    plain = {_plain(name): at for at, name in enumerate(classes)}
-    if len(plain) < len(classes) or len({_plain(name) for name in names}) < len(names):
-        plain = {}  # EMNIST's "A" and "a": only as they are written
-    spelled = {_plain(theirs): _plain(ours) for theirs, ours in OTHER_SPELLINGS.items()}
-    found = []
+    by_plain_name = {_simplify_name(name): at for at, name in enumerate(classes)}
+    if len(by_plain_name) < len(classes) or len({_simplify_name(name) for name in names}) < len(names):
+        by_plain_name = {}  # as EMNIST's "A" and "a": then case matters
+    by_spelling = {_simplify_name(theirs): _simplify_name(ours) for theirs, ours in OTHER_SPELLINGS.items()}
+    positions = []
     for name in names:
-        short = _plain(name)
-        found.append(exact.get(name, plain.get(short, plain.get(spelled.get(short, ""), -1))))
-    missing = [name for name, at in zip(names, found, strict=True) if at < 0 or found.count(at) > 1]
-    return missing, found
+        short = _simplify_name(name)
+        positions.append(exact.get(name, by_plain_name.get(short, by_plain_name.get(by_spelling.get(short, ""), -1))))
+    missing = [name for name, at in zip(names, positions, strict=True) if at < 0 or positions.count(at) > 1]
+    return missing, positions
 
 
-def _plain(name: str) -> str:
-    """Return a name in small letters, without spaces, hyphens and underscores."""
+def _simplify_name(name: str) -> str:
+    """Return a name in lower case, without spaces, hyphens and underscores."""
     letters = unicodedata.normalize("NFC", name).casefold()
     return "".join(letter for letter in letters if not letter.isspace() and letter not in "-_")

@@ -1,4 +1,4 @@
-"""From pixels to the inputs that a collection's members expect."""
+"""The preprocessing of a collection: from pixels to inputs of its members."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Images = TypeVar("Images", Tensor, npt.NDArray[np.uint8])
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What turns pixels into the input of a collection's members.
+    """Turns pixels into inputs of a collection's members.
 
     Args:
-        size: height and width that the members expect, pixels.
+        size: height and width in pixels.
         channels: number of channels.
-        mean, std: a number a channel, on the scale where 0 is black and 1 is white.
+        mean, std: one number for each channel, on the scale where 0 is black and 1 is white.
 
     Raises:
-        UsageError: a size, channel count or statistic that makes no sense.
+        UsageError: a size, number of channels, mean or standard deviation that is not possible.
 
     >>> preprocess = Preprocess(size=(1, 2), channels=1, mean=(0.5,), std=(0.5,))
     >>> preprocess(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
@@ -41,14 +41,14 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         for thing, expected, found, fits in (
-            ("size", "a height and a width of at least 1", self.size, _counts(self.size, 2)),
-            ("channels", "a number of at least 1", self.channels, _counts((self.channels,), 1)),
-            ("mean", "a finite number a channel", self.mean, _numbers(self.mean, self.channels)),
+            ("size", "a height and a width of at least 1", self.size, _are_counts(self.size, 2)),
+            ("channels", "a number of at least 1", self.channels, _are_counts((self.channels,), 1)),
+            ("mean", "a finite number for each channel", self.mean, _are_numbers(self.mean, self.channels)),
             (
                 "std",
-                "a finite number above 0 a channel",
+                "a finite number above 0 for each channel",
                 self.std,
-                _numbers(self.std, self.channels) and min(self.std) > 0,
+                _are_numbers(self.std, self.channels) and min(self.std) > 0,
             ),
         ):
             if not fits:
@@ -61,18 +61,18 @@ class Preprocess:
             images: uint8 pixels in 0..255, (batch, channel, height, width).
 
         Raises:
-            UsageError: images of another type or shape; nothing is guessed from their values.
+            UsageError: images of another type or shape. Nothing is guessed from their values.
         """
-        pixels = images if isinstance(images, Tensor) else torch.from_numpy(self._checked(images).copy())
+        pixels = images if isinstance(images, Tensor) else torch.from_numpy(self._check_pixels(images).copy())
         return self.on(pixels.device)(pixels)
 
     def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Bring the statistics to a device; return the function that normalises pixels there, as a call does.
+        """Copy mean and std to a device; return a function that normalises pixels there.
 
-        In a loop: a call brings them anew each time, and so waits for the device.
+        Use it in loops: calling the object itself copies them each time, and waits for the device.
 
         Args:
-            device: that the pixels are on.
+            device: of the pixels.
         """
         mean, std = (
             torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
@@ -80,18 +80,18 @@ class Preprocess:
         )
 
         def normalised(images: Tensor) -> Tensor:
-            return self._checked(images).to(torch.float32).div_(255).sub_(mean).div_(std)
+            return self._check_pixels(images).to(torch.float32).div_(255).sub_(mean).div_(std)
 
         return normalised
 
-    def _checked(self, images: Images) -> Images:
+    def _check_pixels(self, images: Images) -> Images:
         """Check the type and shape of images; return them."""
         if images.dtype not in (torch.uint8, np.dtype(np.uint8)):
             raise UsageError(
                 "images",
                 expected="uint8 pixels in 0..255",
                 found=f"{type(images).__module__}.{type(images).__name__} of {images.dtype}",
-                do="Give the pixels as they are; preprocess scales and normalises them",
+                do="Give the pixels unchanged; preprocess scales and normalises them",
             )
         if len(images.shape) != 4 or tuple(images.shape[1:]) != (self.channels, *self.size):
             raise UsageError(
@@ -104,7 +104,7 @@ class Preprocess:
         return images
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as a dict that JSON can hold."""
+        """Return the fields as a dict of JSON values."""
         return {
             "size": list(self.size),
             "channels": self.channels,
@@ -140,9 +140,9 @@ class Preprocess:
             raise FormatError(error.thing, expected=error.expected, found=error.found) from error
 
 
-def _counts(values: tuple[Any, ...], length: int) -> bool:
+def _are_counts(values: tuple[Any, ...], length: int) -> bool:
     return len(values) == length and all(type(value) is int and value >= 1 for value in values)
 
 
-def _numbers(values: tuple[Any, ...], length: int) -> bool:
+def _are_numbers(values: tuple[Any, ...], length: int) -> bool:
     return len(values) == length and all(type(value) in (int, float) and math.isfinite(value) for value in values)

@@ -1,4 +1,4 @@
-"""Devices: whether one is there, and whether something fits into its memory."""
+"""Devices: whether a device exists, how much memory is free, how many threads torch uses."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ import torch
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
 
-SMALL_MEMBER_BYTES = 2**22  # bytes of a member whose operations are too small for a second thread
+SMALL_MEMBER_BYTES = 2**22  # members below this size run quicker on one thread
 
 
 def check_device(device: str | torch.device) -> torch.device:
-    """Check that a device is there; return it.
+    """Check that a device exists; return it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: no such device.
     """
     try:
-        found = torch.device(device)
-        if found.type == "meta":
+        checked = torch.device(device)
+        if checked.type == "meta":
             raise RuntimeError("a device without memory")
-        torch.empty(0, device=found)
+        torch.empty(0, device=checked)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise UsageError(
             f"device {str(device)!r}", expected="a device of this machine", found=str(error).split("\n")[0]
         ) from error
-    return found
+    return checked
 
 
-def check_memory(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torch.dtype], device: torch.device) -> None:
-    """Check that stacked tensors will fit into memory.
+def check_memory(
+    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, torch.dtype], device: torch.device
+) -> None:
+    """Check that stacked tensors fit into memory.
 
     Raises:
-        TooLargeError: they will not.
+        TooLargeError: they do not fit.
     """
-    needed = sum(torch.Size(shape).numel() * kinds[name].itemsize for name, shape in shapes.items())
+    needed = sum(torch.Size(shape).numel() * dtypes[name].itemsize for name, shape in shapes.items())
     if (free := free_if_short(needed, device)) is not None:
         members = next(iter(shapes.values()))[0]
         raise TooLargeError(
@@ -49,7 +51,7 @@ def check_memory(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, torc
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device, None where it can't be told."""
+    """Return the free memory of a device in bytes, None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -60,29 +62,29 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_if_short(needed: int, device: torch.device | None = None) -> int | None:
-    """Return the free memory of a device, the CPU by default, if fewer bytes are free than needed.
+    """Return the free bytes of a device (the CPU by default) if they are fewer than needed.
 
-    None says that there is room, or that it can't be told.
+    None means that the needed bytes are free, or that the free memory is unknown.
     """
     free = free_bytes(torch.device("cpu") if device is None else device)
     return free if free is not None and needed > free else None
 
 
 def fits_easily(nbytes: int, device: torch.device) -> bool:
-    """Say whether so many bytes are less than a quarter of a device's free memory, as far as it can be told."""
+    """Say whether `nbytes` are less than a quarter of a device's free memory; true if that is unknown."""
     free = free_bytes(device)
     return free is None or 4 * nbytes < free
 
 
 @contextmanager
 def one_thread(when: bool = True) -> Iterator[None]:
-    """Let torch compute on one thread while the block runs: on small tensors, waking a second one costs more.
+    """Let torch compute on one thread while the block runs: a second thread slows small tensors down.
 
-    On a busy machine much more: every operation waits for a thread that is not scheduled. The number of threads is
-    the process's, so other threads' operations are concerned while the block runs; it is set back at its end.
+    On a busy machine it costs much more, because every operation waits until that thread is scheduled. torch has one
+    number of threads for the whole process; the block restores it at its end.
 
     Args:
-        when: whether the tensors are small; if not, nothing changes.
+        when: whether the tensors are small; otherwise nothing changes.
     """
     threads = torch.get_num_threads()
     if when:

@@ -1,7 +1,7 @@
-"""Networks as torch modules: built by name, filled with a member's tensors, laid out as bytes, traced.
+"""Networks as torch modules: build them by name, fill them with a member's tensors, pack them as bytes, trace them.
 
-A member's module is built once without memory for its parameters (`build_skeleton`), checked against the layout of the
-stored tensors, and copied around each member's own tensors (`fill_skeleton`).
+`build_skeleton` builds a collection's module once, without memory for parameters, and checks it against the layout of
+the stored tensors. `fill_skeleton` copies that module for each member, with the member's tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.layout import Layout, compare_shapes, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 TORCH_DTYPES = {
@@ -28,29 +28,29 @@ TORCH_DTYPES = {
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
-# What torch.fx, and code that meets its stand-ins for tensors, raise; and copies of what can't be copied.
+# Errors of torch.fx, of code that meets its proxies for tensors, and of copying what can't be copied.
 TRACE_ERRORS = (
     fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
     AssertionError, LookupError,
 )  # fmt: skip
 
-# Arguments come from files that may be anybody's: a bound keeps a damaged one from asking for all memory.
-_LARGEST = 65_536
+# Descriptions may come from anyone: a bound keeps a damaged one from taking all memory.
+_MAX_ARGUMENT = 65_536
 
 Build = Callable[[], nn.Module]
 
 
-def _whole(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _LARGEST
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_ARGUMENT
 
 
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "int": (f"a whole number in 1-{_LARGEST}", _whole),
-    "int | None": (f"a whole number in 1-{_LARGEST}, or none", lambda value: value is None or _whole(value)),
+_ARGUMENT_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": (f"a whole number in 1-{_MAX_ARGUMENT}", _is_whole),
+    "int | None": (f"a whole number in 1-{_MAX_ARGUMENT}, or none", lambda value: value is None or _is_whole(value)),
     "bool": ("true or false", lambda value: type(value) is bool),
     "tuple[int, ...]": (
-        f"a list of whole numbers in 1-{_LARGEST}",
-        lambda value: isinstance(value, (list, tuple)) and all(_whole(v) for v in value),
+        f"a list of whole numbers in 1-{_MAX_ARGUMENT}",
+        lambda value: isinstance(value, (list, tuple)) and all(_is_whole(v) for v in value),
     ),
 }
 
@@ -60,10 +60,10 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
 
     Args:
         name: a key of `ARCHITECTURES`.
-        arguments: the function's arguments; lists stand for tuples, as JSON has none.
+        arguments: the function's arguments; a list, as in JSON, becomes a tuple.
 
     Raises:
-        UsageError: no architecture of that name, or an argument that it can't take.
+        UsageError: no architecture of that name, or an unknown or wrong argument.
 
     >>> build_architecture("convnet", classes=10).fc2
     Linear(in_features=32, out_features=10, bias=True)
@@ -73,7 +73,7 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
             f"architecture {name!r}",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest(name, ARCHITECTURES)!r}",
+            do=f"Use the nearest name, {nearest_name(name, ARCHITECTURES)!r}",
         )
     known = inspect.signature(ARCHITECTURES[name]).parameters
     for argument, value in arguments.items():
@@ -83,7 +83,7 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
                 expected=f"arguments among {', '.join(known)}",
                 found=f"{argument!r}",
             )
-        expected, fits = _KINDS[str(known[argument].annotation)]
+        expected, fits = _ARGUMENT_TYPES[str(known[argument].annotation)]
         if not fits(value):
             raise UsageError(f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value))
     return ARCHITECTURES[name](
@@ -96,41 +96,41 @@ def build_skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
 
     Args:
         build: builds the architecture.
-        layout: whose tensors it must take.
+        layout: of the members' tensors.
         name: of the collection, for errors.
 
     Raises:
-        LayoutError: the module's tensors are not the layout's, by name and shape.
-        UsageError: `build` is no function, or returns no module.
+        LayoutError: the module's tensors differ from the layout's by name or shape.
+        UsageError: `build` is not a function, or does not return a module.
     """
     module = build_module(build, name)
-    kept = module.state_dict(keep_vars=True)
-    if unsaved_tensors(module):  # buffers outside the state dict (position tables and the like) need their values
+    saved = module.state_dict(keep_vars=True)
+    if unsaved_tensors(module):  # tensors outside the state dict, such as position tables, need their values
         module = build()
     try:
-        check_tensors({n: tuple(t.shape) for n, t in kept.items()}, layout, f"architecture for {name}")
+        check_tensors({n: tuple(t.shape) for n, t in saved.items()}, layout, f"architecture for {name}")
     except LayoutError as error:
-        error.do = "Give the architecture that these members were trained with"
+        error.do = "Give the architecture with which these members were trained"
         raise
     return module.eval().requires_grad_(False)
 
 
 def build_module(build: Build, name: str) -> nn.Module:
-    """Build a module, without memory for its parameters where that can be; return it.
+    """Build a module, if possible without memory for its parameters; return it.
 
     Args:
         build: builds the architecture.
         name: of the collection, for errors.
 
     Raises:
-        UsageError: `build` is no function, or returns no module.
+        UsageError: `build` is not a function, or does not return a module.
     """
     module: object = build
     if not isinstance(module, nn.Module) and callable(module):
         try:
             with torch.device("meta"):
                 module = build()
-        except RuntimeError:  # it looks at values while it builds
+        except RuntimeError:  # its constructor reads values of tensors
             module = build()
     if not isinstance(module, nn.Module) or module is build:
         raise UsageError(
@@ -143,17 +143,17 @@ def build_module(build: Build, name: str) -> nn.Module:
 
 def unsaved_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers that are not in its state dict."""
-    kept = module.state_dict(keep_vars=True)
-    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in kept}
+    saved = module.state_dict(keep_vars=True)
+    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in saved}
 
 
 def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
-    """Copy a skeleton around a member's tensors, which are not copied; return it as a module like any other.
+    """Copy a skeleton and put a member's tensors into the copy without copying them; return it.
 
     Args:
         module: from `build_skeleton`.
-        state: of one member, its names and shapes checked already; counters are set to zero.
-        device: where the rest of the module goes.
+        state: tensors of one member; names and shapes were checked already. Counters become zero.
+        device: of the module's other tensors.
     """
     state, memo = widen_norms(state), {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -161,42 +161,42 @@ def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.
             memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
         else:
             memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
-    kind = input_dtype(state)
+    dtype = input_dtype(state)
     for tensor in unsaved_tensors(module).values():
-        own = tensor.detach().clone().to(device, kind if tensor.is_floating_point() else tensor.dtype)
-        memo[id(tensor)] = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
-    filled = _copied(module, memo)
-    return filled if device.type == "cpu" else filled.to(device)
+        copy_of_tensor = tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        memo[id(tensor)] = nn.Parameter(copy_of_tensor) if isinstance(tensor, nn.Parameter) else copy_of_tensor
+    member = _copy_module(module, memo)
+    return member if device.type == "cpu" else member.to(device)
 
 
-_PLAIN = (
+_IMMUTABLE = (
     bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(torch.relu), type(build_skeleton),
 )  # fmt: skip
 
 
-def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Do what copy.deepcopy does, in a fifth of its time: what the memo holds takes the place of what it stands for."""
+def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Do what copy.deepcopy does, in a fifth of its time: `memo` maps the ids of objects to their replacements."""
     if id(module) in memo or hasattr(module, "__deepcopy__"):
-        found: nn.Module = copy.deepcopy(module, memo)
-        return found
+        copied: nn.Module = copy.deepcopy(module, memo)
+        return copied
     twin = memo[id(module)] = object.__new__(type(module))
     for name, value in module.__dict__.items():
         if name == "_modules":
-            value = {key: child if child is None else _copied(child, memo) for key, child in value.items()}
+            value = {key: child if child is None else _copy_module(child, memo) for key, child in value.items()}
         elif name in ("_parameters", "_buffers"):
             value = {key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()}
         elif type(value) in (dict, OrderedDict) and not value:
             value = type(value)()
-        elif not (isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))):
+        elif not (
+            isinstance(value, _IMMUTABLE) or (type(value) is tuple and all(isinstance(v, _IMMUTABLE) for v in value))
+        ):
             value = copy.deepcopy(value, memo)
         twin.__dict__[name] = value
     return twin
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """Return each name of a state dict -> the first name of its tensor, under which the tensor is trained.
-
-    `named_parameters()` gives a tensor that has several names under the first one alone.
+    """Return each name of a state dict -> the first name of its tensor, which is the name in `named_parameters()`.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> net[1].weight = net[0].weight
@@ -208,7 +208,7 @@ def first_names(module: nn.Module) -> dict[str, str]:
 
 
 def last_names(module: nn.Module) -> dict[str, str]:
-    """Return each name of a state dict -> the last name of its tensor, whose value the tensor takes.
+    """Return each name of a state dict -> the last name of its tensor.
 
     If several names share one tensor, the last one wins, as in `load_state_dict(strict=True)`.
     """
@@ -218,7 +218,7 @@ def last_names(module: nn.Module) -> dict[str, str]:
 
 
 def superseded_names(module: nn.Module) -> set[str]:
-    """Return the names of a state dict whose tensor has a later name too: what is stored there has no effect."""
+    """Return the names of a state dict whose tensor has a later name: values stored under them have no effect."""
     return {name for name, last in last_names(module).items() if name != last}
 
 
@@ -233,7 +233,7 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
     """Lay out a state dict for storage: weights in `dtype`, statistics in float32, other tensors as they are.
 
     Args:
-        state: of one member, in the order of its module; `num_batches_tracked` becomes a counter.
+        state: tensors of one member, in the order of its module; `num_batches_tracked` becomes a counter.
         dtype: of the stored weights.
 
     Raises:
@@ -241,29 +241,29 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
     """
     tensors, counters = [], []
     for name, tensor in state.items():
-        wanted = tensor.dtype
+        stored_dtype = tensor.dtype
         if tensor.is_floating_point():
-            wanted = torch.float32 if is_statistic(name) else dtype
-        if wanted not in DTYPE_NAMES:
+            stored_dtype = torch.float32 if is_statistic(name) else dtype
+        if stored_dtype not in DTYPE_NAMES:
             raise UsageError(f"tensor {name!r}", expected=f"a dtype among {', '.join(DTYPE_NAMES.values())}",
-                             found=str(wanted), tensor=name)  # fmt: skip
+                             found=str(stored_dtype), tensor=name)  # fmt: skip
         if is_counter(name):
             counters.append(name)
         else:
-            tensors.append((name, DTYPE_NAMES[wanted], tuple(tensor.shape)))
+            tensors.append((name, DTYPE_NAMES[stored_dtype], tuple(tensor.shape)))
     return Layout.of(tensors, counters)
 
 
 def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
-    """Bring a member's tensors into the layout's bytes, rounding to its dtypes; return them, pad included.
+    """Write a member's tensors as the layout's bytes, rounded to its dtypes; return the bytes, padding included.
 
     Args:
-        state: of one member, in any memory format.
-        layout: to bring it into.
+        state: tensors of one member, in any memory format.
+        layout: of the bytes.
 
     Raises:
-        LayoutError: tensors missing, extra or misshapen.
-        DamagedError: a value that is not finite, or not any more once rounded.
+        LayoutError: tensors that are missing, extra or misshapen.
+        DamagedError: a value that is not finite, or not finite after rounding.
     """
     check_tensors({n: tuple(t.shape) for n, t in state.items()}, layout, "state dict")
     member = bytearray(layout.nbytes)
@@ -283,14 +283,14 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
 
 
 def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: str) -> None:
-    """Compare names and shapes with a layout's, counters aside.
+    """Compare names and shapes with a layout's, without counters.
 
     Raises:
         LayoutError: naming what is missing, extra and misshapen.
     """
     wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
     found = {n: s for n, s in found.items() if not is_counter(n)}
-    names, phrase = differences(found, wanted)
+    names, phrase = compare_shapes(found, wanted)
     if names:
         raise LayoutError(
             thing,
@@ -301,14 +301,14 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
 
 
 def norm_tensor_names(names: Iterable[str]) -> set[str]:
-    """Name the tensors of layers with running statistics: these compute in float32 or wider, whatever the rest does."""
+    """Return the names of the tensors of layers with running statistics, which compute in float32 or wider."""
     names = list(names)
     layers = {name.rpartition(".")[0] for name in names if is_statistic(name)}
     return {name for name in names if name.rpartition(".")[0] in layers}
 
 
 def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype that a module of these tensors takes as inputs: that of its weights, norms aside."""
+    """Return the dtype of the inputs of a module with these tensors: the dtype of its weights, norms excluded."""
     norms = norm_tensor_names(state)
     floats = [n for n, t in state.items() if t.is_floating_point()]
     return state[next((n for n in floats if n not in norms), floats[0])].dtype if floats else torch.float32
@@ -321,11 +321,11 @@ def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.float() if n in norms and t.dtype in narrow else t for n, t in state.items()}
 
 
-_one_at_a_time = Lock()
+_tracing = Lock()
 
 
 class Tracer(fx.Tracer):
-    """Record what a module does, its parameters and buffers as they are named."""
+    """Records the operations of a module, with its parameters and buffers by name."""
 
     proxy_buffer_attributes = True
 
@@ -337,9 +337,9 @@ class Tracer(fx.Tracer):
         """Trace a module; return the graph.
 
         Raises:
-            those of UNTRACEABLE: what it does can't be traced.
+            the errors in TRACE_ERRORS: the module can't be traced.
         """
-        with _one_at_a_time:
+        with _tracing:
             return self.trace(module)
 
     def call_module(
@@ -352,7 +352,7 @@ class Tracer(fx.Tracer):
     def record_call(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record a call of a layer of the module that is traced; return what stands for its result."""
+        """Record the call of a layer of the traced module; return the proxy of its result."""
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ Axes: logits are (member, input, class).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import TooLargeError, UsageError
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import Source
 
 GROUP_BYTES = 2**30
+FEW_IMAGES = 8  # that show whether a network is random
 
 
 class Members(Protocol):
@@ -130,18 +131,63 @@ def by_members(
             for the ensemble's own choice elsewhere.
 
     Raises:
-        UsageError: a batch that is no number from 1, or images of a size that the members can't take.
+        UsageError: a batch that is no number from 1, images of a size that the members can't take, or a network that is
+            random in eval mode.
         DamagedError: as in `logits`.
     """
-    batch_size = whole(batch)
+    batch_size = whole_number(batch)
     if batch_size is None or batch_size < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members._skeleton()
     size = group_size(members, most)
+    checked = False
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
+            if not checked:
+                _check_first_member(members, skeleton, stacked, data, dtype)
+                checked = True
             default = "loop" if torch.device(device).type == "cpu" else None
             ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
             pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, batch_size))
             logits = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
         yield ids, logits
+
+
+def _check_first_member(
+    members: Members, skeleton: nn.Module, stacked: Mapping[str, Tensor], data: ImageData, dtype: torch.dtype
+) -> None:
+    """Run the first member twice on a few images, by its module's own code.
+
+    Raises:
+        UsageError: a network that is random in eval mode, so that its figures can't be measured again.
+    """
+    first_member = {name: tensor[:1] for name, tensor in stacked.items()}
+    module = Ensemble(skeleton, first_member, [0], execution="module")
+    device = next(iter(first_member.values())).device
+    inputs = data.inputs(data.images[:FEW_IMAGES], members.preprocess).to(device, dtype)
+    first, second = module(inputs), module(inputs)
+    check_same_outputs(skeleton, {"": first}, {"": second}, 10 * torch.finfo(first.dtype).eps)
+
+
+def check_same_outputs(
+    module: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor], tolerance: float
+) -> None:
+    """Compare the outputs of two runs of a module on the same inputs.
+
+    Args:
+        module: in eval mode.
+        first, second: outputs by name.
+        tolerance: largest difference, relative to the largest output.
+
+    Raises:
+        UsageError: they differ: the module is random.
+    """
+    differences = [float((second[name] - t).abs().max()) for name, t in first.items() if t.numel()]
+    scale = max((float(t.abs().max()) for t in first.values() if t.numel()), default=0.0)
+    if max(differences, default=0.0) > tolerance * scale:
+        raise UsageError(
+            f"module {type(module).__name__} in eval mode",
+            expected="the same outputs each time",
+            found="others in a second run",
+            do="Dropout and sampling have to stop in eval mode, as `F.dropout(x, p, self.training)` does",
+        )

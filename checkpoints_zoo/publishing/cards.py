@@ -30,8 +30,19 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import prefix
-from checkpoints_zoo.formats.text import LISTED, code, counted, fenced, few, in_bytes, listed, plain, quoted, values_of
+from checkpoints_zoo.formats.shard_files import tensor_prefix
+from checkpoints_zoo.formats.text import (
+    MOST_LISTED,
+    counted,
+    first_few,
+    first_values,
+    format_bytes,
+    markdown_block,
+    markdown_code,
+    markdown_text,
+    summarize_values,
+    yaml_string,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,7 +199,7 @@ class Section:
     @property
     def nbytes(self) -> int:
         """Bytes of all stored weights, snapshots too."""
-        return manifest.total(self.rows, "nbytes")
+        return manifest.sum_of(self.rows, "nbytes")
 
     @property
     def base(self) -> str:
@@ -204,7 +215,7 @@ class Section:
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the weights."""
-        return sorted({code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
+        return sorted({markdown_code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
 
     def finite(self, column: str) -> list[float]:
         """Return a figure of the members, where it is known and a number that means something."""
@@ -232,21 +243,21 @@ def parts_of_source(shown: list[Section], repo: str, revision: str | None) -> di
     rows = sum(s.all_rows for s in shown)
     known = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
     title = shown[0].description.title if len(shown) == 1 else repo.partition("/")[2]
-    title = title if plain(title) else shown[0].name
+    title = title if markdown_text(title) else shown[0].name
     example = next((s for s in shown if s.count), None)
     return {
-        "pretty_name": quoted(title),
+        "pretty_name": yaml_string(title),
         "license": _license([s.description.licence for s in shown], repo),
-        "tags": f"[{', '.join(quoted(tag) for tag in _tags(shown))}]",
+        "tags": f"[{', '.join(yaml_string(tag) for tag in _tags(shown))}]",
         "size": next((size for limit, size in _SIZES if rows < limit), "10M<n<100M"),
         "configs": "\n".join(_configs(shown)),
-        "title": plain(title),
+        "title": markdown_text(title),
         "summary": _summary(shown),
         "collections": "\n".join(_line(s) for s in shown),
         "spread": _spread(shown),
         "loading": _filled("loading", parts_of_loading(example, repo, revision)).rstrip("\n") if example else "",
         "sections": "\n".join(_filled("collection", parts(s)) for s in shown).rstrip("\n"),
-        "licences": "\n".join(f"- `{s.name}`: {plain(s.description.licence) or 'not stated'}" for s in shown),
+        "licences": "\n".join(f"- `{s.name}`: {markdown_text(s.description.licence) or 'not stated'}" for s in shown),
         "citations": "\n\n".join(_citations(shown)),
         "format_version": str(FORMAT_VERSION),
         "schema_version": str(SCHEMA_VERSION),
@@ -265,10 +276,10 @@ def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[
         "address": f"hf://datasets/{repo}{f'@{revision}' if revision else ''}",
         "n": str(min(EXAMPLE, example.count)),
         # Figures on a named test set: the package has its images and the architecture.
-        "test_set": code(example.description.dataset) if measured and example.finite("test_accuracy") else "",
+        "test_set": markdown_code(example.description.dataset) if measured and example.finite("test_accuracy") else "",
         "table_arguments": ", ".join(table),
         "file_arguments": ", ".join(file) if first else "",
-        "prefix": prefix(example.members["member"][0]),
+        "prefix": tensor_prefix(example.members["member"][0]),
     }
 
 
@@ -293,12 +304,12 @@ def _license(licences: Iterable[str], repo: str) -> str:
     if known.issuperset(names):
         return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
     slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(names))[:80].strip("-.") or "see-the-card"
-    return f"other\nlicense_name: {quoted(slug)}\nlicense_link: https://huggingface.co/datasets/{repo}#licence"
+    return f"other\nlicense_name: {yaml_string(slug)}\nlicense_link: https://huggingface.co/datasets/{repo}#licence"
 
 
 def _configs(shown: list[Section]) -> Iterable[str]:
     for at, s in enumerate(shown):
-        yield f"- config_name: {quoted(s.name)}"
+        yield f"- config_name: {yaml_string(s.name)}"
         yield f'  data_files: "manifests/{s.name}.parquet"'
         if at == 0 and len(shown) > 1:
             yield "  default: true"
@@ -322,9 +333,10 @@ def _summary(shown: list[Section]) -> str:
 
 def _line(s: Section) -> str:
     """Write a collection's line of the table."""
-    weights = in_bytes(s.nbytes) + (f", in {code(s.base_repo)}" if s.base else "")
-    cells = (code(s.name), f"{s.count:,}", code(s.description.architecture), code(s.description.dataset),
-             s.accuracy() or "not known", weights, ", ".join(s.dtypes()) or "none")  # fmt: skip
+    weights = format_bytes(s.nbytes) + (f", in {markdown_code(s.base_repo)}" if s.base else "")
+    architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
+    accuracy, dtypes = s.accuracy() or "not known", ", ".join(s.dtypes()) or "none"
+    cells = (markdown_code(s.name), f"{s.count:,}", architecture, dataset, accuracy, weights, dtypes)
     return f"| {' | '.join(cells)} |"
 
 
@@ -340,13 +352,13 @@ def _citations(shown: Iterable[Section]) -> Iterable[str]:
         if s.description.citation.strip():
             names.setdefault(s.description.citation, []).append(f"`{s.name}`")
     for text, cited in names.items():
-        yield f"{', '.join(cited)}:\n\n{fenced(text)}"
+        yield f"{', '.join(cited)}:\n\n{markdown_block(text)}"
 
 
 def parts(s: Section) -> dict[str, str]:
     """Write what the card says of a collection; return name in the template -> text, "" for nothing to say."""
     known = bool(s.finite("test_accuracy"))
-    title = plain(s.description.title)
+    title = markdown_text(s.description.title)
     return {
         "heading": f"`{s.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {s.name}",
@@ -379,14 +391,15 @@ def _members(s: Section) -> str:
         return f"{many}, trained independently of each other." if s.count > 1 else f"{many}."
     runs = len(set(s.members["run"]) - {None})
     where = f", from {counted(runs, 'run')}" if runs else ""
-    return f"{many}, by method: {values_of(s.members['method'])}{where}."
+    return f"{many}, by method: {summarize_values(s.members['method'])}{where}."
 
 
 def _stored(s: Section) -> str:
     """Say what a member is made of."""
     arguments = s.description.arguments
-    given = f" with {code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
-    text = f"Architecture {code(s.description.architecture)}{given}, for the images of {code(s.description.dataset)}."
+    given = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
+    architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
+    text = f"Architecture {architecture}{given}, for the images of {dataset}."
     layouts = s.layouts()
     if len(layouts) != 1:
         return text
@@ -394,8 +407,8 @@ def _stored(s: Section) -> str:
     for t in layouts[0].tensors:
         dtype = DTYPES.get(t.dtype, t.dtype)
         sizes[dtype] = sizes.get(dtype, 0) + math.prod(t.shape)
-    values = " and ".join(f"{n:,} {code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
-    return f"{text} A member is stored as {values} values, {in_bytes(layouts[0].nbytes)}."
+    values = " and ".join(f"{n:,} {markdown_code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
+    return f"{text} A member is stored as {values} values, {format_bytes(layouts[0].nbytes)}."
 
 
 def _place(s: Section) -> str:
@@ -405,11 +418,11 @@ def _place(s: Section) -> str:
         commit = s.base.partition("@")[2]
         text.append(
             f"The weights are not in this repo, which holds their manifest: they lie in "
-            f"[{plain(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
+            f"[{markdown_text(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
         )
     if any(layout.lead for layout in s.layouts()):
         paths = sorted({p for p in s.members["path"] if p})
-        text.append(f"They lie in tar archives, each member as a safetensors file of its own: {listed(paths)}.")
+        text.append(f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}.")
     return " ".join(text)
 
 
@@ -435,7 +448,13 @@ def _measured(s: Section) -> str:
     if not known:
         return ""
     sets = [d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in known)]
-    on = values_of(sets, "member") if len(set(sets)) > 1 else code(sets[0]) if sets[0] is not None else ""
+    on = (
+        summarize_values(sets, "member")
+        if len(set(sets)) > 1
+        else markdown_code(sets[0])
+        if sets[0] is not None
+        else ""
+    )
     measured = "The test figures were measured with the weights as they are stored, computed in float32"
     return f"{measured}, on {on}." if on else f"{measured}; the manifest does not name the test set."
 
@@ -447,18 +466,20 @@ def _training(s: Section) -> Iterable[str]:
         if name == "created":
             values = [None if v is None else datetime.fromtimestamp(v, UTC).date().isoformat() for v in values]
         if set(values) - {None}:
-            yield f"| `{name}` | {values_of(values)} |"
+            yield f"| `{name}` | {summarize_values(values)} |"
 
 
 def _preprocessing(fields: Mapping[str, Any]) -> str:
     if not fields:
         return ""
-    shown = ", ".join(f"{code(name)} = {code(json.dumps(v, ensure_ascii=False))}" for name, v in fields.items())
+    shown = ", ".join(
+        f"{markdown_code(name)} = {markdown_code(json.dumps(v, ensure_ascii=False))}" for name, v in fields.items()
+    )
     return f"Preprocessing, as `members.preprocess` does it: {shown}."
 
 
 def _classes(classes: Sequence[str]) -> str:
-    return f"Classes, in the order of the logits: {len(classes):,} ({listed(classes)})." if classes else ""
+    return f"Classes, in the order of the logits: {len(classes):,} ({first_values(classes)})." if classes else ""
 
 
 def _left_out(s: Section) -> str:
@@ -469,9 +490,9 @@ def _left_out(s: Section) -> str:
         if not at:
             continue
         reasons = Counter(s.column["reason"][i] or "" for i in at).most_common()
-        given = [f"{code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LISTED]]
-        more = sum(n for _, n in reasons[LISTED:])
-        members = listed(sorted({s.column["member"][i] for i in at}))
+        given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
+        more = sum(n for _, n in reasons[MOST_LISTED:])
+        members = first_values(sorted({s.column["member"][i] for i in at}))
         why = ", ".join([*given, *([f"other reasons ({more:,})"] if more else [])])
         text.append(f"{counted(len(at), 'row')} with status `{status}` (member {members}): {why}.")
     return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
@@ -486,7 +507,7 @@ def _snapshots(s: Section) -> str:
     epochs = sorted({s.column["epoch"][i] for i in at})
     return (
         f"Beside the final weights there are {counted(len(at), 'snapshot')} of {counted(members, 'member')}, at epoch "
-        f"{listed(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
+        f"{first_values(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
     )
 
 
@@ -499,7 +520,7 @@ def _splits(s: Section) -> str:
     splits = s.members["split"]
     if not s.count or None in splits:
         return ""
-    counts = ", ".join(f"{code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
+    counts = ", ".join(f"{markdown_code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
     return f"Members for learning on weights, by the column `split`: {counts}."
 
 
@@ -512,7 +533,7 @@ def _hashes(s: Section) -> str:
 def _predictions(s: Section) -> str:
     if not s.predictions:
         return ""
-    sets = few([code(name) for name in s.predictions], LISTED)
+    sets = first_few([markdown_code(name) for name in s.predictions], MOST_LISTED)
     return (
         f"Logits of its members are stored too, under the names {sets}: "
         f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'

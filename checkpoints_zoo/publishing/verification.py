@@ -16,8 +16,8 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, duplicates
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import prediction_sets
 
 # Another processor may round a borderline image over; more than this many is no rounding.
@@ -29,7 +29,7 @@ KEY = ("member", "epoch")
 THEIRS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
-def verify(members: Collection, sample: int = 8, data: Given | None = None) -> list[Problem]:
+def verify(members: Collection, sample: int = 8, data: ImageInput | None = None) -> list[Problem]:
     """Check members against their manifest; return the problems found, [] for none.
 
     Every member's tensors are where the manifest says, hash to its sha256 and are finite; no two members hold the
@@ -65,7 +65,7 @@ def verify(members: Collection, sample: int = 8, data: Given | None = None) -> l
         if not found:
             sound.append(at)
     known = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
-    problems += duplicates([(members.name, members.rows, known)])
+    problems += find_duplicates([(members.name, members.rows, known)])
     return problems + accuracies(members, sound, sample, own)
 
 
@@ -115,7 +115,13 @@ def accuracies(members: Collection, sound: Sequence[int], sample: int, own: Imag
     problems = []
     for name in sorted({claimed_on[at] for at in chosen}):
         some = [at for at in chosen if claimed_on[at] == name]
-        inside = known.get(name) or images.in_order(images.load(*name.split("/")), members.classes)
+        data, _, split = name.partition("/")
+        if name not in known and split not in images.DATASETS[data]:
+            splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
+            text = f"expected an accuracy on {splits}; found {name!r}."
+            problems += [Problem(members.name, members.ids[at], "accuracy", text) for at in some]
+            continue
+        inside = known.get(name) or images.in_order(images.load(data, split), members.classes)
         for at in some:
             try:
                 logits = predictions.logits(members[at : at + 1], inside, execution="module")[0]
@@ -147,11 +153,13 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
     """
     stored = prediction_sets.read_set(members.source, members.name, name)
-    found = prediction_sets.find_problems(stored, prediction_sets.weights_of(members.source.read(members.name)[1]))
+    found = prediction_sets.find_problems(
+        stored, prediction_sets.weights_of(members.source.read_collection(members.name)[1])
+    )
     facts, wrong = stored.facts, {problem.member for problem in found}
     at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
     able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]
-    if None in wrong or facts.data not in images.DATASETS or not able or sample < 1:
+    if None in wrong or facts.split not in images.DATASETS.get(facts.data, ()) or not able or sample < 1:
         return found
     inside = images.load(facts.data, facts.split)
     chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]

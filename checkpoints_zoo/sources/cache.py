@@ -36,7 +36,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedRepo:
     """What the cache holds of one repo: "org/name", members, and bytes."""
 
     repo: str
@@ -44,7 +44,7 @@ class Kept:
     bytes: int
 
 
-def root() -> Path:
+def cache_root() -> Path:
     """Return the cache's folder, which the client's HF_HOME and HF_ASSETS_CACHE move."""
     from huggingface_hub import constants
 
@@ -55,31 +55,31 @@ def _folder(repo: str) -> str:
     return f"datasets--{repo.replace('/', '--')}"
 
 
-def places(repo: str) -> list[Path]:
+def cache_folders(repo: str) -> list[Path]:
     """Return where to look: the cache, and what stands in for it in this process."""
-    return [place / _folder(repo) for place in (root(), *hub.spares())]
+    return [place / _folder(repo) for place in (cache_root(), *hub.fallback_folders())]
 
 
-def writable(repo: str) -> Path:
+def writable_folder(repo: str) -> Path:
     """Return a repo's folder that can be written to: where the cache can't be, one that goes with this process.
 
     Raises:
         StorageError: the disk is full.
     """
-    place = root() / _folder(repo)
+    place = cache_root() / _folder(repo)
     try:
         (place / "members").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place / "members"):
             return place
     except OSError as error:
         if error.errno in _FULL:
-            raise full(place, error) from error
-        place = hub.spare(root(), error) / _folder(repo)
+            raise disk_full(place, error) from error
+        place = hub.fallback_folder(cache_root(), error) / _folder(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
 
 
-def full(path: Path, error: OSError, needed: int = 0) -> StorageError:
+def disk_full(path: Path, error: OSError, needed: int = 0) -> StorageError:
     """Return the error for a disk that can't take more."""
     return StorageError(
         f"cache {path}",
@@ -96,21 +96,21 @@ def check_room(place: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    if found := disk.lacking(place, needed):
-        raise full(place, OSError(errno.ENOSPC, found), needed)
+    if found := disk.shortage_of_room(place, needed):
+        raise disk_full(place, OSError(errno.ENOSPC, found), needed)
 
 
-def head_of(layout: Layout) -> bytes:
+def header_of(layout: Layout) -> bytes:
     """Return what stands before a member's tensors in its file; b"" for a member that has a header of its own."""
     return b"" if layout.lead else shard_header(layout, [""])
 
 
-def name_of(etag: str, offset: int, layout: Layout, head: bytes, called: str = "") -> str:
+def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, called: str = "") -> str:
     """Return the name of a member's file: of the same bytes read the same way, wherever they lie.
 
     Args:
         etag, offset: of the file that the member is part of, and where its tensors begin there.
-        layout, head: as it is kept; see `head_of`.
+        layout, head: as it is kept; see `header_of`.
         called: its name in an archive: a file is kept under it only if the archive was seen to call it so.
     """
     tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
@@ -118,9 +118,9 @@ def name_of(etag: str, offset: int, layout: Layout, head: bytes, called: str = "
     return f"{tag}-{offset}-{layout.nbytes}-{hashlib.sha256(described).hexdigest()[:8]}.safetensors"
 
 
-def find(repo: str, name: str, size: int) -> Path | None:
+def find_member(repo: str, name: str, size: int) -> Path | None:
     """Look for a member's file of so many bytes; return its path, None where it is not there."""
-    for place in places(repo):
+    for place in cache_folders(repo):
         path = place / "members" / name
         try:
             if path.stat().st_size == size:
@@ -130,18 +130,18 @@ def find(repo: str, name: str, size: int) -> Path | None:
     return None
 
 
-def files(repo: str) -> set[Path]:
+def member_files(repo: str) -> set[Path]:
     """Return the files of a repo's members that are here."""
-    return {path for place in places(repo) for path in (place / "members").glob("*.safetensors")}
+    return {path for place in cache_folders(repo) for path in (place / "members").glob("*.safetensors")}
 
 
 def _note(place: Path, commit: str, inside: str) -> Path:
     return place / "files" / commit / f"{hashlib.sha256(inside.encode()).hexdigest()[:32]}.json"
 
 
-def recall(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
+def read_file_record(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
     """Return the ETag and size of a file at a commit, None where that was never noted."""
-    for place in places(repo):
+    for place in cache_folders(repo):
         try:
             noted = json.loads(_note(place, commit, inside).read_bytes())
             if noted["path"] == inside and type(noted["etag"]) is str and type(noted["size"]) is int:
@@ -151,7 +151,7 @@ def recall(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
     return None
 
 
-def note(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
+def write_file_record(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
     """Write down the ETag and size of a file at a commit, by rename.
 
     Raises:
@@ -161,7 +161,7 @@ def note(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
         with disk.replacing(_note(place, commit, inside)) as file:
             file.write(json.dumps({"path": inside, "etag": etag, "size": size}))
     except OSError as error:
-        raise full(place, error) from error
+        raise disk_full(place, error) from error
 
 
 def locked(place: Path, key: str) -> AbstractContextManager[None]:
@@ -209,7 +209,7 @@ class Draft:
                     _write(self._file, kept)
                     self._at = begin + len(kept)
             except OSError as error:
-                raise full(self.path.parent, error, self.size) from error
+                raise disk_full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
             return self._left == 0
 
@@ -242,7 +242,7 @@ def _write(file: FileIO, piece: bytes) -> None:
         left = left[file.write(left) or 0 :]
 
 
-def sweep(place: Path) -> None:
+def delete_stale(place: Path) -> None:
     """Delete temporary files that killed processes left behind long ago."""
     for path in (place / "members").glob(".*.tmp"):
         try:
@@ -252,30 +252,30 @@ def sweep(place: Path) -> None:
             continue
 
 
-def kept() -> list[Kept]:
+def cached_repos() -> list[CachedRepo]:
     """List what the cache holds; return one line a repo."""
     lines = []
-    for place in sorted(root().glob("datasets--*--*")):
+    for place in sorted(cache_root().glob("datasets--*--*")):
         sizes = [p.stat().st_size for p in (place / "members").glob("*.safetensors") if not p.name.startswith(".")]
         if sizes:
-            lines.append(Kept("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
+            lines.append(CachedRepo("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
     return lines
 
 
-def drop(repo: str | None = None) -> int:
+def delete_members(repo: str | None = None) -> int:
     """Delete the cached members of a repo, None for all; return how many bytes that freed.
 
     What is being fetched just now is left alone; what somebody has open stays readable to them.
     """
     freed = 0
-    for place in sorted(root().glob("datasets--*--*")) if repo is None else [root() / _folder(repo)]:
+    for place in sorted(cache_root().glob("datasets--*--*")) if repo is None else [cache_root() / _folder(repo)]:
         for path in (place / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue
             size = path.stat().st_size
             path.unlink(missing_ok=True)
             freed += size
-        sweep(place)
+        delete_stale(place)
         for path in (place / "unpacked").glob("*.tar"):
             freed += path.stat().st_size
             path.unlink(missing_ok=True)

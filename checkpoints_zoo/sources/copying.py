@@ -19,11 +19,11 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key, format_ids
-from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
+from checkpoints_zoo.formats.shard_files import Location, shard_header, tensor_prefix
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.source import FolderSource, Found
+from checkpoints_zoo.sources.source import FolderSource, SelectedMembers
 
 Row = dict[str, Any]
 
@@ -33,7 +33,9 @@ COMMON = ("architecture", "arguments", "dataset", "classes", "preprocessing", "l
 _SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
 
 
-def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: None) -> Found:
+def copy_members(
+    found: SelectedMembers, dest: Path, say: Callable[[str], object] = lambda text: None
+) -> SelectedMembers:
     """Write members into a folder as a source of its own, or add them to the one there; return them as they lie there.
 
     Args:
@@ -42,63 +44,69 @@ def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: N
         say: told of each shard.
 
     Raises:
-        UsageError, FormatError: see `plan`.
+        UsageError, FormatError: see `plan_copy`.
         DamagedError: a member whose bytes are not what its row says.
         StorageError: no room, or a folder that can't be written to.
         NetworkError, AccessError, SourceNotFound: the members can't be had.
     """
     name, root = found.description.name, dest.expanduser().absolute()
-    locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
+    locks = cache.writable_folder("local/copies")  # the folder itself is to hold nothing but the source
     with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        making = plan(found, dest)
+        making = plan_copy(found, dest)
         folder = root / "shards" / name
         for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
             left.unlink()
-        disk.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
+        disk.check_room(root, sum(s.nbytes for s in making.shards if not similar_files(folder, s)))
         for shard in making.shards:
-            path = finished(folder, shard)
+            path = find_finished(folder, shard)
             if path is None:
                 locations, now = _located(shard, found, making.target)
                 if now is not found:
                     break
-                path = written(folder, shard, locations, name)
-            place(shard, path.relative_to(root).as_posix())
+                path = write_planned(folder, shard, locations, name)
+            record_place(shard, path.relative_to(root).as_posix())
             say(f"{path}: {len(shard.pieces):,} members")
         else:
             return _closed(making, found)
-    return copy(now, dest, say)  # an archive was found irregular: its members lie elsewhere than was thought
+    return copy_members(now, dest, say)  # an archive was found irregular: its members lie elsewhere than was thought
 
 
-def _closed(making: CopyPlan, found: Found) -> Found:
+def _closed(making: CopyPlan, found: SelectedMembers) -> SelectedMembers:
     """Write description and manifest, remove shards that were replaced, by a killed copy too; return the members."""
     target, name = making.target, making.description.name
-    table = manifest.table(making.rows)
-    manifest.validate(table, making.description, target.manifest_path(name))
+    table = manifest.build_manifest(making.rows)
+    manifest.check_rows(table, making.description, target.manifest_path(name))
     catalog.write_json(making.description.to_json(), target.description_path(name))
-    manifest.write(table, target.manifest_path(name))
+    manifest.write_manifest(table, target.manifest_path(name))
     named = {row["path"] for row in making.rows}
     for path in (target.root / "shards" / name).glob("*") if making.adds else ():
         if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
             path.unlink()
-    description, rows = target.read(name)
-    at = {key: i for i, key in enumerate(keys_of(rows))}
-    chosen = manifest.take(rows, [at[key] for key in keys_of(found.rows)])
-    return Found(target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist())))
+    description, rows = target.read_collection(name)
+    at = {key: i for i, key in enumerate(snapshot_keys(rows))}
+    chosen = manifest.take_rows(rows, [at[key] for key in snapshot_keys(found.rows)])
+    return SelectedMembers(
+        target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist()))
+    )
 
 
-def _located(shard: Shard, found: Found, target: FolderSource) -> tuple[list[Location], Found]:
+def _located(
+    shard: PlannedShard, found: SelectedMembers, target: FolderSource
+) -> tuple[list[Location], SelectedMembers]:
     """Find the bytes of a shard's members, bringing them here; return where they lie, and the members as they are now.
 
     Reading an archive can show that its members lie elsewhere than was thought. Then these are others than `found`.
     """
     new = [p.at for p in shard.pieces if p.at is not None]
-    there = iter(found.source.locate(found.description, manifest.take(found.rows, new)))
-    rows = found.source.renewed(found.description.name, found.rows)
+    there = iter(found.source.locate(found.description, manifest.take_rows(found.rows, new)))
+    rows = found.source.updated_rows(found.description.name, found.rows)
     if rows is not found.rows:
         name = found.description.name
-        return [], replace(found, description=found.source.read(name)[0], commit=found.source.commit(name), rows=rows)
-    old = manifest.table([p.row for p in shard.pieces if p.at is None])
-    here = iter(target.locate(target.read(found.description.name)[0], old) if old.num_rows else [])
+        return [], replace(
+            found, description=found.source.read_collection(name)[0], commit=found.source.commit(name), rows=rows
+        )
+    old = manifest.build_manifest([p.row for p in shard.pieces if p.at is None])
+    here = iter(target.locate(target.read_collection(found.description.name)[0], old) if old.num_rows else [])
     locations = [next(here if p.at is None else there) for p in shard.pieces]
     shard_files.check_against_files(locations)
     return locations, found
@@ -121,7 +129,7 @@ class CopyPlan:
     description: Description
     rows: list[Row]
     adds: bool
-    shards: list[Shard]
+    shards: list[PlannedShard]
     cached: int
 
     @property
@@ -130,7 +138,7 @@ class CopyPlan:
         return sum(shard.nbytes for shard in self.shards)
 
 
-def plan(found: Found, dest: Path) -> CopyPlan:
+def plan_copy(found: SelectedMembers, dest: Path) -> CopyPlan:
     """Work out what a copy of members would write, reading no weights; return it.
 
     Args:
@@ -146,7 +154,7 @@ def plan(found: Found, dest: Path) -> CopyPlan:
     target = FolderSource(root, root.as_uri())
     if found.source.repo is None and root.resolve() == found.source.root.resolve():
         raise UsageError(f"folder {dest}", expected="another one than the source", found="the source itself", path=dest)
-    held = target.read(name) if target.manifest_path(name).is_file() else None
+    held = target.read_collection(name) if target.manifest_path(name).is_file() else None
     old = {} if held is None else {_key(row): row for row in held[1].to_pylist()}
     description = _described(found.description, found.rows, held[0] if held else None, dest)
     rows, fresh = dict(old), {}
@@ -156,7 +164,7 @@ def plan(found: Found, dest: Path) -> CopyPlan:
         if piece is not None:
             fresh[_key(row)] = piece
     _check_finals(rows.values(), name, dest)
-    whole = found.source.read(name)[1].select(["member", "path"]).to_pylist()
+    whole = found.source.read_collection(name)[1].select(["member", "path"]).to_pylist()
     snapshots = max(_snapshots(whole), _snapshots(rows.values()))
     shards = _shards(description, [rows[key] for key in sorted(rows)], fresh, snapshots)
     brought = found.source.repo is not None or bool(found.description.base)
@@ -171,7 +179,7 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 def _described(new: Description, rows: pa.Table, held: Description | None, dest: Path) -> Description:
     """Put the descriptions of what comes and what is there together; return the one of both."""
     used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
-    layouts = {key: shard_files.sharded(layout) for key, layout in new.layouts.items() if key in used}
+    layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used}
     if held is None:
         return replace(new, layouts=layouts, base="")
     differing = [n for n in COMMON if getattr(new, n) != getattr(held, n)]
@@ -190,7 +198,7 @@ def _described(new: Description, rows: pa.Table, held: Description | None, dest:
     return replace(held, layouts={**held.layouts, **layouts})
 
 
-def _merged(row: Row, was: Row | None, at: int, name: str) -> tuple[Row, Piece | None]:
+def _merged(row: Row, was: Row | None, at: int, name: str) -> tuple[Row, PlannedSnapshot | None]:
     """Put what a row says and what is known of it in the folder together; return the row, and its piece if new."""
     merged = row if was is None else {c: was[c] if v is None and c != "reason" else v for c, v in row.items()}
     if row["path"] is None:
@@ -207,7 +215,7 @@ def _merged(row: Row, was: Row | None, at: int, name: str) -> tuple[Row, Piece |
         )
     if was is not None and None not in known and was["final"] == row["final"]:
         return merged | {column: was[column] for column in manifest.LOCATION}, None
-    return merged, Piece(merged, at, known[0] or known[1])
+    return merged, PlannedSnapshot(merged, at, known[0] or known[1])
 
 
 def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
@@ -232,22 +240,22 @@ def _snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _shards(
-    description: Description, rows: Sequence[Row], fresh: Mapping[tuple[int, int], Piece], snapshots: int
-) -> list[Shard]:
+    description: Description, rows: Sequence[Row], fresh: Mapping[tuple[int, int], PlannedSnapshot], snapshots: int
+) -> list[PlannedShard]:
     """Say which shards are to be written: those that get a new member, with all that belongs into them."""
-    found: dict[tuple[str, int], Shard] = {}
+    found: dict[tuple[str, int], PlannedShard] = {}
     per = {key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()}
     for row in rows:
         if row["path"] is None:
             continue
         key, number = row["layout"], row["member"] // per[row["layout"]]
-        shard = found.setdefault((key, number), Shard(number, key, description.layouts[key]))
-        shard.pieces.append(fresh.get(_key(row)) or Piece(row, None, row["sha256"]))
+        shard = found.setdefault((key, number), PlannedShard(number, key, description.layouts[key]))
+        shard.pieces.append(fresh.get(_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
     return [shard for _, shard in sorted(found.items()) if any(p.at is not None for p in shard.pieces)]
 
 
 @dataclass
-class Piece:
+class PlannedSnapshot:
     """A snapshot in a shard that is to be written.
 
     Args:
@@ -267,17 +275,17 @@ class Piece:
 
     @property
     def prefix(self) -> str:
-        return prefix(*self.key)
+        return tensor_prefix(*self.key)
 
 
 @dataclass
-class Shard:
+class PlannedShard:
     """A shard that is to be written: its number, the key of its layout, and its snapshots in order."""
 
     number: int
     key: str
     layout: Layout
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PlannedSnapshot] = field(default_factory=list)
 
     @property
     def prefixes(self) -> list[str]:
@@ -289,24 +297,24 @@ class Shard:
         return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
 
 
-def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str) -> Path:
+def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], name: str) -> Path:
     """Write a shard, unless it is there; return its path."""
-    if like(folder, shard):  # of members that nobody has hashed before
+    if similar_files(folder, shard):  # of members that nobody has hashed before
         for piece, x in zip(shard.pieces, locations, strict=True):
             piece.sha256 = piece.sha256 or content_hash(x.layout, _read(x))
-        if path := finished(folder, shard):
+        if path := find_finished(folder, shard):
             return path
     members = _members(shard, locations, name)
     return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
 
-def finished(folder: Path, shard: Shard) -> Path | None:
+def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
     """Look for a shard that an earlier copy has written whole; return its path, None where there is none."""
     wanted = [piece.sha256 for piece in shard.pieces]
     if None in wanted:
         return None
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
-    for path in like(folder, shard):
+    for path in similar_files(folder, shard):
         places = enumerate(shard.pieces)
         there = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in places]
         if shard_files.hash_members(there) == wanted:
@@ -314,7 +322,7 @@ def finished(folder: Path, shard: Shard) -> Path | None:
     return None
 
 
-def like(folder: Path, shard: Shard) -> list[Path]:
+def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
     """List the files that have a shard's number, header and size; return their paths."""
     header = shard_header(shard.layout, shard.prefixes)
     size, found = len(header) + len(shard.pieces) * shard.layout.nbytes, []
@@ -326,7 +334,7 @@ def like(folder: Path, shard: Shard) -> list[Path]:
     return found
 
 
-def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
+def _members(shard: PlannedShard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
     """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
     for piece, location in zip(shard.pieces, locations, strict=True):
         raw = _read(location)
@@ -346,10 +354,10 @@ def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator
 
 
 def _read(location: Location) -> memoryview:
-    return next(iter(shard_files.read([location])))[1]
+    return next(iter(shard_files.read_members([location])))[1]
 
 
-def place(shard: Shard, inside: str) -> None:
+def record_place(shard: PlannedShard, inside: str) -> None:
     """Write down in the rows of a shard's members where they lie now."""
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.pieces):

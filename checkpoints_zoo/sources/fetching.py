@@ -15,23 +15,23 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key, format_ids
-from checkpoints_zoo.formats.shard_files import Location, check_own_header, prefix
+from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hub import Repo
-from checkpoints_zoo.sources.ranges import Remote
+from checkpoints_zoo.sources.ranges import RemoteFile
 
 GAP = 256 * 2**10  # bytes that cost less than another request
 LARGEST_RUN = 32 * 2**20  # several connections share a longer one
 PARALLEL = 8
 WHOLE_FROM = 0.4  # share of a file from which on all of it is fetched
 
-_asked: dict[tuple[Repo, str], Remote] = {}  # files that were read from: one HEAD each for a process
+_remote_files: dict[tuple[Repo, str], RemoteFile] = {}  # files that were read from: one HEAD each for a process
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedMember:
     """A snapshot whose bytes are asked for, as its row says.
 
     Args:
@@ -66,11 +66,11 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Download:
     """A member to be fetched, and the file it is to become."""
 
-    wanted: Wanted
-    remote: Remote
+    wanted: WantedMember
+    remote: RemoteFile
     draft: cache.Draft
 
 
@@ -78,39 +78,39 @@ class _Stopped(Exception):
     """Another thread has failed: this one need not go on."""
 
 
-def remote(repo: Repo, inside: str) -> Remote:
+def remote_file(repo: Repo, inside: str) -> RemoteFile:
     """Ask where a file of a repo lies, once in a process; return it.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+        SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
     """
-    if (repo, inside) not in _asked:
-        _asked[repo, inside] = Remote.of(repo, inside)
-    return _asked[repo, inside]
+    if (repo, inside) not in _remote_files:
+        _remote_files[repo, inside] = RemoteFile.of(repo, inside)
+    return _remote_files[repo, inside]
 
 
-def bring(repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True) -> list[Location]:
+def fetch_rows(repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True) -> list[Location]:
     """Bring the bytes of a manifest's rows from a repo to this disk; return where they lie now.
 
     Args:
         repo: that they lie in.
         described: the description beside the manifest.
         rows: of the manifest.
-        whole: as in `local`.
+        whole: as in `fetch_members`.
 
     Raises:
-        NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `local`.
+        NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `fetch_members`.
     """
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
     wanted = [
-        Wanted(key, prefix(*key), inside, offset, described.layouts[layout], sha256)
-        for key, (inside, offset, layout, sha256) in zip(keys_of(rows), columns, strict=True)
+        WantedMember(key, tensor_prefix(*key), inside, offset, described.layouts[layout], sha256)
+        for key, (inside, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
-    return local(repo, described.name, wanted, whole)
+    return fetch_members(repo, described.name, wanted, whole)
 
 
-def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -> list[Location]:
+def fetch_members(repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True) -> list[Location]:
     """Bring members that nobody doubts to this disk, all that are missing in one go; return where they lie now.
 
     Args:
@@ -125,21 +125,21 @@ def local(repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True) -
         DamagedError: bytes that are not what the manifest says; they are not kept.
         StorageError: the disk is full.
     """
-    found, _ = predicted(repo, name, wanted, whole)
+    found, _ = fetch_predicted(repo, name, wanted, whole)
     return [found[x] for x in wanted]
 
 
-def predicted(
-    repo: Repo, name: str, wanted: Sequence[Wanted], whole: bool = True
-) -> tuple[dict[Wanted, Location], list[str]]:
-    """Bring members to this disk as `local` does; return where they lie now, and the paths of irregular archives.
+def fetch_predicted(
+    repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True
+) -> tuple[dict[WantedMember, Location], list[str]]:
+    """Bring members to this disk as `fetch_members` does; return their locations, and the paths of irregular archives.
 
     In an irregular archive a member lies elsewhere than was predicted. As soon as one is known, nothing more is
     fetched, and members may be missing among those that are returned.
     """
     from huggingface_hub import is_offline_mode
 
-    heads = {key: cache.head_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
+    heads = {key: cache.header_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
     found, irregular = _here(repo, wanted, heads)
     missing = [x for x in wanted if x not in found]
     if irregular:
@@ -154,11 +154,13 @@ def predicted(
     return found, []
 
 
-def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> tuple[dict[Wanted, Location], list[str]]:
+def _here(
+    repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes]
+) -> tuple[dict[WantedMember, Location], list[str]]:
     """Look for members in the client's cache, then in ours; return those found, and the paths of irregular archives."""
     files = {x.inside: None for x in wanted}
-    whole = {inside: path for inside in files if (path := hub.cached(repo, inside)) is not None}
-    noted = {inside: cache.recall(repo.id, repo.commit, inside) for inside in files if inside not in whole}
+    whole = {inside: path for inside in files if (path := hub.cached_file(repo, inside)) is not None}
+    noted = {inside: cache.read_file_record(repo.id, repo.commit, inside) for inside in files if inside not in whole}
     found, irregular = {}, set[str]()
     for x in wanted:
         if x.inside in whole:
@@ -169,8 +171,8 @@ def _here(repo: Repo, wanted: Sequence[Wanted], heads: Mapping[int, bytes]) -> t
         elif (at := noted[x.inside]) is not None:
             head = heads[id(x.layout)]
             start = len(head) or x.layout.lead
-            name = cache.name_of(at[0], x.offset, x.layout, head, x.called)
-            path = cache.find(repo.id, name, start + x.layout.nbytes)
+            name = cache.member_file_name(at[0], x.offset, x.layout, head, x.called)
+            path = cache.find_member(repo.id, name, start + x.layout.nbytes)
             if path is not None:
                 found[x] = Location(x.key[0], "", path, start, x.layout)
     return found, sorted(irregular)
@@ -182,23 +184,25 @@ def _peek(path: Path, begin: int, end: int) -> bytes:
         return file.read(end - begin)
 
 
-def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int, bytes], partly: set[str]) -> set[str]:
+def _fetch(
+    repo: Repo, name: str, missing: Sequence[WantedMember], heads: Mapping[int, bytes], partly: set[str]
+) -> set[str]:
     """Fetch members, whole files where most of one is missing and nothing of it is here (`partly`) yet.
 
     Return the paths of archives that were found irregular on the way.
     """
-    files: dict[str, list[Wanted]] = {}
+    files: dict[str, list[WantedMember]] = {}
     for x in missing:
         files.setdefault(x.inside, []).append(x)
     # A link that has run out by now is renewed on the way. One that brought nothing good is asked for anew.
-    known = {inside: remote for inside in files if (remote := _asked.pop((repo, inside), None)) is not None}
-    place = cache.writable(repo.id)
-    cache.sweep(place)
+    known = {inside: remote for inside in files if (remote := _remote_files.pop((repo, inside), None)) is not None}
+    place = cache.writable_folder(repo.id)
+    cache.delete_stale(place)
 
-    def ask(inside: str) -> Remote:
-        remote = known.get(inside) or Remote.of(repo, inside)
+    def ask(inside: str) -> RemoteFile:
+        remote = known.get(inside) or RemoteFile.of(repo, inside)
         remote.check_size(max(x.end for x in files[inside]))
-        cache.note(place, repo.commit, inside, remote.etag, remote.size)
+        cache.write_file_record(place, repo.commit, inside, remote.etag, remote.size)
         return remote
 
     with ThreadPoolExecutor(PARALLEL, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
@@ -211,20 +215,20 @@ def _fetch(repo: Repo, name: str, missing: Sequence[Wanted], heads: Mapping[int,
             rest = [x for x in files[inside] if x not in here]
             untouched = inside not in partly and len(rest) == len(files[inside])
             if untouched and sum(x.end - x.begin for x in rest) > WHOLE_FROM * remote.size:
-                hub.fetch(repo, inside)
+                hub.fetch_file(repo, inside)
                 continue
             for x in rest:
                 head = heads[id(x.layout)]
-                path = place / "members" / cache.name_of(remote.etag, x.offset, x.layout, head, x.called)
-                parts.append(_Part(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
+                path = place / "members" / cache.member_file_name(remote.etag, x.offset, x.layout, head, x.called)
+                parts.append(_Download(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
         if parts:
             cache.check_room(place, sum(p.draft.size for p in parts))
             irregular = _read(parts, name, pool)
-    _asked.update({(repo, inside): remote for inside, remote in remotes.items()})
+    _remote_files.update({(repo, inside): remote for inside, remote in remotes.items()})
     return irregular
 
 
-def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> set[str]:
+def _read(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor) -> set[str]:
     """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails.
 
     Return the paths of archives that were found irregular; the first one ends the reading.
@@ -238,7 +242,7 @@ def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> set[st
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
     with bar:
 
-        def run(those: Sequence[_Part], begin: int, end: int) -> None:
+        def run(those: Sequence[_Download], begin: int, end: int) -> None:
             def sink(at: int, piece: bytes) -> None:
                 if stop.is_set():
                     raise _Stopped
@@ -266,9 +270,9 @@ def _read(parts: Sequence[_Part], name: str, pool: ThreadPoolExecutor) -> set[st
     return irregular
 
 
-def _ranges(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], int, int]]:
+def _ranges(parts: Sequence[_Download]) -> Iterator[tuple[list[_Download], int, int]]:
     """Join members that lie close together, and cut what is long; yield (members, begin, end)."""
-    runs: list[list[_Part]] = []
+    runs: list[list[_Download]] = []
     reached = 0
     for part in sorted(parts, key=lambda p: (p.wanted.inside, p.wanted.begin)):
         if runs and runs[-1][0].remote is part.remote and part.wanted.begin <= reached + GAP:
@@ -285,7 +289,7 @@ def _ranges(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], int, int]]:
             yield [p for p in run if p.wanted.begin < stop and p.wanted.end > start], start, stop
 
 
-def _finish(part: _Part) -> bool:
+def _finish(part: _Download) -> bool:
     """Check a member that has arrived, once more from afresh where it is not what it should be, and keep it.
 
     Return False if the bytes are another member's than was predicted; then they are not kept.
@@ -311,13 +315,13 @@ def _finish(part: _Part) -> bool:
     return False
 
 
-def _is_proved(part: _Part) -> bool:
+def _is_proved(part: _Download) -> bool:
     """Say whether bytes that have arrived are the member's, by the headers in front of its tensors."""
     x = part.wanted
     return x.prove is None or x.prove(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
 
 
-def _problem(part: _Part) -> DamagedError | None:
+def _problem(part: _Download) -> DamagedError | None:
     """Return the error for bytes that are not what the manifest says, None where they are."""
     x = part.wanted
     if not x.layout.lead and x.sha256 is None:
@@ -344,7 +348,7 @@ def _problem(part: _Part) -> DamagedError | None:
     )
 
 
-def _offline(repo: Repo, name: str, missing: Sequence[Wanted], asked: int) -> NetworkError:
+def _offline(repo: Repo, name: str, missing: Sequence[WantedMember], asked: int) -> NetworkError:
     ids = format_ids([x.key for x in missing])
     return NetworkError(
         f"{len(missing)} of {asked} members of {name}",

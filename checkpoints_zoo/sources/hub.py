@@ -1,6 +1,6 @@
 """Names and files on the Hub: an address at a revision -> a commit -> a local file; and what the client's errors mean.
 
-Everything after `resolve` names the commit, so a new commit under a running program changes nothing for it. The
+Everything after `resolve_address` names the commit, so a new commit under a running program changes nothing for it. The
 client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. It is
 imported where it is used, since it takes half a second.
 """
@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 
 LIBRARY = "checkpoints_zoo"
 SCHEME = "hf://"
@@ -66,7 +66,7 @@ class Repo:
         return f"{self.label}@{self.commit}"
 
 
-def resolve(address: str) -> Repo:
+def resolve_address(address: str) -> Repo:
     """Find the commit that an address means now; return the repo at it. Offline, the commit it last meant here.
 
     Args:
@@ -102,13 +102,13 @@ def resolve(address: str) -> Repo:
                 do="Load it once online",
             ) from error
         return Repo(id, str(known.resolved))
-    with asking(label, f"revision {revision!r} of {label}"):
+    with translated_errors(label, f"revision {revision!r} of {label}"):
         # Not the client's resolve_revision: with the Hub out of reach it goes on with an older commit.
         response = http_backoff(
             "GET",
             f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
             params={"expand": "sha"},
-            headers=build_hf_headers(**sent()),
+            headers=build_hf_headers(**client_info()),
             retry_on_status_codes=RETRIED,
             timeout=constants.HF_HUB_ETAG_TIMEOUT,
         )
@@ -121,7 +121,7 @@ def resolve(address: str) -> Repo:
         raise NetworkError(
             f"revision {revision!r} of {label}",
             expected=f"a commit from {host()}",
-            found=what_is(response.content) or "another answer",
+            found=guess_kind(response.content) or "another answer",
             do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
         )
     _remember(id, revision, commit)
@@ -162,10 +162,10 @@ def _remember(id: str, revision: str, commit: str) -> None:
         return
 
 
-def apart(address: str, what: str) -> tuple[str, str]:
+def split_address(address: str, what: str) -> tuple[str, str]:
     """Take an address apart; return that of the repo, and the path inside it, "" for none.
 
-    An address of another form is returned as it is: `hub.resolve` says what is wrong with it.
+    An address of another form is returned as it is: `hub.resolve_address` says what is wrong with it.
 
     Args:
         address: on the Hub.
@@ -174,7 +174,7 @@ def apart(address: str, what: str) -> tuple[str, str]:
     Raises:
         SourceNotFound: a path that leads out of the repo.
 
-    >>> apart("hf://datasets/me/zoo@v1/shards/a.tar", "source")
+    >>> split_address("hf://datasets/me/zoo@v1/shards/a.tar", "source")
     ('hf://datasets/me/zoo@v1', 'shards/a.tar')
     """
     from huggingface_hub.errors import HfUriError
@@ -192,7 +192,7 @@ def apart(address: str, what: str) -> tuple[str, str]:
 
 
 @cache
-def sent() -> dict[str, Any]:
+def client_info() -> dict[str, Any]:
     """Return what every request says of who asks."""
     return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
 
@@ -206,22 +206,22 @@ def snapshot(repo: Repo) -> Path:
     return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
 
 
-def cached(repo: Repo, inside: str) -> Path | None:
+def cached_file(repo: Repo, inside: str) -> Path | None:
     """Look for a whole file in the client's cache; return its path, None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    for folder in (None, *spares()):
+    for folder in (None, *fallback_folders()):
         found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
         if isinstance(found, str):
             return Path(found)
     return None
 
 
-def has(repo: Repo, inside: str) -> bool:
+def has_file(repo: Repo, inside: str) -> bool:
     """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
 
     Raises:
-        AccessError, NetworkError: as in `resolve`.
+        AccessError, NetworkError: as in `resolve_address`.
     """
     from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
 
@@ -229,7 +229,7 @@ def has(repo: Repo, inside: str) -> bool:
     if found is not None or is_offline_mode():
         return isinstance(found, str) and found is not _CACHED_NO_EXIST
     try:
-        fetch(repo, inside)
+        fetch_file(repo, inside)
     except SourceNotFound as error:
         if error.path != inside:  # the repo or the commit is missing, not the file
             raise
@@ -237,13 +237,13 @@ def has(repo: Repo, inside: str) -> bool:
     return True
 
 
-def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
+def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
     """List the files in a folder of a repo, or all below it; return their paths, [] where there is no such folder.
 
     Offline, those in the cache.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+        SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
     """
     from huggingface_hub import HfApi, is_offline_mode
     from huggingface_hub.errors import EntryNotFoundError
@@ -252,49 +252,49 @@ def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
     if is_offline_mode():
         root, pattern = snapshot(repo), "**/*" if below else "*"
         return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
-    with asking(repo.label, f"folder {folder} of {repo.label}"):
+    with translated_errors(repo.label, f"folder {folder} of {repo.label}"):
         try:
-            listed = HfApi(**sent()).list_repo_tree
+            listed = HfApi(**client_info()).list_repo_tree
             rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
             return sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
 
 
-def fetch(repo: Repo, inside: str) -> Path:
+def fetch_file(repo: Repo, inside: str) -> Path:
     """Get a whole file through the client's cache, and check what came against its hash; return its path.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+        SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
         DamagedError: other bytes came than were announced; they are not kept.
         FormatError: a manifest or description larger than any may be.
     """
     from huggingface_hub import constants, hf_hub_download
 
-    if found := cached(repo, inside):
+    if found := cached_file(repo, inside):
         return found
     what = f"file {inside} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
         bar = _bar(inside, what)
-        where = {"repo_type": "dataset", "revision": repo.commit, **sent()}
+        where = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
         return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
 
-    with asking(repo.label, what):
+    with translated_errors(repo.label, what):
         try:
-            path = patiently(lambda: download(None), RETRIED)
+            path = retry_patiently(lambda: download(None), RETRIED)
         except OSError as error:  # the client's own, of answers, have no number
             if error.errno not in READ_ONLY:
                 raise
-            folder = spare(Path(constants.HF_HUB_CACHE), error)
-            path = patiently(lambda: download(folder), RETRIED)
+            folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
+            path = retry_patiently(lambda: download(folder), RETRIED)
     # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
     named = path.parent / path.readlink() if path.is_symlink() else path
     blob = path.resolve()
     announced, actual = named.name, _hash_as(named.name, blob)
     if actual and actual != announced:
         with blob.open("rb") as file:
-            kind = what_is(file.read(512))
+            kind = guess_kind(file.read(512))
         for each in {path, named, blob}:
             each.unlink(missing_ok=True)
         raise DamagedError(
@@ -352,7 +352,7 @@ def _hash_as(announced: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
+def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
     """Call the client again after answers that it gives up on at once; return what it returns.
 
     Args:
@@ -375,7 +375,7 @@ def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
 
 
 @contextmanager
-def asking(label: str, what: str, to: str = "read") -> Iterator[None]:
+def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]:
     """Turn the client's errors into ours.
 
     Args:
@@ -392,12 +392,12 @@ def asking(label: str, what: str, to: str = "read") -> Iterator[None]:
     except ZooError:
         raise
     except LocalEntryNotFoundError as error:  # it wraps what came back from the Hub
-        raise explained(error.__cause__ or error, label, what, to) from error
+        raise translate_error(error.__cause__ or error, label, what, to) from error
     except (httpx.HTTPError, OSError, JSONDecodeError) as error:
-        raise explained(error, label, what, to) from error
+        raise translate_error(error, label, what, to) from error
 
 
-def explained(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
+def translate_error(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
     """Return our error for one of the client's, or the error itself where it has nothing to do with the network."""
     from huggingface_hub.errors import (
         FileMetadataError,
@@ -485,13 +485,13 @@ def host() -> str:
     return urlsplit(endpoint()).netloc
 
 
-def is_own(link: str) -> bool:
+def is_hub_link(link: str) -> bool:
     """Say whether a link leads to the Hub itself: to that origin alone a token may go."""
     own, other = urlsplit(endpoint()), urlsplit(link)
     return (own.scheme, own.netloc) == (other.scheme, other.netloc)
 
 
-def spare(refused: Path, error: OSError) -> Path:
+def fallback_folder(refused: Path, error: OSError) -> Path:
     """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
 
     Args:
@@ -509,6 +509,6 @@ def spare(refused: Path, error: OSError) -> Path:
     return _spare[0]
 
 
-def spares() -> list[Path]:
+def fallback_folders() -> list[Path]:
     """Return that folder if there is one."""
     return _spare[:]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo
 
@@ -21,7 +21,7 @@ Sink = Callable[[int, bytes], None]
 
 
 @dataclass
-class Remote:
+class RemoteFile:
     """A file on the Hub.
 
     Args:
@@ -45,20 +45,20 @@ class Remote:
         return f"file {self.inside} of {self.repo.label}"
 
     @classmethod
-    def of(cls, repo: Repo, inside: str) -> Remote:
+    def of(cls, repo: Repo, inside: str) -> RemoteFile:
         """Ask where a file lies, by one HEAD; return it.
 
         Raises:
-            SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+            SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
         """
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
         what = f"file {inside} of {repo.label}"
         url = hf_hub_url(repo.id, inside, repo_type="dataset", revision=repo.commit)
-        with hub.asking(repo.label, what):
-            found = hub.patiently(
+        with hub.translated_errors(repo.label, what):
+            found = hub.retry_patiently(
                 lambda: get_hf_file_metadata(
-                    url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.sent()
+                    url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.client_info()
                 ),
                 (408,),
             )
@@ -76,7 +76,7 @@ class Remote:
         """
         if end <= self.size:
             return
-        kind = what_is(self.first()) if self.size > 0 else ""
+        kind = guess_kind(self.first()) if self.size > 0 else ""
         raise DamagedError(
             self.what, expected=f"{end:,} bytes or more, as the manifest says",
             found=f"{self.size:,} bytes{f': {kind}' if kind else ''}",
@@ -147,8 +147,8 @@ class Remote:
             http_stream_backoff,
         )  # fmt: skip
 
-        own = hub.is_own(link)  # a token goes to the Hub alone, never to where the bytes lie
-        headers = build_hf_headers(token=None if own else False, **hub.sent())
+        own = hub.is_hub_link(link)  # a token goes to the Hub alone, never to where the bytes lie
+        headers = build_hf_headers(token=None if own else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
             with http_stream_backoff(
@@ -167,7 +167,7 @@ class Remote:
                     cursor.sink(cursor.at, piece)
                     cursor.at += len(piece)
         except HfHubHTTPError as error:
-            raise hub.explained(error, self.repo.label, self.what) from error
+            raise hub.translate_error(error, self.repo.label, self.what) from error
         return True
 
     def _check(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:
@@ -177,7 +177,7 @@ class Remote:
             if match and int(match[1]) == cursor.at and match[2] in ("*", str(self.size)):
                 return
             raise self._other(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
-        kind = what_is(next(pieces, b"")[:SNIFFED])
+        kind = guess_kind(next(pieces, b"")[:SNIFFED])
         if kind:
             raise self._other(cursor, f"{status} and {kind}")
         raise NetworkError(
@@ -206,7 +206,7 @@ class Remote:
                 found = f"a fresh one refused by {urlsplit(link).netloc}"
                 do = "Check the clock and proxies of this machine"
                 raise AccessError(self.what, expected="a link that may be read", found=found, do=do, path=self.inside)
-            new = Remote.of(self.repo, self.inside)
+            new = RemoteFile.of(self.repo, self.inside)
             if (new.etag, new.size) != (self.etag, self.size):
                 raise DamagedError(
                     self.what, expected=f"ETag {self.etag[:16]}", found=new.etag[:16], path=self.inside,

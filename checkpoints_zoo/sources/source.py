@@ -6,7 +6,7 @@
 | `HubSource` | a file at a commit, which comes whole | byte ranges, which are kept in the cache |
 | `ArchiveSource` | an index of archives in a folder or a repo | parts of the archives |
 
-`resolve` chooses. What a manifest says is checked before a byte of a shard is read.
+`open_source` chooses. What a manifest says is checked before a byte of a shard is read.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, Se
 from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key
-from checkpoints_zoo.formats.shard_files import Location, prefix, stamp_of
+from checkpoints_zoo.formats.shard_files import Location, file_stamp, tensor_prefix
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
-from checkpoints_zoo.sources.archives.indexing import Opened
+from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
 
 # What archives hold, by their place, names and sizes: read once in a process.
-_known: dict[tuple[str, tuple[tuple[str, int], ...]], Holdings] = {}
+_known: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What to call it to a reader."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Source(ABC):
         """Return 40 hex digits that pin what the source says of a collection."""
 
     @abstractmethod
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Read and check a collection's description and manifest; return both.
 
         Raises:
@@ -90,11 +90,11 @@ class Source(ABC):
             rows: of its manifest.
 
         Raises:
-            DamagedError, SourceNotFound: see `file`.
-            NetworkError, AccessError, StorageError: see `fetching.local`.
+            DamagedError, SourceNotFound: see `local_path`.
+            NetworkError, AccessError, StorageError: see `fetching.fetch_members`.
         """
 
-    def renewed(self, name: str, rows: pa.Table) -> pa.Table:
+    def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows as they are now that members were read; others than before only out of archives.
 
         Raises:
@@ -103,11 +103,11 @@ class Source(ABC):
         return rows
 
     @abstractmethod
-    def files(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the source; return their paths in it, [] where there is no such folder."""
 
     @abstractmethod
-    def file(self, inside: str) -> Path:
+    def local_path(self, inside: str) -> Path:
         """Find a file that a manifest names, fetching it where it is not here; return its path.
 
         Raises:
@@ -124,24 +124,26 @@ class FolderSource(Source):
     repo: None = field(default=None, init=False, repr=False)
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What to call it to a reader."""
         return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
         """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
         manifests = [p.stem for p in (self.root / "manifests").glob("*.parquet")]
-        return sorted({*manifests, *(x.name for x, archives in catalog.in_archives() if self.archives(archives))})
+        return sorted(
+            {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
+        )
 
-    def has(self, name: str) -> bool:
+    def has_manifest(self, name: str) -> bool:
         """Say whether a collection has a manifest here."""
         return self.manifest_path(name).is_file()
 
-    def archives(self, known: Archives) -> list[str]:
+    def list_archives(self, known: Archives) -> list[str]:
         """List the archives of a collection of the catalog; return their paths."""
-        return indexing.in_folder(self.root, known)
+        return indexing.list_in_folder(self.root, known)
 
-    def opened(self, archives: list[str]) -> list[Opened]:
+    def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
         return indexing.open_local(self.root, archives)
 
@@ -163,7 +165,7 @@ class FolderSource(Source):
                 raise _not_there(self, path, name) from None
         return digest.hexdigest()[:40]
 
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Read and check a collection's description and manifest; return both."""
         paths = self.manifest_path(name), self.description_path(name)
         for path in paths:
@@ -174,16 +176,16 @@ class FolderSource(Source):
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Find the bytes of rows; return where they lie. Those that lie in a repo of the Hub are brought here."""
         if described.base:
-            return fetching.bring(hub.resolve(described.base), described, rows)
+            return fetching.fetch_rows(hub.resolve_address(described.base), described, rows)
         columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
         members, paths, offsets, keys = columns
-        files = {inside: self.file(inside) for inside in set(paths)}
+        files = {inside: self.local_path(inside) for inside in set(paths)}
         return [
-            Location(m, prefix(*known), files[inside], offset, described.layouts[key])
-            for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
+            Location(m, tensor_prefix(*known), files[inside], offset, described.layouts[key])
+            for m, known, inside, offset, key in zip(members, snapshot_keys(rows), paths, offsets, keys, strict=True)
         ]
 
-    def files(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the source, behind links too but no folder twice; return their paths."""
         found, seen = list[str](), set[tuple[int, int]]()
         for at, inside, names in os.walk(self.root / folder, followlinks=True):
@@ -195,7 +197,7 @@ class FolderSource(Source):
             found += [Path(at, name).relative_to(self.root).as_posix() for name in names]
         return sorted(found)
 
-    def file(self, inside: str) -> Path:
+    def local_path(self, inside: str) -> Path:
         """Find a file that a manifest names; return its path.
 
         Raises:
@@ -205,7 +207,7 @@ class FolderSource(Source):
         path = self.root / inside
         problem, missing = manifest.path_problem(inside), ""
         try:
-            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.grounds()):
+            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.allowed_folders()):
                 problem = f"a link to {path.resolve()}"
             elif not problem and not path.is_file():
                 missing = "no such file"
@@ -228,7 +230,7 @@ class FolderSource(Source):
             )
         return path
 
-    def grounds(self) -> list[Path]:
+    def allowed_folders(self) -> list[Path]:
         """Return the folders that a link inside the source may lead into: those of whoever laid the links."""
         if self.label == EMBEDDED:  # installers link packages into their own cache
             return [Path(self.root.anchor)]
@@ -249,24 +251,26 @@ class HubSource(Source):
         return cls(hub.snapshot(repo), repo.label, repo)
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What to call it to a reader."""
         return str(self.repo)
 
     def collections(self) -> list[str]:
         """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
-        manifests = [Path(p).stem for p in hub.files(self.repo, "manifests") if p.endswith(".parquet")]
-        return sorted({*manifests, *(x.name for x, archives in catalog.in_archives() if self.archives(archives))})
+        manifests = [Path(p).stem for p in hub.list_files(self.repo, "manifests") if p.endswith(".parquet")]
+        return sorted(
+            {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
+        )
 
-    def has(self, name: str) -> bool:
+    def has_manifest(self, name: str) -> bool:
         """Say whether a collection has a manifest here."""
-        return hub.has(self.repo, f"manifests/{catalog.check_name(name)}.parquet")
+        return hub.has_file(self.repo, f"manifests/{catalog.check_name(name)}.parquet")
 
-    def archives(self, known: Archives) -> list[str]:
+    def list_archives(self, known: Archives) -> list[str]:
         """List the archives of a collection of the catalog; return their paths."""
-        return indexing.on_hub(self.repo, known)
+        return indexing.list_on_hub(self.repo, known)
 
-    def opened(self, archives: list[str]) -> list[Opened]:
+    def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
         return indexing.open_remote(self.repo, archives)
 
@@ -274,14 +278,14 @@ class HubSource(Source):
         """Return the commit, which pins every collection."""
         return self.repo.commit
 
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Fetch and check a collection's description and manifest; return both."""
         table, words = (self._fetched(f"manifests/{catalog.check_name(name)}.{x}", name) for x in ("parquet", "json"))
         return _read_checked(name, table, words)
 
     def _fetched(self, inside: str, name: str) -> Path:
         try:
-            return self.file(inside)
+            return self.local_path(inside)
         except SourceNotFound as error:
             if error.path != inside:  # the repo or the commit is missing, not the file
                 raise
@@ -289,15 +293,17 @@ class HubSource(Source):
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie."""
-        return fetching.bring(hub.resolve(described.base) if described.base else self.repo, described, rows)
+        return fetching.fetch_rows(
+            hub.resolve_address(described.base) if described.base else self.repo, described, rows
+        )
 
-    def files(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the repo; return their paths, [] where there is no such folder."""
-        return hub.files(self.repo, folder, below=True)
+        return hub.list_files(self.repo, folder, below=True)
 
-    def file(self, inside: str) -> Path:
+    def local_path(self, inside: str) -> Path:
         """Fetch a whole file; return its path."""
-        return hub.fetch(self.repo, inside)
+        return hub.fetch_file(self.repo, inside)
 
 
 def _not_there(source: Source, path: Path, name: str) -> ZooError:
@@ -323,7 +329,7 @@ def _read_checked(name: str, table: Path, words: Path) -> tuple[Description, pa.
     Raises:
         FormatError, DamagedError: either breaks the format.
     """
-    return _checked(name, table, words, (stamp_of(table), stamp_of(words)))
+    return _checked(name, table, words, (file_stamp(table), file_stamp(words)))
 
 
 @lru_cache(maxsize=32)
@@ -336,8 +342,8 @@ def _checked(name: str, table: Path, words: Path, stamp: tuple[tuple[int, ...], 
             found=repr(description.name[:80]),
             path=words,
         )
-    rows = manifest.read(table)
-    manifest.validate(rows, description, table)
+    rows = manifest.read_manifest(table)
+    manifest.check_rows(rows, description, table)
     return description, rows
 
 
@@ -361,9 +367,9 @@ class ArchiveSource(Source):
         return cls(place.root, place.label, place.repo, place, listing, known)
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What to call it to a reader."""
-        return self.place.shown
+        return self.place.display_name
 
     def collections(self) -> list[str]:
         """Return the names of the collections at the place."""
@@ -376,7 +382,7 @@ class ArchiveSource(Source):
         places = [[*key, *place] for key, place in self._holdings().places.items()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Index the archives, and write down what they hold as a manifest would; return description and rows."""
         found = self._holdings()
         return found.description, found.rows
@@ -387,38 +393,38 @@ class ArchiveSource(Source):
             return self.place.locate(described, rows)
         while True:
             found = self._holdings()
-            wanted = found.wanted(found.renewed(rows))
-            far = [x for x in wanted if isinstance(x, fetching.Wanted)]
+            wanted = found.wanted(found.updated_rows(rows))
+            far = [x for x in wanted if isinstance(x, fetching.WantedMember)]
             if self.repo is None or not far:
                 return [x for x in wanted if isinstance(x, Location)]
-            brought, irregular = fetching.predicted(self.repo, described.name, far)
+            brought, irregular = fetching.fetch_predicted(self.repo, described.name, far)
             if not irregular:
-                return [brought[x] if isinstance(x, fetching.Wanted) else x for x in wanted]
+                return [brought[x] if isinstance(x, fetching.WantedMember) else x for x in wanted]
             for inside in irregular:
                 indexing.walk_remote(self.repo, inside)
 
-    def renewed(self, name: str, rows: pa.Table) -> pa.Table:
+    def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows as they are now that members were read: an archive may have been found irregular."""
-        return self._holdings().renewed(rows)
+        return self._holdings().updated_rows(rows)
 
-    def files(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the place; return their paths in it."""
-        return self.place.files(folder)
+        return self.place.list_files(folder)
 
-    def file(self, inside: str) -> Path:
+    def local_path(self, inside: str) -> Path:
         """Find a file of the place; return its path."""
-        return self.place.file(inside)
+        return self.place.local_path(inside)
 
-    def _holdings(self) -> Holdings:
-        opened = self.place.opened(self.place.archives(self.archives))
+    def _holdings(self) -> ArchivedCollection:
+        opened = self.place.open_archives(self.place.list_archives(self.archives))
         key = (self.listing.name, tuple((x.inside, id(x.index)) for x in opened))
         if key not in _known:  # which keeps these indexes alive, and their ids with them
-            _known[key] = Holdings.of(self.listing, self.archives, opened, self.label)
+            _known[key] = ArchivedCollection.of(self.listing, self.archives, opened, self.label)
         return _known[key]
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ArchivedCollection:
     """What archives hold, written down as a source with a manifest would.
 
     Args:
@@ -427,13 +433,13 @@ class Holdings:
         places: of each snapshot, (path, offset).
     """
 
-    opened: tuple[Opened, ...]
+    opened: tuple[OpenedArchive, ...]
     description: Description
     rows: pa.Table
     places: Mapping[Key, tuple[str, int]]
 
     @classmethod
-    def of(cls, listing: Listing, known: Archives, opened: Sequence[Opened], label: str) -> Holdings:
+    def of(cls, listing: Listing, known: Archives, opened: Sequence[OpenedArchive], label: str) -> ArchivedCollection:
         """Write down what archives hold; return that.
 
         Args:
@@ -445,7 +451,7 @@ class Holdings:
             DamagedError, LayoutError: no members, or of no net that is known.
             FormatError: a net with another number of classes than the catalog says.
         """
-        rows, layouts, net = archives.rows_of({x.inside: x.index for x in opened})
+        rows, layouts, net = archives.rows_of_archives({x.inside: x.index for x in opened})
         if len(known.classes) != net["arguments"].get("classes", len(known.classes)):
             raise FormatError(
                 f"archives of {listing.name} in {label}",
@@ -456,22 +462,22 @@ class Holdings:
             listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, known.classes,
             known.preprocessing, layouts, listing.licence, known.citation,
         )  # fmt: skip
-        table = manifest.table(rows)
-        manifest.validate(table, description, Path(f"of {listing.name} in {label}"))
+        table = manifest.build_manifest(rows)
+        manifest.check_rows(table, description, Path(f"of {listing.name} in {label}"))
         places = zip(table.column("path").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        return cls(tuple(opened), description, table, dict(zip(keys_of(table), places, strict=True)))
+        return cls(tuple(opened), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
 
-    def renewed(self, rows: pa.Table) -> pa.Table:
+    def updated_rows(self, rows: pa.Table) -> pa.Table:
         """Find rows that were selected before an archive had to be walked; return them as they are now.
 
         Raises:
             DamagedError: one of them is no member after all.
         """
-        keys = keys_of(rows)
+        keys = snapshot_keys(rows)
         then = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
         if all(self.places.get(key) == place for key, place in zip(keys, then, strict=True)):
             return rows
-        positions = {key: at for at, key in enumerate(keys_of(self.rows))}
+        positions = {key: at for at, key in enumerate(snapshot_keys(self.rows))}
         missing = [key for key in keys if key not in positions]
         if missing:
             raise DamagedError(
@@ -479,32 +485,34 @@ class Holdings:
                 expected="it in the archive, as its regular names say", do="Load the collection again",
                 member=missing[0][0],
             )  # fmt: skip
-        now = manifest.take(self.rows, [positions[key] for key in keys])
+        now = manifest.take_rows(self.rows, [positions[key] for key in keys])
         manifest.check_located(now, self.description.name)
         return now
 
-    def wanted(self, rows: pa.Table) -> list[Location | fetching.Wanted]:
+    def wanted(self, rows: pa.Table) -> list[Location | fetching.WantedMember]:
         """Say where each member lies on this disk, or which bytes of an archive on the Hub are the member's."""
         opened = {x.inside: x for x in self.opened}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
             _where_it_lies(opened[inside], key, offset, self.description.layouts[layout])
-            for key, inside, offset, layout in zip(keys_of(rows), *columns, strict=True)
+            for key, inside, offset, layout in zip(snapshot_keys(rows), *columns, strict=True)
         ]
 
 
-def _where_it_lies(archive: Opened, key: Key, offset: int, layout: Layout) -> Location | fetching.Wanted:
+def _where_it_lies(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
     """Return where a member lies, given the byte of its archive at which its tensors begin."""
     if archive.path is not None:
-        return Location(key[0], prefix(*key), archive.path, offset, layout)
+        return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
     index, entry = archive.index, archive.index.at(offset)
     doubt = not entry.verified
     before = entry.data - entry.start if doubt else 0
     prove = partial(archives.is_as_predicted, entry=entry, of=index) if doubt else None
-    return fetching.Wanted(key, prefix(*key), archive.inside, offset, layout, None, entry.name, before, prove)
+    return fetching.WantedMember(
+        key, tensor_prefix(*key), archive.inside, offset, layout, None, entry.name, before, prove
+    )
 
 
-def resolve(source: str | Path | None, name: str) -> Source:
+def open_source(source: str | Path | None, name: str) -> Source:
     """Find the source that a name is to be read from; return it.
 
     Args:
@@ -514,12 +522,12 @@ def resolve(source: str | Path | None, name: str) -> Source:
     Raises:
         CollectionNotFound: no source given, and the name is not in the catalog.
         SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
-        AccessError, NetworkError: see `hub.resolve`.
+        AccessError, NetworkError: see `hub.resolve_address`.
     """
-    return source_of(name, _place(catalog.listing(name).sources[0] if source is None else source))
+    return collection_source(name, _place(catalog.find_listing(name).sources[0] if source is None else source))
 
 
-def source_of(name: str, place: Source) -> Source:
+def collection_source(name: str, place: Source) -> Source:
     """Choose between the manifest and the archives that a place has of a collection; return the source to read it from.
 
     Args:
@@ -529,7 +537,7 @@ def source_of(name: str, place: Source) -> Source:
     listing = catalog.collections().get(name)
     if listing is None or listing.archives is None or not isinstance(place, FolderSource | HubSource):
         return place
-    if place.has(name) or not place.archives(listing.archives):
+    if place.has_manifest(name) or not place.list_archives(listing.archives):
         return place
     return ArchiveSource.of(place, listing, listing.archives)
 
@@ -540,7 +548,7 @@ def _place(source: str | Path) -> FolderSource | HubSource:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
     if text.startswith(hub.SCHEME):
-        return HubSource.of(hub.resolve(text))
+        return HubSource.of(hub.resolve_address(text))
     if text.startswith("file:///"):
         text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
     elif "://" in text:
@@ -550,7 +558,7 @@ def _place(source: str | Path) -> FolderSource | HubSource:
     root, found = Path(text), ""
     try:
         root = root.expanduser()
-        archives = any((root / known.folder).is_dir() for _, known in catalog.in_archives())
+        archives = any((root / known.folder).is_dir() for _, known in catalog.archived_listings())
         if not (root / "manifests").is_dir() and not archives:
             kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
             found = kinds.get(True, "nothing there")
@@ -568,7 +576,7 @@ def _place(source: str | Path) -> FolderSource | HubSource:
 
 
 @dataclass(frozen=True)
-class Found:
+class SelectedMembers:
     """What a source says of selected members.
 
     Args:
@@ -589,7 +597,7 @@ class Found:
         return selection.cite(self.source.label, self.commit, self.description.name, self.rows)
 
 
-def find(
+def select_members(
     name: str,
     *,
     n: int | None = None,
@@ -598,7 +606,7 @@ def find(
     sample: int | None = None,
     snapshots: bool = False,
     source: str | Path | None = None,
-) -> Found:
+) -> SelectedMembers:
     """Select members of a collection by its manifest, importing neither torch nor pandas; return what it says of them.
 
     Args, Raises: as of `loading.load`.
@@ -609,15 +617,17 @@ def find(
             raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
         name, members = cited.name, cited.ids
         source = cited.source if source is None else source
-    place = resolve(source, name)
-    description, rows = place.read(name)
+    place = open_source(source, name)
+    description, rows = place.read_collection(name)
     commit = place.commit(name)
     try:
-        chosen = selection.select(rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots)
+        chosen = selection.select_rows(
+            rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots
+        )
     except (MemberNotFound, SelectionError) as error:
         if cited and cited.commit != commit:
-            raise selection.changed(cited, commit, str(error).rstrip(".")) from error
+            raise selection.source_changed(cited, commit, str(error).rstrip(".")) from error
         raise
     if cited:
         selection.verify_citation(cited, commit, chosen)
-    return Found(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))
+    return SelectedMembers(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))

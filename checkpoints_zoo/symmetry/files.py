@@ -33,7 +33,7 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
     for name, s in element.scales.items():
         columns[f"scale {name}"] = _list_column(s.cpu().numpy().astype(np.float64))
     table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": VERSION, b"view": view.encode()})
-    manifest.write(table, path, table.schema)
+    manifest.write_manifest(table, path, table.schema)
 
 
 def _list_column(values: np.ndarray) -> pa.Array:

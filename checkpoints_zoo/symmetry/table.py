@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import align_columns
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ def format_table(table: Table, tensors: bool = True) -> str:
         tensors: whether to list the tensors.
     """
     lines = [f"Symmetries of {table.network}", "", *_summary(table), ""]
-    lines.append(aligned([("group", "units", "kind", "written by"), *map(_group_row, table.groups.values())]))
-    lines += ["", aligned([("scale", "values", "kind", "opened by"), *map(_scale_row, table.scales.values())])]
+    lines.append(align_columns([("group", "units", "kind", "written by"), *map(_group_row, table.groups.values())]))
+    lines += ["", align_columns([("scale", "values", "kind", "opened by"), *map(_scale_row, table.scales.values())])]
     if tensors:
-        lines += ["", aligned([("tensor", "shape", "moved by", "scaled by"), *_tensor_rows(table)])]
+        lines += ["", align_columns([("tensor", "shape", "moved by", "scaled by"), *_tensor_rows(table)])]
     return "\n".join(lines)
 
 

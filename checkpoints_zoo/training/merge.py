@@ -134,7 +134,7 @@ def _read_piece(name: str, folder: Path) -> CollectionPiece:
     """Read the part of a collection in a folder, staged snapshots included."""
     source, runs = folder_source(folder), folder_of(folder, name)
     rows = rows_of(source, name)
-    description = source.read(name)[0] if rows else read_description(runs)
+    description = source.read_collection(name)[0] if rows else read_description(runs)
     if len(description.layouts) != 1 or description.base:
         raise UsageError(
             f"collection {name} in folder {folder}",
@@ -153,7 +153,7 @@ def _read_piece(name: str, folder: Path) -> CollectionPiece:
             path=folder,
         )
     stored_keys = [key for key, row in rows.items() if row["path"] is not None]
-    table = manifest.table([rows[key] for key in stored_keys])
+    table = manifest.build_manifest([rows[key] for key in stored_keys])
     locations = source.locate(description, table) if stored_keys else []
     shard_files.check_against_files(locations)
     location_of = dict(zip(stored_keys, locations, strict=True))

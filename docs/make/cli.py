@@ -16,7 +16,7 @@ def page() -> str:
     lines = [
         "# zoo-cli",
         "",
-        "Made from the commands by `python -m docs.make`; a test compares the two.",
+        "Made from the commands by `python -m docs.make`; a test compares the page with them.",
         "",
         *_prose(main),
         *(f"- [`zoo-cli {name}`](#zoo-cli-{name}): {line}" for name, (_, line) in COMMANDS.items()),

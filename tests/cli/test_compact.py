@@ -62,7 +62,7 @@ def test_the_table_is_the_papers(found: dict[str, object]) -> None:
     assert re.fullmatch(r"Alignment changes the accuracy of the mean by .* points\.", lines[6])
     assert lines[8].split()[:5] == ["one", "half", "against", "the", "other"]
     assert lines[12] == "Measured now on digits/test, 540 inputs; 2 samples of each, aligned to member 5."
-    assert lines[-1] == "[ ]: 95 % jackknife intervals over members; of halves, where 95 % of the splits fall."
+    assert lines[-1] == "[ ]: 95 % jackknife intervals over members; for halves, the range of 95 % of the splits."
     assert "Running statistics" not in result.stdout
 
 

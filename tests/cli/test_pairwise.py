@@ -91,7 +91,7 @@ def test_two_members_have_no_intervals(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[4:] == [
         "1 pair of 2 members, measured now on digits/test, 540 inputs.",
-        "Fewer than 3 members say nothing about intervals.",
+        "There are no intervals for fewer than 3 members.",
     ]
 
 
@@ -99,7 +99,7 @@ def test_two_members_have_no_intervals(tmp_path: Path) -> None:
     ("options", "code", "text"),
     [
         (("-n", "1"), 2, "pairs of convnet-digits: expected two members or more; found 1."),
-        (("--out", "p.txt"), 2, "Invalid value for '-o' / '--out': 'p.txt' ends neither in .parquet nor in .csv."),
+        (("--out", "p.txt"), 2, "Invalid value for '-o' / '--out': 'p.txt' does not end in .parquet or .csv."),
         (("--plot", "p.pdf"), 2, "Invalid value for '--plot': 'p.pdf' does not end in .png."),
         (("--data", "digit"), 2, "data set 'digit'"),
         (("--stored", "/nowhere"), 3, "/nowhere"),

@@ -11,7 +11,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.mass import along_training, last_snapshots, masses_of
+from checkpoints_zoo.populations.mass import along_training, last_snapshots, select_masses
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from checkpoints_zoo.training.recipes import RECIPES
 from tests.hub import Hub
@@ -81,7 +81,7 @@ def test_the_corollary_as_text() -> None:
     assert result.exit_code == 0
     text = str(zoo.corollary(zoo.load("resnet8-digits", n=5)))
     assert result.stdout.endswith(f"\n\n{text}\n")
-    assert result.stderr == "resnet8-digits: testing whether channels are alike …\n"
+    assert result.stderr == "resnet8-digits: testing whether channels have one distribution …\n"
 
 
 def test_options_reach_the_mass() -> None:
@@ -156,7 +156,7 @@ def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
     epochs = [epoch for _, epoch in members._keys]
-    last = masses_of(masses, last_snapshots(masses, epochs))
+    last = select_masses(masses, last_snapshots(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)
     assert torch.equal(last.before, alone.before)
@@ -171,11 +171,11 @@ def test_snapshots_by_the_library(trained: Path) -> None:
 
 BAD: list[tuple[list[str], int, str]] = [
     (["resnet18", "-n", "3", "--plot", "a.png"], 2, "architecture resnet18: expected a collection, which has members; "
-     "found -n, --plot. Leave these out, or name a collection."),
+     "found -n, --plot. Leave these options out, or name a collection."),
     (["resnet18", "--mass"], 2, "architecture resnet18: expected a collection, which has members; found --mass. Leave "
-     "these out, or name a collection."),
-    (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass leaves nothing to --biases, --plot. "
-     "See `zoo-cli symmetries --help`."),
+     "these options out, or name a collection."),
+    (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass can't be combined with --biases,"
+     " --plot. See `zoo-cli symmetries --help`."),
     (["convnet-digits", "--along"], 2, "snapshots of convnet-digits: expected two epochs or more; found only epoch 40"),
     (["convnet-digits", "--plot", "a.jpg"], 2, "Invalid value for '--plot': 'a.jpg' does not end in .png. "
      "See `zoo-cli symmetries --help`."),
@@ -205,7 +205,7 @@ def test_a_whole_collection_is_not_fetched_for_its_mass(hub: Hub) -> None:
     result = run(*arguments)
     assert result.exit_code == 0
     assert (
-        "tiny: mass left out, as 20 members, 292.6 kB, would be fetched; -n N or --mass asks for it\n" in result.stderr
+        "tiny: no masses, since 20 members, 292.6 kB, would be fetched; give -n N or --mass for them\n" in result.stderr
     )
     assert "Mass of" not in result.stdout
     assert not [r for r in hub.log if SHARDS in r.path]

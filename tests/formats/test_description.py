@@ -81,7 +81,7 @@ def test_a_key_that_is_missing(built: Built) -> None:
 
 @pytest.mark.parametrize("name", [n for n, x in catalog.collections().items() if x.archives])
 def test_what_the_catalog_says_of_archives(name: str) -> None:
-    listing = catalog.listing(name)
+    listing = catalog.find_listing(name)
     assert listing.archives is not None
     preprocess = images.Preprocess.from_json(dict(listing.archives.preprocessing))
     classes = {"mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[listing.dataset]

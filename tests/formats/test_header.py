@@ -18,11 +18,11 @@ from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import (
     LARGEST_HEADER,
+    guess_kind,
     header_length,
     parse_header,
     read_header,
     shard_header,
-    what_is,
 )
 from tests.support.scenarios import file_bytes, random_state, raw, stored
 
@@ -90,7 +90,7 @@ def test_shard_header_is_padded_with_spaces(members: int) -> None:
     ],
 )  # fmt: skip
 def test_what_a_file_is(first: bytes, kind: str) -> None:
-    assert what_is(first) == kind
+    assert guess_kind(first) == kind
 
 
 def test_a_cut_file_is_noticed_wherever_it_is_cut(tmp_path: Path) -> None:

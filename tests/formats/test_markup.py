@@ -29,7 +29,7 @@ def tokens(text: str) -> list[Token]:
     return [t for block in READER.parse(text) for t in (block, *(block.children or []))]
 
 
-def seen(text: str, limit: int = markup.LONGEST) -> str:
+def seen(text: str, limit: int = markup.LONGEST_LINE) -> str:
     """The text on one line as a reader should see it, by Unicode's categories."""
     kept = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text)
     line = re.sub(" +", " ", kept).strip(" ")
@@ -43,7 +43,7 @@ def cells(line: str) -> int:
 
 @given(HOSTILE)
 def test_plain_text_is_nothing_but_text(text: str) -> None:
-    within = tokens(f"Title: {markup.plain(text)} end")
+    within = tokens(f"Title: {markup.markdown_text(text)} end")
     assert {t.type for t in within} <= {"paragraph_open", "inline", "text", "text_special", "paragraph_close"}
     shown = "".join(t.content for t in within if t.type in {"text", "text_special"})
     assert shown == f"Title: {seen(text)} end"
@@ -51,7 +51,9 @@ def test_plain_text_is_nothing_but_text(text: str) -> None:
 
 @given(HOSTILE)
 def test_code_is_the_text(text: str) -> None:
-    inside = [t for t in tokens(f"Value: {markup.code(text)}.") if t.type not in {"text", "text_special", "inline"}]
+    inside = [
+        t for t in tokens(f"Value: {markup.markdown_code(text)}.") if t.type not in {"text", "text_special", "inline"}
+    ]
     wanted = seen(text)
     if not wanted or "|" in wanted:
         assert [t.type for t in inside] == ["paragraph_open", "paragraph_close"]
@@ -62,7 +64,7 @@ def test_code_is_the_text(text: str) -> None:
 
 @given(HOSTILE, HOSTILE)
 def test_a_cell_holds_the_whole_text(first: str, second: str) -> None:
-    line = f"| {markup.code(first)} | {markup.plain(second)} | end |"
+    line = f"| {markup.markdown_code(first)} | {markup.markdown_text(second)} | end |"
     assert cells(line) == 3
     found = tokens(f"| a | b | c |\n|---|---|---|\n{line}")
     assert [t.type for t in found if t.type.startswith("html")] == []
@@ -73,7 +75,7 @@ def test_a_cell_holds_the_whole_text(first: str, second: str) -> None:
 
 @given(HOSTILE)
 def test_a_block_ends_where_it_should(text: str) -> None:
-    found = READER.parse(f"{markup.fenced(text)}\n\nafter\n")
+    found = READER.parse(f"{markup.markdown_block(text)}\n\nafter\n")
     assert [t.type for t in found] == ["fence", "paragraph_open", "inline", "paragraph_close"]
     kept = ["".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in line) for line in text.splitlines()]
     assert [x.split() for x in found[0].content.split("\n") if x.strip()] == [x.split() for x in kept if x.strip()]
@@ -81,17 +83,17 @@ def test_a_block_ends_where_it_should(text: str) -> None:
 
 @given(HOSTILE, HOSTILE)
 def test_yaml_reads_the_text(first: str, second: str) -> None:
-    block = f"a: {markup.quoted(first)}\nb: [{markup.quoted(second)}]\n"
+    block = f"a: {markup.yaml_string(first)}\nb: [{markup.yaml_string(second)}]\n"
     assert len(block.splitlines()) == 2
     assert yaml.safe_load(block) == {"a": seen(first), "b": [seen(second)]}
 
 
 def test_long_text_is_cut() -> None:
     assert markup.one_line("a" * 400) == "a" * 299 + "…"
-    assert yaml.safe_load(markup.quoted("é" * 400)) == "é" * 299 + "…"
+    assert yaml.safe_load(markup.yaml_string("é" * 400)) == "é" * 299 + "…"
 
 
 def test_links_are_not_made() -> None:
     reader = MarkdownIt("gfm-like", {"linkify": False})
-    assert markup.plain("see http://a.b, www.a.b") == r"see http\://a.b, www\.a.b"
-    assert "href" not in reader.render(f"x {markup.plain('[a](b) <http://a.b> ~~c~~')}")
+    assert markup.markdown_text("see http://a.b, www.a.b") == r"see http\://a.b, www\.a.b"
+    assert "href" not in reader.render(f"x {markup.markdown_text('[a](b) <http://a.b> ~~c~~')}")

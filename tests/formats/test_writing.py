@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.shard_files import repack, sharded, stream_shard, write_shard
+from checkpoints_zoo.formats.shard_files import repack, shard_layout, stream_shard, write_shard
 
 STORED = Layout.of_stored(
     [
@@ -43,7 +43,7 @@ def member() -> tuple[bytes, dict[str, Tensor]]:
 
 def test_repacked_members_hold_the_same_values(tmp_path: Path) -> None:
     raw, values = member()
-    target = sharded(STORED)
+    target = shard_layout(STORED)
     assert target.rebuilt == ("bn.num_batches_tracked", "bn2.num_batches_tracked")
     assert {t.name: t.dtype for t in target.tensors} == {
         "seen": "I64", "bn.running_var": "F32", "bn.running_mean": "F32", "fc.weight": "F16", "bn.bias": "BF16",
@@ -57,7 +57,7 @@ def test_repacked_members_hold_the_same_values(tmp_path: Path) -> None:
     assert {n.removeprefix("000004/") for n in found} == set(values)
     for name, value in values.items():
         assert torch.equal(found[f"000004/{name}"].double(), value.double())
-    assert sharded(target) == target
+    assert shard_layout(target) == target
     assert repack(target, packed, target) == packed
 
 

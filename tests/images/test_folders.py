@@ -99,7 +99,7 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     same(of(tmp_path), pixels, None)
     assert (
         refusal(tmp_path, image="img")
-        == "folder GIVEN: expected no columns, since it has image files; found image='img'."
+        == "folder GIVEN: expected no arguments for columns, since it has image files; found image='img'."
     )
 
 
@@ -145,10 +145,10 @@ def test_names_win_over_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names = "digits, photos, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet, svhn"
     assert refusal("cifar") == (
         f"data set 'cifar': expected one of {names}; or a place: {places}; found 'cifar'. Use the nearest name,"
-        " 'cifar10', or give a path with a slash in it, or one that is there."
+        " 'cifar10', or give a path that exists or contains a slash."
     )
     for path in ("./digit", Path("nowhere"), "a/b", "~/nothing-there", "a" * 300 + "/", "a/\0"):
-        assert f"expected {places}; or a name: {names}; found nothing there." in refusal(path)
+        assert f"expected {places}; or a name: {names}; found no such file or folder." in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_names_win_over_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (b"BM" + bytes(100), "found another file."),
         (encoded(made(1)[0][0])[:60], "found image file is truncated."),
         (encoded(made(1, size=(6, 6))[0][0]), "expected 6 x 5 pixels (height x width), as the images before it; found"
-         " 6 x 6. Give `size=(height, width)` to `zoo.images.of`, which resizes all, or images of one size."),
+         " 6 x 6. Give images of one size, or `size=(height, width)` to `zoo.images.of`, which resizes them."),
     ],
 )  # fmt: skip
 def test_a_damaged_image_is_named(tmp_path: Path, content: bytes, text: str) -> None:
@@ -190,7 +190,7 @@ def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
 def test_folders_that_are_no_images(tmp_path: Path) -> None:
     assert refusal(tmp_path) == "folder GIVEN: expected PNG or JPEG images, or Parquet files; found an empty folder."
     put(tmp_path / "a.txt", b"x")
-    assert refusal(tmp_path).endswith("found none among 1 files.")
+    assert refusal(tmp_path).endswith("found none of them among 1 files.")
     image = put(tmp_path / "cat" / "a.png", encoded(made(1)[0][0]))
     (tmp_path / "dog").mkdir()
     assert refusal(tmp_path) == "folder GIVEN: expected images in the folder of every class; found none in 'dog'."
@@ -203,11 +203,14 @@ def test_folders_that_are_no_images(tmp_path: Path) -> None:
     assert refusal(image).endswith(f"found one image. Give the folder that it lies in, {tmp_path / 'cat'}.")
     put(tmp_path / "cat" / "b.webp", b"RIFF")
     assert refusal(tmp_path / "cat") == (
-        "image GIVEN/b.webp: expected PNG or JPEG; found .webp. Convert it to PNG, which loses nothing, or take it out."
+        "image GIVEN/b.webp: expected PNG or JPEG; found .webp. Convert it to PNG, which loses nothing, or remove it."
     )
     (tmp_path / "cat" / "b.webp").unlink()
     put(tmp_path / "cat" / "c.parquet", b"PAR1")
-    assert refusal(tmp_path / "cat") == "folder GIVEN: expected images or Parquet files; found both, such as c.parquet."
+    assert (
+        refusal(tmp_path / "cat")
+        == "folder GIVEN: expected images or Parquet files; found both, c.parquet beside images."
+    )
 
 
 # ---- Parquet ----
@@ -286,8 +289,8 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
     )
     put(tmp_path / "more" / "test.parquet", table(pixels, labels))
     assert refusal(tmp_path) == (
-        "folder GIVEN: expected Parquet files of one data set; found some in data, more. Give the path of the folder,"
-        " or of a file, that is meant."
+        "folder GIVEN: expected Parquet files of one data set; found some in data, more. Give the path of one"
+        " folder, or of one file."
     )
     same(of(tmp_path / "more"), pixels, labels)
     put(tmp_path / "converted" / "validation" / "0000.parquet", table(pixels[:5], labels[:5]))
@@ -313,16 +316,18 @@ BAD = encoded(made(1)[0][0])[:50]
          " 3 for input 3."),
         (table(made(3)[0], [0, 1, None]), {}, "file GIVEN: expected a label in every row, or in none; found none in row"
          " 2."),
-        (table([*made(4)[0], None], [0] * 5), {}, "row 4 of GIVEN: expected an image in the file; found none."),  # type: ignore[arg-type]
-        (table([*made(4)[0], BAD], [0] * 5), {}, "row 4 of GIVEN: expected a PNG or JPEG image; found "),  # type: ignore[arg-type]
+        (table([*made(4)[0], None], [0] * 5), {}, "row 4 of file GIVEN: expected an image in the file; found none."),  # type: ignore[arg-type]
+        (table([*made(4)[0], BAD], [0] * 5), {}, "row 4 of file GIVEN: expected a PNG or JPEG image; found "),  # type: ignore[arg-type]
         (table(np.zeros((0, 3, 2, 2)), []), {}, "file GIVEN: expected one image or more; found none."),
         (table(made(2)[0], [0, 1]), {"label": "label"}, "file GIVEN: expected a column 'label'; found img, kind."),
-        (table(made(2)[0], [0, 1]), {"image": "kind"}, "column 'kind' of GIVEN: expected encoded images; found int64."),
-        (table(made(2)[0], [0.0, 1.0], of=pa.float32()), {}, "column 'kind' of GIVEN: expected whole numbers or names;"
+        (table(made(2)[0], [0, 1]), {"image": "kind"}, "column 'kind' of file GIVEN: expected encoded images;"
+         " found int64."),
+        (table(made(2)[0], [0.0, 1.0], of=pa.float32()), {},
+         "column 'kind' of file GIVEN: expected whole numbers or names;"
          " found float."),
         (table(made(2)[0], [0, 1], metadata=None), {}, "file GIVEN: expected a column of kind Image, or one called"
-         " 'image'; found img, kind. Say which it is: "),
-        (table(made(2)[0], [0, 1]), {"classes": ["dog", "cat", "owl"]}, "expected the names that the data has, cat,"
+         " 'image'; found img, kind. Name the columns: "),
+        (table(made(2)[0], [0, 1]), {"classes": ["dog", "cat", "owl"]}, "expected the data's own class names, cat,"
          " dog, owl; found dog, cat, owl."),
         (table(made(2)[0], [0, 1], metadata=features(("a", "a"))), {}, "expected each name once; found 'a' more than"
          " once."),
@@ -339,7 +344,7 @@ def test_several_columns_could_be_meant(tmp_path: Path) -> None:
     rows = {"img": [encoded(made(1)[0][0])], "fine": [0], "coarse": [0]}
     pq.write_table(pa.table(rows, schema=schema), tmp_path / "a.parquet")
     assert refusal(tmp_path / "a.parquet") == (
-        "file GIVEN: expected one column of kind ClassLabel; found fine, coarse. Say which:"
+        "file GIVEN: expected one column of kind ClassLabel; found fine, coarse. Choose one:"
         ' `zoo.images.of(…, label="fine")`.'
     )
     assert of(tmp_path / "a.parquet", label="coarse").classes == ("a",)
@@ -350,7 +355,8 @@ def test_files_with_other_classes_are_not_mixed(tmp_path: Path) -> None:
     put(tmp_path / "a.parquet", table(pixels, labels))
     put(tmp_path / "b.parquet", table(pixels, labels, metadata=features(("cat", "owl", "dog"))))
     assert (
-        refusal(tmp_path) == "folder GIVEN: expected the classes of a.parquet in every file; found others in b.parquet."
+        refusal(tmp_path)
+        == "folder GIVEN: expected the classes of a.parquet in every file; found other classes in b.parquet."
     )
 
 

@@ -141,7 +141,7 @@ def test_pillows_modes() -> None:
         of([rgb, see_through])
     assert str(error.value) == (
         "input 1 of images (list): expected 8-bit grey or RGB pixels; found mode RGBA, some of it transparent."
-        " Convert it to RGB first, on the background that it should have."
+        " Convert it to RGB first, on a background of your choice."
     )
     with pytest.raises(FormatError, match=r"found mode I;16\. Convert it to RGB first\."):
         of([Image.new("I;16", (3, 3))])
@@ -197,7 +197,7 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
         of(images)
     assert str(mixed.value) == (
         "input 1 of images (list): expected 8 x 8 pixels (height x width), as the images before it; found 8 x 9."
-        " Give `size=(height, width)` to `zoo.images.of`, which resizes all, or images of one size."
+        " Give images of one size, or `size=(height, width)` to `zoo.images.of`, which resizes them."
     )
 
 
@@ -238,27 +238,30 @@ def test_prepared_inputs_of_narrow_types_are_widened() -> None:
         (
             lambda: of(torch.zeros(2, 1, 8, 8)),
             "input 0 of images (Tensor): expected uint8 pixels in 0..255; found float32. Give pixels, as torchvision's"
-            " PILToTensor has them; or, if they are preprocessed as the members want them, `zoo.images.prepared(…)`.",
+            " PILToTensor returns them. If the inputs are preprocessed already, use `zoo.images.prepared(…)`.",
         ),
         (
             lambda: prepared(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)),
-            "input 0 of images (Tensor): expected float32 inputs; found uint8. Give what the members take, or pixels to"
-            " `zoo.images.of`, which the members preprocess themselves.",
+            "input 0 of images (Tensor): expected float32 inputs; found uint8. Give float32 inputs of the members. For"
+            " pixels, use `zoo.images.of`: the members preprocess them.",
         ),
         (lambda: prepared(torch.zeros(2, 1, 8, 8).double()), "expected float32 inputs; found float64."),
-        (lambda: prepared(torch.full((2, 1, 8, 8), torch.nan)), "expected finite inputs; found others."),
-        (lambda: prepared(pictures()), "expected float32 inputs; found an image of Pillow's."),
+        (lambda: prepared(torch.full((2, 1, 8, 8), torch.nan)), "expected finite inputs; found infinite ones or NaN."),
+        (lambda: prepared(pictures()), "expected float32 inputs; found an image of Pillow."),
         (
             lambda: prepared("digits"),
-            "prepared inputs: expected tensors, a Dataset or a DataLoader; found 'digits'. `zoo.images.of` takes those,"
-            " and members preprocess their pixels.",
+            "prepared inputs: expected tensors, a Dataset or a DataLoader; found 'digits'. Use `zoo.images.of`: the"
+            " members preprocess its pixels.",
         ),
         (
             lambda: logits(zoo.load("convnet-digits", n=1), prepared(torch.zeros(2, 3, 8, 8))),
             "inputs 'inputs': expected shape (input, 1, 8, 8), axes (input, channel, height, width); found shape"
             " (input, 3, 8, 8). Prepare them as the members want them.",
         ),
-        (lambda: of(prepared(torch.zeros(2, 1, 8, 8)), size=(4, 4)), "expected no size and no channels; found some."),
+        (
+            lambda: of(prepared(torch.zeros(2, 1, 8, 8)), size=(4, 4)),
+            "expected no size and no channels; found one of them.",
+        ),
     ],
 )  # fmt: skip
 def test_inputs_and_pixels_are_not_mixed_up(use: Callable[[], object], text: str) -> None:
@@ -288,7 +291,8 @@ GREY = np.zeros((2, 1, 8, 8), np.uint8)
         ((GREY, [0.0, 1.0]), {}, "expected labels that are whole numbers or names; found 0.0."),
         ((GREY, [True, False]), {}, "expected labels that are whole numbers or names; found True."),
         ((GREY, torch.eye(2)), {}, "expected a whole number for each image, its label; found float32, shape (2, 2)."),
-        ([(GREY[0], 0), GREY[1]], {}, "images (list): expected a label for each image, or none; found 1 without."),
+        ([(GREY[0], 0), GREY[1]], {}, "images (list): expected a label for every image, or for none; found"
+         " 1 images without a label."),
         ((GREY, [0, 2]), {"classes": "ab"}, "classes of images 'images': expected names, in the order of the labels;"
          " found 'ab'."),
         ((GREY, [0, 2]), {"classes": ["a", "b"]}, "labels of images 'images': expected numbers from 0 to 1, of 2"
@@ -296,20 +300,20 @@ GREY = np.zeros((2, 1, 8, 8), np.uint8)
         ((GREY, [0, -1]), {"classes": ["a", "b"]}, "found -1 for input 1."),
         ((GREY, ["a", "c"]), {"classes": ["a", "b"]}, "expected 'a' to 'b', of 2 classes; found 'c' for input 1."),
         ((GREY, [0, 1]), {"classes": ["a", "a"]}, "expected each name once; found 'a' more than once."),
-        (GREY, {"classes": ["a", "b"]}, "classes of images 'images': expected no such argument, since they have no"
-         " labels; found one."),
-        ((GREY, [0, 1]), {"renamed": {"a": "b"}}, "renamed classes of images 'images': expected names that the data"
-         " has (none); found 'a'."),
-        (Own(), {"classes": ["dog", "cat", "owl"]}, "classes of images 'images': expected the names that the data has,"
-         " cat, dog, owl; found dog, cat, owl. Give `renamed={…}`, from the data's names to others: then the order"
-         " can't be wrong."),
-        (GREY, {"name": "My images"}, "name of images: expected lower-case letters, digits, '.', '_' and '-', at most"
-         " 80; and no name of another set; found 'My images'."),
-        (GREY, {"name": 3}, "and no name of another set; found 3."),
+        (GREY, {"classes": ["a", "b"]}, "classes of images 'images': expected no such argument, since these images"
+         " have no labels; found one."),
+        ((GREY, [0, 1]), {"renamed": {"a": "b"}}, "renamed classes of images 'images': expected class names of the"
+         " data (none); found 'a'."),
+        (Own(), {"classes": ["dog", "cat", "owl"]}, "classes of images 'images': expected the data's own class names,"
+         " cat, dog, owl; found dog, cat, owl. Give `renamed={name in the data: new name, …}`: it can't mix up the"
+         " order."),
+        (GREY, {"name": "My images"}, "name of images: expected at most 80 lower-case letters, digits, '.', '_' and"
+         " '-', and not the name of a data set; found 'My images'."),
+        (GREY, {"name": 3}, "and not the name of a data set; found 3."),
         (GREY, {"split": 3}, "split of images: expected lower-case letters, digits, '.', '_' and '-'; found 3."),
         ((GREY, [0, 1]), {"classes": ["a", "b"], "renamed": {"a": 2}}, "renamed classes of images 'images': expected"
          " names; found 2."),
-        (GREY, {"name": "cifar10"}, "no name of another set; found 'cifar10'."),
+        (GREY, {"name": "cifar10"}, "not the name of a data set; found 'cifar10'."),
         (GREY, {"split": "a/b"}, "split of images: expected lower-case letters, digits, '.', '_' and '-'; found"
          " 'a/b'."),
         (GREY, {"size": 8}, "size of images: expected (height, width) in pixels; found 8."),
@@ -319,22 +323,22 @@ GREY = np.zeros((2, 1, 8, 8), np.uint8)
         (np.zeros((2, 4, 8, 8), np.uint8), {"channels": 3}, "expected 1 or 3 channels, to be resized or recoloured;"
          " found 4."),
         (GREY, {"image": "img"}, "expected mappings, since columns are named; found ndarray."),
-        ([{"x": GREY[0]}], {}, "expected a column of kind Image, or one called 'image'; found x. Say which it is:"
+        ([{"x": GREY[0]}], {}, "expected a column of kind Image, or one called 'image'; found x. Name the columns:"
          ' `zoo.images.of(…, image="…", label="…")`.'),
         ([{"image": GREY[0]}], {"label": "y"}, "expected a column 'y'; found image."),
         ("digits", {"image": "img"}, "columns of images: expected Parquet files or mappings; found 'digits'."),
         ("digits", {"channels_last": True}, "argument channels_last: expected tensors or arrays to go with it; found"
          " 'digits'."),
         ("digits/train", {"split": "test"}, "split of 'digits/train': expected 'train'; found 'test'."),
-        ("photos", {"classes": ["a"]}, "classes of images 'photos': expected no such argument, since they have no"
-         " labels; found one."),
+        ("photos", {"classes": ["a"]}, "classes of images 'photos': expected no such argument, since these images"
+         " have no labels; found one."),
         (np.zeros((2, 1, 0, 8), np.uint8), {}, "expected a pixel or more; found shape (1, 0, 8)."),
         (torch.zeros(2, 1, 8, 8, dtype=torch.uint8).to_sparse(), {}, "expected a dense tensor; found torch.sparse_coo"
          " on cpu."),
         ((GREY, [0, 2**70]), {}, "labels of images 'images': expected numbers from 0; found 1180591620717411303424 for"
          " input 1."),
-        ("", {}, "found ''. Use the nearest name, 'tiny-imagenet', or give a path with a slash in it, or one that is"
-         " there."),
+        ("", {}, "found ''. Use the nearest name, 'tiny-imagenet', or give a path that exists or contains a"
+         " slash."),
         ([GREY[0], np.zeros((2, 8, 8), np.uint8)], {}, "input 1 of images (list): expected 1 channels; found 2."),
     ],
 )  # fmt: skip

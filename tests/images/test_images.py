@@ -107,12 +107,12 @@ def test_preprocess_equals_a_sum_by_hand() -> None:
         (
             torch.zeros(2, 1, 8, 8),
             "images: expected uint8 pixels in 0..255; found torch.Tensor of torch.float32."
-            " Give the pixels as they are; preprocess scales and normalises them.",
+            " Give the pixels unchanged; preprocess scales and normalises them.",
         ),
         (
             np.zeros((2, 1, 8, 8)),
             "images: expected uint8 pixels in 0..255; found numpy.ndarray of float64."
-            " Give the pixels as they are; preprocess scales and normalises them.",
+            " Give the pixels unchanged; preprocess scales and normalises them.",
         ),
         *(
             (
@@ -155,10 +155,10 @@ def test_preprocess_survives_json(size: tuple[int, int], statistics: list[tuple[
             "preprocess size: expected a height and a width of at least 1; found (8, True).",
         ),
         ({"channels": "1"}, "preprocess channels: expected a number of at least 1; found '1'."),
-        ({"mean": [0.1, 0.2]}, "preprocess mean: expected a finite number a channel; found (0.1, 0.2)."),
-        ({"mean": ["x"]}, "preprocess mean: expected a finite number a channel; found ('x',)."),
-        ({"mean": [float("nan")]}, "preprocess mean: expected a finite number a channel; found (nan,)."),
-        ({"std": [0.0]}, "preprocess std: expected a finite number above 0 a channel; found (0.0,)."),
+        ({"mean": [0.1, 0.2]}, "preprocess mean: expected a finite number for each channel; found (0.1, 0.2)."),
+        ({"mean": ["x"]}, "preprocess mean: expected a finite number for each channel; found ('x',)."),
+        ({"mean": [float("nan")]}, "preprocess mean: expected a finite number for each channel; found (nan,)."),
+        ({"std": [0.0]}, "preprocess std: expected a finite number above 0 for each channel; found (0.0,)."),
     ],
 )
 def test_preprocess_from_json_is_strict(change: dict[str, Any], text: str) -> None:

@@ -39,7 +39,7 @@ def test_the_hubs_misspelled_class_is_ours(hub: Hub) -> None:
     assert "cra" in found.classes
     moved = zoo.images.in_order(found, zoo.images.CLASSES["cifar100"])
     assert moved.fingerprint == made_up.fingerprint
-    assert "Say which: `zoo.images.of(…, label=" in refusal(file)
+    assert "Choose one: `zoo.images.of(…, label=" in refusal(file)
 
 
 def test_folders_files_and_revisions_of_a_repo(hub: Hub) -> None:

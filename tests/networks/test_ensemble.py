@@ -65,7 +65,7 @@ def test_ensemble_stays_in_eval_mode_and_moves(members: Collection) -> None:
         ensemble.train()
     assert str(caught.value) == (
         "ensemble.train(): expected eval mode: the members are finished, and batch statistics would mix their inputs."
-        " Take members[i].model() to train one of them further."
+        " Use members[i].model() to train one of them further."
     )
     assert not ensemble.training
     assert ensemble.eval() is ensemble.train(False) is ensemble
@@ -87,7 +87,7 @@ def test_ensemble_says_which_inputs_it_takes(members: Collection) -> None:
             ensemble(wrong)
         assert str(caught.value) == (
             f"inputs of the ensemble: expected torch.float32 on cpu; found {wrong.dtype} on cpu."
-            " Give members.preprocess(images), then .to(...) if another device or dtype is meant."
+            " Give members.preprocess(images).to(device, dtype)."
         )
 
 
@@ -152,6 +152,6 @@ def test_shipped_members_are_what_the_manifest_says(name: str, tmp_path: Path) -
         state.pop("_pad", None)
         assert hash_of(state) == member.row["sha256"]
     path = members.source.manifest_path(name)
-    manifest.write(manifest.read(path), tmp_path / "again")
+    manifest.write_manifest(manifest.read_manifest(path), tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
     assert zoo.load(members.citation).ids == members.ids

@@ -16,7 +16,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from checkpoints_zoo.networks.ensemble.executions import Runner
-from checkpoints_zoo.networks.ensemble.program import MOST, safe_norms
+from checkpoints_zoo.networks.ensemble.program import MAX_MEAN_RATIO, choose_foldable_norms
 from tests.support.ensemble_nets import (
     HERE,
     PROGRAMS,
@@ -60,7 +60,7 @@ def test_overwriting_changes_no_bit(net: str) -> None:
     program, state = derive_program(made[0], x.dim()), stacked(made)
     assert program is not None
     assert any(step.over >= 0 for step in program.steps)
-    ready = program.ready(state)
+    ready = program.prepare(state)
     kept = [None if t is None else t.clone() for t in ready]
     with torch.no_grad():
         results = [program.run(ready, x, 1, over) for over in (True, False, True)]
@@ -95,7 +95,7 @@ def test_torch_uncertaintys_nets(oracle: Oracle) -> None:
         made, wanted = looped(build, x, 2)
         program = derive_program(made[0], 4)
         assert program is not None
-        assert len(program.norms) == len(safe_norms(program.norms, stacked(made))) == norms
+        assert len(program.norms) == len(choose_foldable_norms(program.norms, stacked(made))) == norms
         for execution in ("loop", "grouped"):
             assert_close(ensemble(build, made, execution)(x), wanted)
 
@@ -118,15 +118,15 @@ def folding(mean: float, variance: float) -> tuple[Tensor, Tensor, int]:
         wanted = torch.stack([m(x) for m in made])
     program = derive_program(made[0], 4)
     assert program is not None
-    return ensemble(build, made, "loop")(x), wanted, len(safe_norms(program.norms, stacked(made)))
+    return ensemble(build, made, "loop")(x), wanted, len(choose_foldable_norms(program.norms, stacked(made)))
 
 
 @pytest.mark.parametrize("variance", [0.0, 1e-8, 1.0, 1e8])
-@pytest.mark.parametrize("ratio", [0.0, -1.0, MOST - 1, MOST + 1, 1e4])
+@pytest.mark.parametrize("ratio", [0.0, -1.0, MAX_MEAN_RATIO - 1, MAX_MEAN_RATIO + 1, 1e4])
 def test_folded_norms_change_rounding_alone(variance: float, ratio: float) -> None:
     mean = ratio * (variance + 1e-5) ** 0.5
     found, wanted, folded = folding(mean, variance)
-    assert folded == (abs(ratio) <= MOST)
+    assert folded == (abs(ratio) <= MAX_MEAN_RATIO)
     assert_close(found, wanted, 1e-5)
 
 
@@ -145,7 +145,7 @@ def test_a_norm_that_would_overflow_its_kernel_is_not_folded() -> None:
     assert wanted.isfinite().all()
     program = derive_program(made[0], 4)
     assert program is not None
-    assert safe_norms(program.norms, stacked(made)) == ()
+    assert choose_foldable_norms(program.norms, stacked(made)) == ()
     assert_close(ensemble(build, made, "loop")(x), wanted)
 
 
@@ -168,7 +168,7 @@ def test_an_execution_that_is_none() -> None:
 def chosen(build: Callable[[], nn.Module], members: int, batch: int) -> tuple[str, int]:
     made, _ = looped(build, images(batch), 1)
     runner = Runner(made[0], {n: t.expand(members, *t.shape[1:]) for n, t in stacked(made).items()})
-    choice, _ = runner.chosen(images(batch))
+    choice, _ = runner.choose(images(batch))
     return choice.execution, choice.members
 
 

@@ -73,7 +73,7 @@ def test_chunks_move_and_have_no_weights_at_hand(members: zoo.Collection, digits
     with pytest.raises(UsageError) as caught:
         ens.stacked  # noqa: B018
     assert str(caught.value) == (
-        "stacked weights of an ensemble: expected members that are held in memory; found Ensemble(7 × ResNet8,"
+        "stacked weights of an ensemble: expected members in memory; found Ensemble(7 × ResNet8,"
         " torch.float64, cpu, read 3 at a time). Use .parts(), or members.batches(...)."
     )
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_nothing_is_read_before_it_is_needed_and_the_next_chunk_while_one_is_use
         assert following.wait(10)  # the next one is on its way
         return stacked["w"].tolist()  # type: ignore[no-any-return]
 
-    each = stream.each(use)
+    each = stream.use_chunks(use)
     assert next(each) == [0, 1]
     assert events == ["read 0", "read 2"]  # and no further than one ahead
     assert list(each) == [[2, 3], [4]]
@@ -129,7 +129,7 @@ def test_an_error_of_the_reader_comes_through() -> None:
         raise DamagedError("file x", member=some.start)
 
     with pytest.raises(DamagedError, match=r"^file x\.$"):
-        list(Stream(read, 5, 2, CPU, None).each(lambda some, stacked: stacked))
+        list(Stream(read, 5, 2, CPU, None).use_chunks(lambda some, stacked: stacked))
 
 
 # Memory that is short
@@ -170,7 +170,7 @@ def test_a_chunk_that_cannot_be_read_is_halved() -> None:
 
     stream = Stream(read, 11, 4, CPU, None)
     with pytest.warns(SmallerChunk, match=r"^not enough memory on cpu for 4 members at once: 2 at a time from now on$"):
-        found = list(stream.each(lambda some, stacked: stacked["w"].tolist()))
+        found = list(stream.use_chunks(lambda some, stacked: stacked["w"].tolist()))
     assert found == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
@@ -225,7 +225,7 @@ def test_members_beyond_memory_are_read_in_chunks(tmp_path: Path, monkeypatch: p
     with pytest.warns(SmallerChunk) as caught:
         ens = load(built).ensemble()
     assert [str(w.message) for w in caught] == [
-        "not enough memory on cpu for 10 members: 1 are read at a time, at every call"
+        "not enough memory on cpu for 10 members: every call reads them, 1 at a time"
     ]
     assert (ens(inputs()) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
     monkeypatch.setattr(devices, "free_bytes", lambda device: 10_000)

@@ -241,7 +241,7 @@ def test_an_architecture_that_does_not_fit(tmp_path: Path) -> None:
             "architecture for tiny: expected the layout's 16 tensors by name and shape; found missing scale;"
             " extra more.weight, more.bias; misshapen order [6] for [5], inside.weight [6, 64] for [5, 64],"
             " inside.bias [6] for [5], norm.weight [6] for [5], norm.bias [6] for [5] and 8 more."
-            " Give the architecture that these members were trained with."
+            " Give the architecture with which these members were trained."
         )
         assert caught.value.tensor == "scale"
     assert members.stack()["scale"].shape == (4,)  # weights need no architecture

@@ -40,7 +40,7 @@ Collections = dict[str, tuple[Description, pa.Table]]
 
 def some(*rows: dict[str, Any], about: Description = ABOUT, **same: Any) -> Collections:
     """A source of one collection, with these rows; `same` is in each of them."""
-    return {"some": (about, manifest.table({"member": i} | ROW | same | row for i, row in enumerate(rows)))}
+    return {"some": (about, manifest.build_manifest({"member": i} | ROW | same | row for i, row in enumerate(rows)))}
 
 
 def front(text: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def shipped() -> Collections:
     found = {}
     for path in sorted(EMBEDDED.glob("manifests/*.json")):
         description = Description.from_json(json.loads(path.read_text()), path)
-        found[path.stem] = description, manifest.read(path.with_suffix(".parquet"))
+        found[path.stem] = description, manifest.read_manifest(path.with_suffix(".parquet"))
     return found
 
 
@@ -301,7 +301,7 @@ def test_neither_torch_nor_pandas_nor_the_hub_client_is_needed() -> None:
         "from checkpoints_zoo.publishing import cards\n"
         f"path = Path({str(EMBEDDED / 'manifests' / 'convnet-digits.json')!r})\n"
         "about = catalog.Description.from_json(catalog.read_json(path), path)\n"
-        "rows = manifest.read(path.with_suffix('.parquet'))\n"
+        "rows = manifest.read_manifest(path.with_suffix('.parquet'))\n"
         "assert len(cards.files({about.name: (about, rows)}, 'a/b')) == 2\n"
         "print([m for m in ('torch', 'pandas', 'huggingface_hub', 'matplotlib.pyplot') if m in sys.modules])"
     )

@@ -29,11 +29,11 @@ EMBEDDED = Path(zoo.__file__).parent / "embedded"
 
 def publish(hub: Hub, root: Path, revision: str | None = None) -> str:
     """Commit a folder with its card; return the card."""
-    fetching._asked.clear()  # a Hub of another test gave those links
+    fetching._remote_files.clear()  # a Hub of another test gave those links
     collections = {}
     for path in root.glob("manifests/*.json"):
         description = Description.from_json(json.loads(path.read_text()), path)
-        collections[path.stem] = description, manifest.read(path.with_suffix(".parquet"))
+        collections[path.stem] = description, manifest.read_manifest(path.with_suffix(".parquet"))
     written = cards.files(collections, REPO, revision)
     files = {p.relative_to(root).as_posix(): p for p in root.rglob("*.*") if p.is_file()}
     hub.commit(REPO, {**files, **written})

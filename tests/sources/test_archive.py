@@ -21,7 +21,13 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Usage
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter
 from checkpoints_zoo.formats.shard_files import hash_members
-from checkpoints_zoo.sources.archives import index, rows_of, source_of_archive, stream, walk
+from checkpoints_zoo.sources.archives import (
+    index_archive,
+    rows_of_archives,
+    source_of_archive,
+    stream_members,
+    walk_archive,
+)
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
 from checkpoints_zoo.sources.source import FolderSource
 from tests.support.archives import Counted, local_tar, tar_header
@@ -106,7 +112,7 @@ def test_members_of_an_archive_make_an_ensemble(tmp_path: Path) -> None:
 def test_the_index_of_a_local_archive_counts_its_requests() -> None:
     raw = local_tar([(f"version_{i}.safetensors", saved(NORMED[i], "resnet20-frn-silu")) for i in range(20)])
     read = Counted(raw)
-    found = index(read, len(raw), "a.tgz")
+    found = index_archive(read, len(raw), "a.tgz")
     assert (len(found.entries), read.requests) == (20, 21)  # each member's headers, the end, and nothing twice
     assert read.bytes < 20 * 15_000 + 65_536
 
@@ -148,7 +154,7 @@ def test_members_with_other_headers_each_have_their_layout(tmp_path: Path) -> No
     assert rows.column("reason").to_pylist()[5] == "a optunet with {'classes': 10, 'hidden': 3}"
     assert len(description.layouts) == 3
     members = opened(path)
-    stacked = Collection(members.source, "0" * 40, description, manifest.take(rows, [0, 1, 2, 4])).stack()
+    stacked = Collection(members.source, "0" * 40, description, manifest.take_rows(rows, [0, 1, 2, 4])).stack()
     for at, seed in enumerate([0, 1, 2, 4]):
         assert all(torch.equal(stacked[n][at], t) for n, t in state(seed, "optunet", **SMALL).items())
     values = next(iter(description.layouts.values())).to_json()
@@ -185,20 +191,22 @@ def test_another_file_where_a_member_was_is_found_when_it_is_read(tmp_path: Path
 def test_a_gzipped_archive_is_streamed(tmp_path: Path) -> None:
     contents = {f"net/version_{i}.safetensors": small(i) for i in range(300)}
     raw = local_tar([("net/", b""), ("net/README", b"hi"), *contents.items()], mode="w:gz")
-    found = index(Counted(raw), len(raw), "a.tgz")
+    found = index_archive(Counted(raw), len(raw), "a.tgz")
     assert (found.kind, found.entries) == ("gzip", ())
-    streamed = {name: whole for name, header, whole in stream(io.BytesIO(raw), "a.tgz") if len(header.tensors) == 4}
+    streamed = {
+        name: whole for name, header, whole in stream_members(io.BytesIO(raw), "a.tgz") if len(header.tensors) == 4
+    }
     assert streamed == contents
     for cut in (5, 30, len(raw) // 2, len(raw) - 9, len(raw) - 1):
         with pytest.raises(DamagedError, match=r"^archive a.tgz at byte"):
-            list(stream(io.BytesIO(raw[:cut]), "a.tgz"))
+            list(stream_members(io.BytesIO(raw[:cut]), "a.tgz"))
     changed = bytearray(raw)
     changed[len(raw) // 2] ^= 0x55
     with pytest.raises(DamagedError):
-        list(stream(io.BytesIO(changed), "a.tgz"))
+        list(stream_members(io.BytesIO(changed), "a.tgz"))
     bomb = gzip.compress(tar_header("v_1.safetensors", 2**33) + b"\x20\0\0\0\0\0\0\0{" + bytes(10**6))
     with pytest.raises(DamagedError):
-        list(stream(io.BytesIO(bomb), "a.tgz"))
+        list(stream_members(io.BytesIO(bomb), "a.tgz"))
     (tmp_path / "a.tgz").write_bytes(raw)
     with pytest.raises(UsageError, match="expected an uncompressed tar, whose members have a place; found a gzipped"):
         source_of_archive(tmp_path / "a.tgz")
@@ -221,7 +229,7 @@ def test_places_are_those_that_tarfile_finds(names: list[str], format: int, fore
     files = [*((name, small(i)) for i, name in enumerate(names)), *((f"f{i}", bytes(n)) for i, n in enumerate(foreign))]
     random.Random(len(files)).shuffle(files)
     raw = local_tar(files, format)
-    found = walk(Counted(raw), len(raw), "a.tar")
+    found = walk_archive(Counted(raw), len(raw), "a.tar")
     wanted = {n: place for n, place in by_tarfile(raw).items() if n.startswith("d/")}
     assert {e.name: (e.data, found.heads[e.head].lead + found.heads[e.head].payload) for e in found.entries} == wanted
 
@@ -232,13 +240,13 @@ END = 2 * (512 + -(-len(small(0)) // 512) * 512)
 
 @pytest.mark.slow
 def test_a_cut_archive_is_damaged_wherever_it_is_cut() -> None:
-    whole = walk(Counted(PLAIN), len(PLAIN), "a.tar").entries
+    whole = walk_archive(Counted(PLAIN), len(PLAIN), "a.tar").entries
     for cut in range(END + 1100):
         if cut >= END + 512:
-            assert walk(Counted(PLAIN[:cut]), cut, "a.tar").entries == whole
+            assert walk_archive(Counted(PLAIN[:cut]), cut, "a.tar").entries == whole
         else:
             with pytest.raises(DamagedError):
-                index(Counted(PLAIN[:cut]), cut, "a.tar", threads=1)
+                index_archive(Counted(PLAIN[:cut]), cut, "a.tar", threads=1)
 
 
 def test_changed_bytes_never_lead_out_or_on_for_ever() -> None:
@@ -249,8 +257,8 @@ def test_changed_bytes_never_lead_out_or_on_for_ever() -> None:
             raw[rng.randrange(END)] = rng.choice((0, 0x20, 0x30, 0x37, 0x80, 0xFF, rng.randrange(256)))
         read = Counted(bytes(raw))
         try:
-            found = walk(read, len(raw), "a.tar")
-            rows_of({"a.tar": found})
+            found = walk_archive(read, len(raw), "a.tar")
+            rows_of_archives({"a.tar": found})
         except (DamagedError, LayoutError):
             continue
         assert all(0 < e.data < len(raw) for e in found.entries)
@@ -269,14 +277,14 @@ def test_files_that_are_no_members_are_reported_and_passed() -> None:
         tar_header(n, f.pop("size", size), **f) + (body if "x" in n or "b.s" in n or "q" in n else b"") for n, f in bad
     ]
     raw = b"".join(parts) + tar_header("good_1.safetensors", size) + body + bytes(512 * 5000)
-    found = index(Counted(raw), len(raw), "a.tar")
+    found = index_archive(Counted(raw), len(raw), "a.tar")
     assert [e.name for e in found.entries] == ["good_1.safetensors"]
     out = "a name that leads out of the archive's folder"
     links = ["a hard link", "a symbolic link", "a device", "a pipe"]
     assert [o.why for o in found.others] == [out] * 3 + links + ["of kind 'Q', which nobody knows", "an empty file"]
     with pytest.raises(ZooError, match="expected safetensors files in the tar; found none among 1 files"):
-        index(Counted(parts[0] + bytes(2048)), len(parts[0]) + 2048, "a.tar")
+        index_archive(Counted(parts[0] + bytes(2048)), len(parts[0]) + 2048, "a.tar")
     twice = local_tar([("v_1.safetensors", small(0)), ("v_1.safetensors", small(1))])
-    found = index(Counted(twice), len(twice), "a.tar")
+    found = index_archive(Counted(twice), len(twice), "a.tar")
     assert found.entries[0].data == by_tarfile(twice)["v_1.safetensors"][0]
     assert found.others[0].why == "a later file has the same name"

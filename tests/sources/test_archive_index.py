@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.sources.archives import Index, index, is_as_predicted, rows_of, walk
+from checkpoints_zoo.sources.archives import Index, index_archive, is_as_predicted, rows_of_archives, walk_archive
 from tests.hub.virtual import Virtual, joined
 from tests.support.archives import Counted, Part, folder, head, member, tar_header, virtual_tar
 
@@ -66,7 +66,7 @@ def test_the_members_are_of_true_size() -> None:
 def test_a_regular_archive_takes_few_reads(numbers: list[int], pattern: str, format: int) -> None:
     archive = virtual_tar(named(numbers, pattern), format)
     read = Counted(archive)
-    found = index(read, archive.size, "a.tgz")
+    found = index_archive(read, archive.size, "a.tgz")
     assert read.requests <= 40
     assert read.bytes < archive.size / 1000
     assert [e.name for e in found.entries] == [pattern.format(n).removeprefix("./") for n in numbers]
@@ -74,7 +74,7 @@ def test_a_regular_archive_takes_few_reads(numbers: list[int], pattern: str, for
     assert_right(archive, found, random.Random(0).sample(range(COUNT), 40))
     for at in (0, 1, 17, 500, 1023):
         assert is_as_predicted(window(archive, found, at), found.entries[at], found)
-    walked = walk(Counted(archive), archive.size, "a.tgz")
+    walked = walk_archive(Counted(archive), archive.size, "a.tgz")
     assert [(e.name, e.start, e.data, e.head) for e in walked.entries] == [
         (e.name, e.start, e.data, e.head) for e in found.entries
     ]
@@ -86,7 +86,7 @@ def test_folders_and_small_files_before_the_members_cost_nothing() -> None:
     whole = folder(FOLDER + "/") + before.read(0, 2 * 512 + 512 + 6656)
     archive = joined(whole, virtual_tar(named(list(range(COUNT)))))
     read = Counted(archive)
-    found = index(read, archive.size, "a.tgz")
+    found = index_archive(read, archive.size, "a.tgz")
     assert (read.requests <= 40, len(found.entries), len(found.others)) == (True, COUNT, 3)
     assert [o.why for o in found.others] == ["a folder", "no safetensors file", "a hidden file"]
     assert_right(archive, found, [0, 1, 511, 1023])
@@ -119,7 +119,7 @@ def test_an_irregular_archive_is_walked(make: object) -> None:
     files: list[tuple[str, Part]] = make()  # type: ignore[operator]
     archive = virtual_tar(files)
     read = Counted(archive)
-    found = index(read, archive.size, "a.tgz")
+    found = index_archive(read, archive.size, "a.tgz")
     assert read.requests <= 2 * len(files) + 4
     assert read.bytes < archive.size / 1000
     assert all(e.verified for e in found.entries)
@@ -127,7 +127,7 @@ def test_an_irregular_archive_is_walked(make: object) -> None:
     assert [e.name for e in found.entries] == members
     places = [at for at, e in enumerate(found.entries) if found.heads[e.head] == found.heads[0]]
     assert_right(archive, found, random.Random(0).sample(places, 60) + places[-1:])
-    rows, layouts, net = rows_of({"a.tgz": found})
+    rows, layouts, net = rows_of_archives({"a.tgz": found})
     assert net == {"architecture": "resnet18", "arguments": {"classes": 100}}
     assert len(layouts) == len(found.heads) == (2 if make is one_larger else 1)
     assert [r["member"] for r in rows] == [int(n.rpartition("_")[2].split(".")[0]) for n in members]
@@ -139,10 +139,10 @@ def test_two_members_in_each_others_place_are_found_when_read() -> None:
     files = named(list(range(COUNT)))
     files[601], files[602] = files[602], files[601]  # between samples: nothing tells but the names
     archive = virtual_tar(files)
-    found = index(Counted(archive), archive.size, "a.tgz")
+    found = index_archive(Counted(archive), archive.size, "a.tgz")
     assert not found.entries[601].verified
     assert not is_as_predicted(window(archive, found, 601), found.entries[601], found)
-    walked = walk(Counted(archive), archive.size, "a.tgz")
+    walked = walk_archive(Counted(archive), archive.size, "a.tgz")
     assert_right(archive, walked, [600, 601, 602, 603])
 
 
@@ -150,16 +150,17 @@ def test_a_walk_reads_ahead_in_batches() -> None:
     archive = virtual_tar(named(list(range(COUNT))))
     for threads in (1, 8):
         read = Counted(archive)
-        found = walk(read, archive.size, "a.tgz", threads=threads)
+        found = walk_archive(read, archive.size, "a.tgz", threads=threads)
         assert len(found.entries) == COUNT
         assert read.requests <= COUNT + 40
 
 
 def test_a_second_archive_counts_on() -> None:
     first, again, after = (
-        index(Counted(a), a.size, "a.tgz") for a in (virtual_tar(named(ns)) for ns in ([0, 1, 2], [0, 1, 2], [7, 8]))
+        index_archive(Counted(a), a.size, "a.tgz")
+        for a in (virtual_tar(named(ns)) for ns in ([0, 1, 2], [0, 1, 2], [7, 8]))
     )
-    rows, layouts, _ = rows_of({"1.tgz": first, "2.tgz": again, "3.tgz": after})
+    rows, layouts, _ = rows_of_archives({"1.tgz": first, "2.tgz": again, "3.tgz": after})
     assert [(r["member"], r["path"]) for r in rows] == [
         (0, "1.tgz"), (1, "1.tgz"), (2, "1.tgz"), (3, "2.tgz"), (4, "2.tgz"), (5, "2.tgz"), (7, "3.tgz"), (8, "3.tgz"),
     ]  # fmt: skip
@@ -168,7 +169,7 @@ def test_a_second_archive_counts_on() -> None:
 
 def test_an_index_that_was_changed_is_refused() -> None:
     archive = virtual_tar(named([0, 1, 2]))
-    good = index(Counted(archive), archive.size, "a.tgz").to_json()
+    good = index_archive(Counted(archive), archive.size, "a.tgz").to_json()
     assert Index.from_json(json.loads(json.dumps(good))).to_json() == good
     for path, value in [
         (("version",), 2), (("version",), True), (("size",), 10), (("kind",), "zip"), (("name",), None),
@@ -201,7 +202,7 @@ def test_an_index_that_was_changed_is_refused() -> None:
 )
 def test_what_is_no_archive_is_named(raw: bytes, found: str) -> None:
     with pytest.raises(DamagedError) as caught:
-        index(Counted(raw), len(raw), "a.tgz")
+        index_archive(Counted(raw), len(raw), "a.tgz")
     assert str(caught.value) == (
         f"archive a.tgz at byte 0: expected a tar, or a gzipped one; found {found}. Get the archive again."
     )
@@ -241,4 +242,4 @@ def test_a_hostile_header_is_refused(kind: str) -> None:
     header, expected = BAD[kind]
     raw = block("first", 0) + header + bytes(20_000)
     with pytest.raises(DamagedError, match=f"^archive a.tar at byte [0-9,]+: expected {expected}"):
-        index(Counted(raw), len(raw), "a.tar")
+        index_archive(Counted(raw), len(raw), "a.tar")

@@ -46,7 +46,7 @@ def sound(tiny: Built, members: str = "1,12") -> bool:
 
 def left() -> list[str]:
     """Every file of the member cache that could be taken for a member."""
-    return sorted(p.name for p in cache.root().glob("*/members/*"))
+    return sorted(p.name for p in cache.cache_root().glob("*/members/*"))
 
 
 # ---- what heals by itself ----
@@ -116,7 +116,7 @@ def test_a_fault_that_stays(
 ) -> None:
     read("0")
     before = left()
-    fetching._asked.clear()  # as another process, which has no link yet
+    fetching._remote_files.clear()  # as another process, which has no link yet
     hub.faults.append({"path": path, **fault, **ALWAYS})
     with pytest.raises(ZooError) as caught:
         read("1")
@@ -129,7 +129,7 @@ def test_a_fault_that_stays(
     assert shown == text if text.endswith(".") else shown.startswith(text)
     assert WRITER not in shown
     assert left() == before  # the member that was there before, and nothing half
-    assert main.code_of(caught.value) == {NetworkError: 5, DamagedError: 4}.get(kind, 3)
+    assert main.exit_code(caught.value) == {NetworkError: 5, DamagedError: 4}.get(kind, 3)
     hub.faults.clear()
     assert sound(tiny, "0,1")
     assert hub.log.leaks(WRITER) == []
@@ -180,4 +180,4 @@ def test_without_a_network(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NetworkError) as caught:
         read()
     assert str(caught.value).startswith(f"revision 'main' of {ADDRESS}: expected an answer from 127.0.0.1:9; found Con")
-    assert main.code_of(caught.value) == 5
+    assert main.exit_code(caught.value) == 5

@@ -19,7 +19,7 @@ from checkpoints_zoo.sources import archives, fetching, source
 from checkpoints_zoo.sources import cache as member_cache
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
-from checkpoints_zoo.sources.source import find, resolve
+from checkpoints_zoo.sources.source import open_source, select_members
 from tests.hub import WRITER, Hub
 from tests.hub.virtual import Virtual
 from tests.support.archives import Part, head, local_tar, member, virtual_tar
@@ -69,7 +69,7 @@ def upstream(hub: Hub) -> Hub:
 
 def forget() -> None:
     """Start as a new process does."""
-    for known in (indexing._indexes, source._known, fetching._asked):
+    for known in (indexing._indexes, source._known, fetching._remote_files):
         known.clear()
 
 
@@ -182,7 +182,7 @@ def test_a_gzipped_archive_is_unpacked_once(upstream: Hub) -> None:
     forget()
     assert torch.equal(zoo.load("optunet-mnist", n=1).stack()["conv1.weight"], stacked["conv1.weight"][:1])
     assert upstream.log.select("_cdn") == []
-    assert member_cache.drop(REPO) > 0
+    assert member_cache.delete_members(REPO) > 0
     assert torch.equal(zoo.load("optunet-mnist", n=1).stack()["conv1.weight"], stacked["conv1.weight"][:1])
 
 
@@ -214,11 +214,11 @@ def test_a_manifest_comes_before_archives(upstream: Hub, tmp_path: Path) -> None
     folder = tmp_path / "models" / "mnist-optunet"
     folder.mkdir(parents=True)
     (folder / "a.tar").write_bytes(gzip.decompress(raw))
-    known = catalog.listing("optunet-mnist").archives
+    known = catalog.find_listing("optunet-mnist").archives
     assert known is not None
     facts = {"name": "optunet-mnist", "classes": known.classes, "preprocessing": known.preprocessing}
     description, rows = archives.source_of_archive(folder / "a.tar", tmp_path, facts)
-    manifest.write(rows, tmp_path / "manifests" / "optunet-mnist.parquet")
+    manifest.write_manifest(rows, tmp_path / "manifests" / "optunet-mnist.parquet")
     catalog.write_json(description.to_json(), tmp_path / "manifests" / "optunet-mnist.json")
     files = {p.relative_to(tmp_path).as_posix(): p for p in tmp_path.rglob("*.*") if p.is_file()}
     upstream.commit(REPO, files, lfs=True)
@@ -228,16 +228,16 @@ def test_a_manifest_comes_before_archives(upstream: Hub, tmp_path: Path) -> None
 
 
 def indexing_of(upstream: Hub) -> list[str]:
-    return resolve(ADDRESS, "").collections()
+    return open_source(ADDRESS, "").collections()
 
 
 @pytest.mark.slow
 def test_bytes_in_another_source(upstream: Hub, tmp_path: Path) -> None:
     """A manifest of one's own for archives that lie elsewhere."""
-    found = find("resnet18-cifar100", members="3,4", source=ADDRESS)
+    found = select_members("resnet18-cifar100", members="3,4", source=ADDRESS)
     values = found.description.to_json() | {"base": f"{ADDRESS}@{found.commit}"}
     catalog.write_json(values, tmp_path / "manifests" / "resnet18-cifar100.json")
-    manifest.write(found.rows, tmp_path / "manifests" / "resnet18-cifar100.parquet")
+    manifest.write_manifest(found.rows, tmp_path / "manifests" / "resnet18-cifar100.parquet")
     here = zoo.load("resnet18-cifar100", source=tmp_path)
     assert torch.equal(here.stack()["fc.weight"], torch.stack([bytes_of(3), bytes_of(4)]))
     upstream.commit("alice/index", {f"manifests/{p.name}": p for p in (tmp_path / "manifests").iterdir()})

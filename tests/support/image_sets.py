@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.images import CLASSES, ImageData, data_sets
 from tests.hub import Hub
 
-CHANGED = " The repo may have changed since this version was made: look for a newer one of checkpoints_zoo."
+CHANGED = " The repo may have changed since this version was released: try a newer version of checkpoints_zoo."
 DIGITS = tuple("0123456789")
 
 # The repo's ids that mean something else than the class, and what they stand for.

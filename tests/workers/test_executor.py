@@ -100,8 +100,8 @@ def test_a_job_that_kills_its_worker_again_and_again_is_an_error(tmp_path: Path)
     with pytest.raises(WorkerError) as error:
         results.extend(x for _, x in Processes(2).run(works.Killed(tmp_path, (1,), always=True), jobs(range(4))))
     assert str(error.value) == (
-        "job job 1: expected a result; found that its worker died 3 times, the last time by signal 9."
-        " Too little memory is the usual cause: use fewer workers. Workers may have said more above."
+        "job job 1: expected a result; found 3 workers that died, the last one by signal 9."
+        " The usual cause is too little memory: use fewer workers. The workers may have printed more above."
     )
     assert (tmp_path / "1").read_text().count("started") == 3
     assert 0 in results  # what finished was handed over
@@ -111,7 +111,7 @@ def test_a_job_that_kills_its_worker_again_and_again_is_an_error(tmp_path: Path)
 def test_a_worker_that_goes_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.1)
     before = multiprocessing.active_children()
-    with pytest.raises(WorkerError, match=r"its worker died 1 times, the last time by signal 9\."):
+    with pytest.raises(WorkerError, match=r"1 workers that died, the last one by signal 9\."):
         list(Processes(2, tries=1).run(works.silent, jobs([1])))
     assert multiprocessing.active_children() == before
 
@@ -152,7 +152,9 @@ def test_big_results_come_whole() -> None:
 
 
 def test_work_that_can_not_be_sent_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"work for several processes: expected what can be pickled; found .*lambda"):
+    with pytest.raises(
+        UsageError, match=r"work for several processes: expected objects that can be pickled; found .*lambda"
+    ):
         list(Processes(2).run(lambda x, device: x, jobs([1])))
 
 
@@ -253,11 +255,11 @@ def test_no_cluster_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
         def init(self, address: str, **options: object) -> None:
             raise ConnectionError(f"Could not find any running Ray instance at {address}.\nMore.")
 
-    monkeypatch.setattr(module, "_import", Absent)
+    monkeypatch.setattr(module, "_import_ray", Absent)
     with pytest.raises(NetworkError) as error:
         list(RayCluster("10.0.0.1:6379").run(works.squared, jobs([1])))
     assert str(error.value) == (
-        "Ray cluster '10.0.0.1:6379': expected one that answers; found Could not find any running Ray instance at"
+        "Ray cluster '10.0.0.1:6379': expected a cluster that answers; found Could not find any running Ray instance at"
         " 10.0.0.1:6379. Start one with `ray start --head`, or give `--ray local`."
     )
 

@@ -36,7 +36,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """Give a cluster and its second node; this process is connected to it."""
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # Ray looks at it when it is imported
     import_oracle("ray", required=CI)
-    ray = workers._import()
+    ray = workers._import_ray()
     from ray.cluster_utils import Cluster
 
     short = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # sockets' paths may have 107 characters

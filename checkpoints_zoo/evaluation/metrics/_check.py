@@ -32,6 +32,7 @@ def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> N
     if axes is not None and values.ndim != len(axes):
         axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
         raise refuse(thing, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
+    _check_dense(thing, values)
     if values.ndim == 0:
         raise refuse(thing, "an axis of classes", shape, "Give a tensor with a class axis")
     if values.dtype not in (torch.float32, torch.float64):
@@ -133,8 +134,15 @@ def at_least(thing: str, fewest: int, number: int) -> None:
 
 
 def _one_per_input(thing: str, values: Tensor, inputs: int) -> None:
+    _check_dense(thing, values)
     if values.shape != (inputs,):
         raise refuse(thing, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input")
+
+
+def _check_dense(thing: str, values: Tensor) -> None:
+    if values.layout != torch.strided:
+        layout = str(values.layout).removeprefix("torch.")
+        raise refuse(thing, "a dense tensor", f"layout {layout}", f"Convert it with {thing}.to_dense()")
 
 
 def _same_device(thing: str, values: Tensor, other: Tensor) -> None:

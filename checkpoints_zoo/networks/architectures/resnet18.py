@@ -18,7 +18,7 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
     11220132
     """
     net = small_resnet((2, 2, 2, 2), nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False), classes)
-    reset(net)
+    reset_weights(net)
     return net
 
 
@@ -41,7 +41,7 @@ def small_resnet(blocks: tuple[int, ...], stem: nn.Conv2d, classes: int, **optio
     return net
 
 
-def reset(net: nn.Module) -> None:
+def reset_weights(net: nn.Module) -> None:
     """Draw all weights again, in place, from the layers' own distributions.
 
     timm draws convolutions from another one (He, fan-out) than torch-uncertainty, which trained the members

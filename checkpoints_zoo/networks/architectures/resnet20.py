@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from checkpoints_zoo.networks.architectures.resnet18 import reset, small_resnet
+from checkpoints_zoo.networks.architectures.resnet18 import reset_weights, small_resnet
 
 
 def resnet20_frn_silu(channels: int = 3, classes: int = 10, conv_bias: bool = False) -> nn.Module:
@@ -36,7 +36,7 @@ def resnet20_frn_silu(channels: int = 3, classes: int = 10, conv_bias: bool = Fa
     net.add_module("layer4", nn.Identity())
     if conv_bias:
         _add_biases(net)
-    reset(net)
+    reset_weights(net)
     return net
 
 

@@ -1,7 +1,7 @@
-"""From a module to the steps of its network, where all its operations are known to treat members apart.
+"""Derive a program, a list of steps, from a module whose operations are all known to keep members separate.
 
-A module that does anything else has no program, and runs through its own code instead: control flow that depends on
-values, hooks, operations across channels, random numbers, layers that keep something between calls.
+Other modules have no program and run by their own code: modules with control flow that depends on values, hooks,
+operations across channels, random numbers, or layers that keep state between calls.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from checkpoints_zoo.networks.ensemble import program
-from checkpoints_zoo.networks.ensemble.program import Compute, Norm, Parameter, Program, Step
+from checkpoints_zoo.networks.ensemble.program import Compute, FoldableNorm, Program, Step, StepParameter
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, last_names
 
-PLAIN = (bool, int, float, str, type(None), torch.dtype)
-_SPACES: tuple[Any, ...] = (torch, F, operator, builtins)
+CONSTANT_TYPES = (bool, int, float, str, type(None), torch.dtype)
+_NAMESPACES: tuple[Any, ...] = (torch, F, operator, builtins)
 _COMPARING = (operator.eq, operator.ne, operator.ge, operator.gt, operator.le, operator.lt)
 _ASSIGNING = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class Unknown(Exception):
-    """An operation that has no step."""
+class UnknownOperation(Exception):
+    """An operation for which no step is known."""
 
 
 def derive_program(module: nn.Module, rank: int) -> Program | None:
-    """Derive the program of a module in eval mode; return None where it has none.
+    """Derive the program of a module in eval mode; return None if it has none.
 
     Args:
-        module: it is neither run nor changed.
-        rank: of its inputs, the batch axis included.
+        module: is neither run nor changed.
+        rank: number of axes of its inputs, including the batch axis.
     """
     layers = list(module.modules())
     if any(m.training or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOKS) for m in layers):
@@ -48,73 +48,73 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
     except TRACE_ERRORS:
         return None
     pairs = zip(twin.modules(), untouched.modules(), strict=True)
-    if not all(_same(vars(a), vars(b)) for a, b in pairs):
-        return None  # it keeps something between calls: one trace says nothing about the next call
+    if not all(_is_unchanged(vars(a), vars(b)) for a, b in pairs):
+        return None  # it keeps state between calls, so one trace does not describe the next call
     try:
-        return Builder(twin, rank).build(graph)
-    except Unknown:
+        return ProgramBuilder(twin, rank).build(graph)
+    except UnknownOperation:
         return None
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Say whether two copies of what a module keeps are the same, as far as they can be compared."""
+def _is_unchanged(a: Any, b: Any) -> bool:
+    """Say whether two copies of a module's attributes are equal, as far as they can be compared."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(_is_unchanged(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_is_unchanged(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, bool | int | float | str | set | frozenset | torch.dtype | None):
         return bool(a == b)
     return True
 
 
 @dataclass(eq=False)
-class Value:
-    """What is known of a value.
+class TracedValue:
+    """The known facts about a value of the traced graph.
 
     Args:
-        kind: "own" (each member's), "shared" (the inputs, or made of them alone), "parameter"; or "shape", "extent",
-            "dtype" of another value.
-        rank: of an activation; of a parameter, without the member axis.
-        place: where it lies while the program runs.
-        shares: the value whose memory it may share.
-        fresh: whether its memory is the program's own.
-        spread: whether elements may lie in one place.
-        of: the value whose shape, extent or dtype it is.
-        dim: of an extent.
+        kind: "member" (differs between members), "shared" (the inputs, or computed from them alone), "parameter"; or
+            "shape", "extent", "dtype" of another value.
+        rank: number of axes of an activation; of a parameter, without the member axis.
+        place: of the value while the program runs.
+        shares: the value with which it may share memory.
+        fresh: whether the program allocated its memory.
+        spread: whether several elements may share one memory address, as after `expand`.
+        of: the value whose shape, extent or dtype this is.
+        dim: the axis of an extent.
         name: of a parameter.
-        bring: what makes a parameter of the stack of it.
-        cast: the activation whose dtype a parameter is to have.
+        arrange: brings the stacked parameter into the shape that steps read.
+        cast: the activation whose dtype a parameter takes.
     """
 
     kind: str
     rank: int = 0
     place: int = -1
-    shares: Value | None = None
+    shares: TracedValue | None = None
     fresh: bool = False
     spread: bool = False
-    of: Value | None = None
+    of: TracedValue | None = None
     dim: int = 0
     name: str = ""
-    bring: Callable[[Tensor], Tensor] = lambda stack: stack
-    cast: Value | None = None
+    arrange: Callable[[Tensor], Tensor] = lambda stack: stack
+    cast: TracedValue | None = None
 
     @property
-    def root(self) -> Value:
+    def root(self) -> TracedValue:
         """The value whose memory this one shares."""
         return self if self.shares is None else self.shares.root
 
     @property
-    def active(self) -> bool:
-        return self.kind in ("own", "shared")
+    def is_activation(self) -> bool:
+        return self.kind in ("member", "shared")
 
 
-class Builder:
-    """Follow a graph and write its steps.
+class ProgramBuilder:
+    """Follows a graph and writes its steps.
 
     Args:
-        module: whose graph it is.
+        module: the traced module.
         rank: of the inputs.
     """
 
@@ -124,159 +124,165 @@ class Builder:
         self.names = {id(t): last[name] for name, t in module.state_dict(keep_vars=True).items()}
         self.tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         self.tensors |= dict(module.named_buffers(remove_duplicate=False))
-        self.parameters: list[Parameter | None] = []
-        self.steps: list[tuple[Compute, tuple[Value, ...], Value, bool, Value | None]] = []
+        self.parameters: list[StepParameter | None] = []
+        self.steps: list[tuple[Compute, tuple[TracedValue, ...], TracedValue, bool, TracedValue | None]] = []
         self.known: dict[fx.Node, Any] = {}
-        self.inputs = Value("shared", rank)
+        self.inputs = TracedValue("shared", rank)
         self.convolutions: dict[fx.Node, tuple[tuple[str, str], int, int]] = {}
-        self.norms: list[Norm] = []
+        self.norms: list[FoldableNorm] = []
 
     def build(self, graph: fx.Graph) -> Program:
         """Write the program of a graph; return it.
 
         Raises:
-            Unknown: an operation that has no step.
+            UnknownOperation: an operation for which no step is known.
         """
         result = None
         for node in graph.nodes:
             if node.op == "placeholder":
-                require(not self.known or node.args)  # further inputs have defaults
+                require(not self.known or node.args)  # only the first input may lack a default
                 self.known[node] = node.args[0] if self.known else self.inputs
             elif node.op == "get_attr":
-                self.known[node] = self.parameter(str(node.target))
+                self.known[node] = self.trace_parameter(str(node.target))
             elif node.op == "call_module":
-                self.known[node] = self.layer(node, self.layers[str(node.target)])
+                self.known[node] = self.add_layer(node, self.layers[str(node.target)])
             elif node.op == "output":
-                result = self.value(node.args[0])
+                result = self.value_of(node.args[0])
             else:
-                self.known[node] = call(self, node)
-        if not isinstance(result, Value) or result.kind != "own" or result.rank < 2:
-            raise Unknown
-        return self.finished(result)
+                self.known[node] = add_call(self, node)
+        if not isinstance(result, TracedValue) or result.kind != "member" or result.rank < 2:
+            raise UnknownOperation
+        return self.finish(result)
 
-    def value(self, argument: Any) -> Any:
-        """Return what is known of an argument: values for nodes, all else as it is."""
+    def value_of(self, argument: Any) -> Any:
+        """Return an argument with TracedValues in place of nodes."""
         if isinstance(argument, fx.Node):
             return self.known[argument]
         if isinstance(argument, list | tuple):
-            return type(argument)([self.value(a) for a in argument])
-        require(isinstance(argument, PLAIN))
+            return type(argument)([self.value_of(a) for a in argument])
+        require(isinstance(argument, CONSTANT_TYPES))
         return argument
 
-    def add(
+    def add_step(
         self,
         compute: Compute,
-        operands: tuple[Value, ...],
+        operands: tuple[TracedValue, ...],
         rank: int,
         *,
         kind: str = "",
-        shares: Value | None = None,
+        shares: TracedValue | None = None,
         over: bool = False,
-        writes: Value | None = None,
-    ) -> Value:
+        writes: TracedValue | None = None,
+    ) -> TracedValue:
         """Write a step; return its result.
 
         Args:
-            compute: what it does.
+            compute: the step's function.
             operands: activations and parameters.
             rank: of the result.
-            kind: of the result; "" for that of the operands.
-            shares: the operand whose memory the result may share.
-            over: whether it can overwrite an operand.
-            writes: the operand that the network itself overwrites here.
+            kind: of the result; "" derives it from the operands.
+            shares: the operand with which the result may share memory.
+            over: whether the function can overwrite an operand.
+            writes: the operand that the network's own code overwrites in this operation.
         """
-        kind = kind or ("own" if any(v.kind == "own" for v in operands) else "shared")
-        value = Value(kind, rank, shares=shares, fresh=shares is None, spread=shares is not None and shares.spread)
+        kind = kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
+        value = TracedValue(
+            kind, rank, shares=shares, fresh=shares is None, spread=shares is not None and shares.spread
+        )
         self.steps.append((compute, operands, value, over, writes))
         return value
 
-    def parameter(self, name: str) -> Value:
-        require(id(self.tensors[name]) in self.names)  # those outside the state dict have no stack
-        return Value("parameter", self.tensors[name].dim(), name=self.names[id(self.tensors[name])])
+    def trace_parameter(self, name: str) -> TracedValue:
+        require(id(self.tensors[name]) in self.names)  # tensors outside the state dict are not stacked
+        return TracedValue("parameter", self.tensors[name].dim(), name=self.names[id(self.tensors[name])])
 
-    def placed(self, tensor: Tensor | None, bring: Callable[[Tensor], Tensor], kernel: bool = False) -> Value:
-        """Give a layer's parameter a place; that of one which isn't there stays empty."""
+    def place_parameter(
+        self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel: bool = False
+    ) -> TracedValue:
+        """Give a layer's parameter a place; the place of a missing parameter (None) stays empty."""
         require(tensor is None or id(tensor) in self.names)
-        value = Value("parameter", place=len(self.parameters))
-        self.parameters.append(None if tensor is None else Parameter(self.names[id(tensor)], bring, kernel))
+        value = TracedValue("parameter", place=len(self.parameters))
+        self.parameters.append(None if tensor is None else StepParameter(self.names[id(tensor)], arrange, kernel))
         return value
 
-    def own(self, value: Value) -> Value:
-        """Return what each member has of its own, of shared inputs copies."""
-        if value.kind == "own":
+    def per_member(self, value: TracedValue) -> TracedValue:
+        """Return a value that each member has separately: shared inputs are repeated."""
+        if value.kind == "member":
             return value
-        return self.add(program.repeat, (value,), value.rank, kind="own", shares=value)
+        return self.add_step(program.repeat_for_members, (value,), value.rank, kind="member", shares=value)
 
-    def layer(self, node: fx.Node, layer: Any) -> Value:
-        x = self.value(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
-        if not isinstance(x, Value) or not x.active:
-            raise Unknown
+    def add_layer(self, node: fx.Node, layer: Any) -> TracedValue:
+        x = self.value_of(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
+        if not isinstance(x, TracedValue) or not x.is_activation:
+            raise UnknownOperation
         kind = type(layer)
         if kind in program.CONVOLUTIONS:
-            return self.convolution(node, layer, x)
+            return self.add_convolution(node, layer, x)
         if kind in program.BATCH_NORMS:
-            return self.batch_norm(node, layer, x)
+            return self.add_batch_norm(node, layer, x)
         if kind is nn.Linear:
             require(x.rank == 2)
-            operands = self.placed(layer.weight, lambda t: t), self.placed(layer.bias, lambda t: t)
-            return self.add(program.linear(x.kind == "shared"), (x, *operands), 2, kind="own")
+            operands = self.place_parameter(layer.weight, lambda t: t), self.place_parameter(layer.bias, lambda t: t)
+            return self.add_step(program.linear(x.kind == "shared"), (x, *operands), 2, kind="member")
         if kind is nn.GroupNorm:
             require(x.rank > 2)
-            affine = [self.placed(t, side_by_side) for t in (layer.weight, layer.bias)]
-            return self.add(program.group_norm(layer.num_groups, layer.eps), (self.own(x), *affine), x.rank)
-        if kind in program.SAME:
-            return self.add(program.same, (x,), x.rank, shares=x)
+            affine = [self.place_parameter(t, flatten_members) for t in (layer.weight, layer.bias)]
+            return self.add_step(program.group_norm(layer.num_groups, layer.eps), (self.per_member(x), *affine), x.rank)
+        if kind in program.IDENTITY_LAYERS:
+            return self.add_step(program.return_input, (x,), x.rank, shares=x)
         if kind is nn.Flatten:
             require(x.rank > 1 and layer.start_dim == 1 and layer.end_dim in (-1, x.rank - 1))
-            return self.add(program.flatten, (x,), 2, shares=x)
-        if kind in program.IN_PLACE:
+            return self.add_step(program.flatten, (x,), 2, shares=x)
+        if kind in program.IN_PLACE_LAYERS:
             twins = copy.copy(layer), copy.copy(layer)
             twins[0].inplace, twins[1].inplace = False, True
             writes = x if layer.inplace else None
-            return self.add(program.switched(twins), (x,), x.rank, over=True, writes=writes)
-        require(program.LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False))
-        return self.add(program.layer(layer), (x,), x.rank)
+            return self.add_step(program.call_twin_layers(twins), (x,), x.rank, over=True, writes=writes)
+        require(
+            program.CHANNELWISE_LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False)
+        )
+        return self.add_step(program.call_layer(layer), (x,), x.rank)
 
-    def convolution(self, node: fx.Node, layer: Any, x: Value) -> Value:
+    def add_convolution(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
         shared = x.kind == "shared" and layer.groups == 1
-        x = x if shared else self.own(x)
-        weight = self.placed(layer.weight, side_by_side, kernel=True)
-        bias = self.placed(layer.bias, side_by_side)
+        x = x if shared else self.per_member(x)
+        weight = self.place_parameter(layer.weight, flatten_members, kernel=True)
+        bias = self.place_parameter(layer.bias, flatten_members)
         names = self.name_of(layer.weight), self.name_of(layer.bias)
         self.convolutions[node] = names, weight.place, bias.place
-        return self.add(program.convolution(layer, shared), (x, weight, bias), x.rank, kind="own")
+        return self.add_step(program.convolution(layer, shared), (x, weight, bias), x.rank, kind="member")
 
-    def batch_norm(self, node: fx.Node, layer: Any, x: Value) -> Value:
+    def add_batch_norm(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         ranks = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}[type(layer)]
         require(layer.running_mean is not None and layer.running_var is not None and x.rank in ranks)
         tensors = layer.running_mean, layer.running_var, layer.weight, layer.bias
-        operands = [self.placed(t, side_by_side) for t in tensors]
+        operands = [self.place_parameter(t, flatten_members) for t in tensors]
         (before,) = node.all_input_nodes
         if before in self.convolutions and len(before.users) == 1:
             names, kernel, bias = self.convolutions[before]
             mean, var, gamma, beta = (v.place for v in operands)
             own = tuple(self.name_of(t) for t in tensors)
-            self.norms.append(Norm(kernel, bias, names, (mean, var, gamma, beta), own, layer.eps))  # type: ignore[arg-type]
-        return self.add(program.batch_norm(layer.eps), (self.own(x), *operands), x.rank)
+            self.norms.append(FoldableNorm(kernel, bias, names, (mean, var, gamma, beta), own, layer.eps))  # type: ignore[arg-type]
+        return self.add_step(program.batch_norm(layer.eps), (self.per_member(x), *operands), x.rank)
 
     def name_of(self, tensor: Tensor | None) -> str:
         return "" if tensor is None else self.names[id(tensor)]
 
-    def finished(self, result: Value) -> Program:
-        """Give values places, and say when each is read last; return the program."""
+    def finish(self, result: TracedValue) -> Program:
+        """Assign places, and find the last step that reads each value; return the program."""
         start = len(self.parameters)
         values = [self.inputs, *[value for _, _, value, _, _ in self.steps]]
         for i, value in enumerate(values):
             value.place = start + i
-        last: dict[Value, int] = {}
+        last: dict[TracedValue, int] = {}
         for i, (_, operands, _, _, _) in enumerate(self.steps):
             last.update({v.root: i for v in operands})
         last[result.root] = len(self.steps)
         written = []
         for i, (compute, operands, value, over, writes) in enumerate(self.steps):
             require(writes is None or (writes.root.fresh and last[writes.root] == i))
-            free = [v.active and v.root.fresh and not v.spread and last[v.root] == i for v in operands]
+            free = [v.is_activation and v.root.fresh and not v.spread and last[v.root] == i for v in operands]
             roots = [v.root for v in operands]
             free = [ok and roots.count(root) == 1 for ok, root in zip(free, roots, strict=True)]
             gone = tuple(v.place for v in values[: i + 1] if last.get(v.root) == i)
@@ -285,231 +291,245 @@ class Builder:
         return Program(tuple(self.parameters), tuple(written), start + len(values), result.place, tuple(self.norms))
 
 
-def side_by_side(stack: Tensor) -> Tensor:
-    """Lay members' tensors next to each other: (member·first axis, …)."""
+def flatten_members(stack: Tensor) -> Tensor:
+    """Merge the member axis with the first axis: (member·first axis, …)."""
     return stack.flatten(0, 1)
 
 
 def require(condition: object) -> None:
     """Raise Unknown unless a condition holds."""
     if not condition:
-        raise Unknown
+        raise UnknownOperation
 
 
-def flat(arguments: Any) -> Iterator[Any]:
-    """Yield what stands in nested lists and tuples."""
+def flatten_nested(arguments: Any) -> Iterator[Any]:
+    """Yield the elements of nested lists and tuples."""
     for argument in arguments:
         if isinstance(argument, list | tuple):
-            yield from flat(argument)
+            yield from flatten_nested(argument)
         else:
             yield argument
 
 
-def plain(arguments: Any) -> bool:
-    return all(isinstance(a, PLAIN) for a in flat(arguments))
+def are_constants(arguments: Any) -> bool:
+    return all(isinstance(a, CONSTANT_TYPES) for a in flatten_nested(arguments))
 
 
-def call(build: Builder, node: fx.Node) -> Any:
-    """Write the steps of a function or method; return what is known of its result.
+def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
+    """Write the steps of a call of a function or method; return its result's TracedValue, or a constant.
 
     Raises:
-        Unknown: it has none.
+        UnknownOperation: no step is known for it.
     """
-    name = _name_of(node)
-    args, options = build.value(node.args), {k: build.value(v) for k, v in node.kwargs.items()}
+    name = _function_name(node)
+    args, options = builder.value_of(node.args), {k: builder.value_of(v) for k, v in node.kwargs.items()}
     first = args[0] if args else None
-    if not any(isinstance(a, Value) for a in flat((args, *options.values()))):
-        return _constant(node, name, args)
+    if not any(isinstance(a, TracedValue) for a in flatten_nested((args, *options.values()))):
+        return _evaluate_constant(node, name, args)
     base = _ASSIGNING.get(name, name.removesuffix("_"))
     writes = first if base != name else None
-    if base in program.OVERWRITING and options.pop("inplace", False):
+    if base in program.IN_PLACE_FUNCTIONS and options.pop("inplace", False):
         writes = first
     if base in program.BINARY and len(args) == 2 and not options:
-        return _binary(build, base, args, writes)
+        return _add_binary(builder, base, args, writes)
     if name in ("cat", "concat") and isinstance(first, list | tuple):
         require((args[1:], options) in (((1,), {}), ((), {"dim": 1})))
-        parts = tuple(build.own(_active(v)) for v in first)
+        parts = tuple(builder.per_member(_require_activation(v)) for v in first)
         require(len({v.rank for v in parts}) == 1 and parts[0].rank > 1)
-        return build.add(program.joined, parts, parts[0].rank)
-    if not isinstance(first, Value):
-        raise Unknown
+        return builder.add_step(program.concatenate, parts, parts[0].rank)
+    if not isinstance(first, TracedValue):
+        raise UnknownOperation
     if first.kind == "shape" and name == "getitem":
         require(type(args[1]) is int)
-        return Value("extent", of=first.of, dim=args[1])
+        return TracedValue("extent", of=first.of, dim=args[1])
     if first.kind == "parameter":
-        return _parameter(name, first, args[1:], options)
-    return _activation(build, node, base, _active(first), args[1:], options, writes)
+        return _change_parameter(name, first, args[1:], options)
+    return _add_activation(builder, node, base, _require_activation(first), args[1:], options, writes)
 
 
-def _name_of(node: fx.Node) -> str:
-    """Return what a function or method is called by, if it is torch's or Python's own."""
+def _function_name(node: fx.Node) -> str:
+    """Return the name of a function or method; refuse functions that are not torch's or Python's."""
     if node.op == "call_method":
         return str(node.target)
     name = getattr(node.target, "__name__", "")
     if any(node.target is pool for pool in program.POOLS):
         return "pool"
-    require(any(getattr(space, name, None) is node.target for space in _SPACES))
+    require(any(getattr(space, name, None) is node.target for space in _NAMESPACES))
     return str(name)
 
 
-def _active(value: Any) -> Value:
-    if not isinstance(value, Value) or not value.active:
-        raise Unknown
+def _require_activation(value: Any) -> TracedValue:
+    if not isinstance(value, TracedValue) or not value.is_activation:
+        raise UnknownOperation
     return value
 
 
-def _constant(node: fx.Node, name: str, args: tuple[Any, ...]) -> Any:
-    """Compute what depends on no tensor: checks of a rank."""
-    if node.target in _COMPARING and plain(args):
+def _evaluate_constant(node: fx.Node, name: str, args: tuple[Any, ...]) -> Any:
+    """Evaluate a call without tensors, such as a comparison of ranks; return its result."""
+    if node.target in _COMPARING and are_constants(args):
         return node.target(*args)
     require(name == "_assert" and args[0] is True)
     return None
 
 
-def _activation(
-    build: Builder,
+def _add_activation(
+    builder: ProgramBuilder,
     node: fx.Node,
     name: str,
-    x: Value,
+    x: TracedValue,
     args: tuple[Any, ...],
     options: dict[str, Any],
-    writes: Value | None,
+    writes: TracedValue | None,
 ) -> Any:
-    simple = plain((args, *options.values()))
+    simple = are_constants((args, *options.values()))
     if name in program.POINTWISE and simple:
-        over = name in program.OVERWRITING
+        over = name in program.IN_PLACE_FUNCTIONS
         require(not over or not any(isinstance(a, bool) for a in args))  # that might be `inplace`
-        shares = x if name in program.SHARING else None
-        return build.add(program.pointwise(name, args, options), (x,), x.rank, shares=shares, over=over, writes=writes)
+        shares = x if name in program.MAY_RETURN_INPUT else None
+        return builder.add_step(
+            program.pointwise(name, args, options), (x,), x.rank, shares=shares, over=over, writes=writes
+        )
     require(writes is None)
     if name in program.REDUCTIONS and simple:
-        return _reduced(build, name, x, args, options)
+        return _add_reduction(builder, name, x, args, options)
     if name in ("flatten", "view", "reshape"):
-        return _flattened(build, name, x, args, options)
+        return _add_flatten(builder, name, x, args, options)
     if name in ("getattr", "size", "dim", "ndimension"):
         require(not options)
-        return _described(name, x, args)
+        return _describe_value(name, x, args)
     if name == "to":
-        return _cast(build, x, args, options)
+        return _add_cast(builder, x, args, options)
     if name == "expand":
-        require(len(args) == 1 and isinstance(args[0], Value) and args[0].kind == "shape" and not options)
-        like = _active(args[0].of)
+        require(len(args) == 1 and isinstance(args[0], TracedValue) and args[0].kind == "shape" and not options)
+        like = _require_activation(args[0].of)
         require(like.rank == x.rank and like.kind == x.kind)
-        value = build.add(program.expanded, (x, like), x.rank, shares=x)
+        value = builder.add_step(program.expand_like, (x, like), x.rank, shares=x)
         value.spread = True
         return value
     if name == "dropout":
         require(simple and (args[1] if len(args) > 1 else options.get("training", True)) is False)
-        return build.add(program.same, (x,), x.rank, shares=x)
+        return builder.add_step(program.return_input, (x,), x.rank, shares=x)
     require(name == "pool" and simple and program.POOLS[node.target] == x.rank)  # type: ignore[index]
     require(not options.get("return_indices", False) and len(args) < 6)
-    return build.add(program.called(node.target, args, options), (x,), x.rank)  # type: ignore[arg-type]
+    return builder.add_step(program.call_function(node.target, args, options), (x,), x.rank)  # type: ignore[arg-type]
 
 
-def _binary(build: Builder, name: str, pair: Sequence[Any], writes: Value | None) -> Value:
-    values = [v for v in pair if isinstance(v, Value)]
-    active = [v for v in values if v.active]
-    require(active and all(v.active or v.kind == "parameter" for v in values))
-    require(all(isinstance(v, Value) or type(v) in (int, float) for v in pair))
-    require(name not in ("max", "min", "maximum", "minimum") or len(values) == 2)  # else they reduce
-    if not isinstance(pair[0], Value):
+def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes: TracedValue | None) -> TracedValue:
+    values = [v for v in pair if isinstance(v, TracedValue)]
+    active = [v for v in values if v.is_activation]
+    require(active and all(v.is_activation or v.kind == "parameter" for v in values))
+    require(all(isinstance(v, TracedValue) or type(v) in (int, float) for v in pair))
+    require(
+        name not in ("max", "min", "maximum", "minimum") or len(values) == 2
+    )  # with one tensor, max and min are reductions
+    if not isinstance(pair[0], TracedValue):
         require(name in ("add", "mul"))
         pair = pair[::-1]
     rank = active[0].rank
     require(all(v.rank == rank for v in active) and rank > 1)
-    alone = len({v.kind for v in values}) == 1  # of inputs alone, all members' are the same
+    alone = len({v.kind for v in values}) == 1  # computed from the inputs alone: equal for all members
     operands = [
-        v if alone else build.own(v) if v.active else _aligned(build, v, rank) for v in pair if isinstance(v, Value)
+        v if alone else builder.per_member(v) if v.is_activation else _align_parameter(builder, v, rank)
+        for v in pair
+        if isinstance(v, TracedValue)
     ]
-    number = None if isinstance(pair[1], Value) else pair[1]
-    return build.add(program.binary(name, number), tuple(operands), rank, over=True, writes=writes)
+    number = None if isinstance(pair[1], TracedValue) else pair[1]
+    return builder.add_step(program.binary(name, number), tuple(operands), rank, over=True, writes=writes)
 
 
-def _aligned(build: Builder, value: Value, rank: int) -> Value:
-    """Place a parameter beside activations: (1, member·channel, …)."""
-    inner = value.bring
+def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> TracedValue:
+    """Give a parameter a place and the shape of activations, (1, member·channel, …); return it."""
+    inner = value.arrange
 
     def bring(stack: Tensor) -> Tensor:
         tensor = inner(stack)
         tensor = tensor.reshape(len(tensor), *[1] * (rank - tensor.dim() + 1), *tensor.shape[1:])
         return tensor.transpose(0, 1).flatten(1, 2)
 
-    tensor = next(t for n, t in build.tensors.items() if build.names.get(id(t)) == value.name)
+    tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == value.name)
     try:
         tried = bring(tensor.new_empty((2, *tensor.shape), device="meta"))
-    except RuntimeError as error:  # a view that can't be
-        raise Unknown from error
+    except RuntimeError as error:  # its shape does not fit
+        raise UnknownOperation from error
     require(value.rank <= rank and tried.dim() == rank and tried.shape[0] == 1)
-    placed = build.placed(tensor, bring)
-    return placed if value.cast is None else build.add(program.cast, (placed, value.cast), rank, kind="parameter")
+    placed = builder.place_parameter(tensor, bring)
+    return (
+        placed
+        if value.cast is None
+        else builder.add_step(program.cast_like, (placed, value.cast), rank, kind="parameter")
+    )
 
 
-def _parameter(name: str, value: Value, args: tuple[Any, ...], options: dict[str, Any]) -> Value:
-    """Give a parameter another shape, or an activation's dtype."""
-    inner = value.bring
+def _change_parameter(name: str, value: TracedValue, args: tuple[Any, ...], options: dict[str, Any]) -> TracedValue:
+    """Return a parameter with another shape, or with the dtype of an activation."""
+    inner = value.arrange
     if name == "to":
         (kind,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
-        require(isinstance(kind, Value) and kind.kind == "dtype" and set(options) <= {"dtype"})
-        return Value("parameter", value.rank, name=value.name, bring=inner, cast=kind.of)
+        require(isinstance(kind, TracedValue) and kind.kind == "dtype" and set(options) <= {"dtype"})
+        return TracedValue("parameter", value.rank, name=value.name, arrange=inner, cast=kind.of)
     sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
     require(name in ("view", "reshape") and not options and all(type(n) is int for n in sizes))
-    return Value(
+    return TracedValue(
         "parameter",
         len(sizes),
         name=value.name,
-        bring=lambda stack: inner(stack).reshape(len(stack), *sizes),
+        arrange=lambda stack: inner(stack).reshape(len(stack), *sizes),
         cast=value.cast,
     )
 
 
-def _named(names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return arguments by name, which were given in order; there may be fewer of them."""
+def _name_arguments(names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return positional arguments by name."""
     require(len(args) <= len(names))
     return dict(zip(names[: len(args)], args, strict=True))
 
 
-def _reduced(build: Builder, name: str, x: Value, args: tuple[Any, ...], options: dict[str, Any]) -> Value:
-    given = _named(("dim", "keepdim"), args) | options
-    require(set(given) <= {"dim", "keepdim"} and given.get("dim") is not None)
-    dims = given["dim"] if isinstance(given["dim"], list | tuple) else (given["dim"],)
+def _add_reduction(
+    builder: ProgramBuilder, name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+) -> TracedValue:
+    named = _name_arguments(("dim", "keepdim"), args) | options
+    require(set(named) <= {"dim", "keepdim"} and named.get("dim") is not None)
+    dims = named["dim"] if isinstance(named["dim"], list | tuple) else (named["dim"],)
     axes = tuple(sorted(d % x.rank for d in dims))
     require(axes and axes[0] > 1)
-    keep = bool(given.get("keepdim", False))
-    return build.add(program.spatial(name, axes, keep), (x,), x.rank if keep else x.rank - len(axes))
+    keep = bool(named.get("keepdim", False))
+    return builder.add_step(program.reduce_spatial(name, axes, keep), (x,), x.rank if keep else x.rank - len(axes))
 
 
-def _flattened(build: Builder, name: str, x: Value, args: tuple[Any, ...], options: dict[str, Any]) -> Value:
-    """Flatten all behind the batch axis; views are taken if they say that: (batch, -1), or (-1, a number)."""
+def _add_flatten(
+    builder: ProgramBuilder, name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+) -> TracedValue:
+    """Flatten all axes after the batch axis; a view must have the sizes (batch, -1), or (-1, a number)."""
     width = 0
     require(x.rank > 1)
     if name == "flatten":
-        given = _named(("start_dim", "end_dim"), args) | options
-        require(given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
+        named = _name_arguments(("start_dim", "end_dim"), args) | options
+        require(named in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
     else:
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
         require(len(sizes) == 2 and not options)
-        if isinstance(sizes[0], Value):
+        if isinstance(sizes[0], TracedValue):
             require(sizes[0].kind == "extent" and sizes[0].dim == 0 and sizes[1] == -1)
         else:
             require(sizes[0] == -1 and type(sizes[1]) is int and sizes[1] > 0)
             width = sizes[1]
-    return build.add(program.flatten_to(width) if width else program.flatten, (x,), 2, shares=x)
+    return builder.add_step(program.flatten_to(width) if width else program.flatten, (x,), 2, shares=x)
 
 
-def _described(name: str, x: Value, args: tuple[Any, ...]) -> Any:
+def _describe_value(name: str, x: TracedValue, args: tuple[Any, ...]) -> Any:
     if name == "size" and args:
         require(type(args[0]) is int)
-        return Value("extent", of=x, dim=args[0])
+        return TracedValue("extent", of=x, dim=args[0])
     if name in ("dim", "ndimension") or args == ("ndim",):
         return x.rank
     require(name == "size" or args in (("shape",), ("dtype",)))
-    return Value("dtype" if args == ("dtype",) else "shape", of=x)
+    return TracedValue("dtype" if args == ("dtype",) else "shape", of=x)
 
 
-def _cast(build: Builder, x: Value, args: tuple[Any, ...], options: dict[str, Any]) -> Value:
+def _add_cast(builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]) -> TracedValue:
     (kind,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
     require(set(options) <= {"dtype"})
     if isinstance(kind, torch.dtype):
-        return build.add(program.called(Tensor.to, (kind,), {}), (x,), x.rank, shares=x)
-    require(isinstance(kind, Value) and kind.kind == "dtype")
-    return build.add(program.cast, (x, _active(kind.of)), x.rank, shares=x)
+        return builder.add_step(program.call_function(Tensor.to, (kind,), {}), (x,), x.rank, shares=x)
+    require(isinstance(kind, TracedValue) and kind.kind == "dtype")
+    return builder.add_step(program.cast_like, (x, _require_activation(kind.of)), x.rank, shares=x)

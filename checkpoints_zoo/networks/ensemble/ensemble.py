@@ -1,6 +1,6 @@
-"""Members as one module: stacked parameters and a batch of inputs give logits (member, batch, class).
+"""Members as one module: a batch of inputs gives logits (member, batch, class).
 
-Members beyond memory are read chunk by chunk (`Stream`), the next chunk while one is used.
+Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while one is used.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SmallerChunk, UsageError
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.ensemble.executions import Graphs, Runner, check_execution, halve_members, out_of_memory
+from checkpoints_zoo.networks.ensemble.executions import (
+    GraphCache,
+    Runner,
+    check_execution,
+    halve_members,
+    is_out_of_memory,
+)
 
 Stacked = dict[str, Tensor]
 Read = Callable[[range, torch.device, torch.dtype | None], Stacked]
@@ -27,17 +33,17 @@ T = TypeVar("T")
 class Ensemble(nn.Module):
     """Independent members behind one call, in eval mode.
 
-    They are held in memory, or read chunk by chunk whenever they run (`Ensemble.reading`). A slice is an ensemble that
+    The members are in memory, or are read in chunks at every call (`Ensemble.reading`). A slice is an ensemble that
     shares their memory; a position gives one member as a module of its architecture, which shares it too.
 
     Args:
         skeleton: the members' module; its own parameters are never used.
-        stacked: parameters and buffers, name -> (member, …); not copied. What is written to them later counts.
+        stacked: parameters and buffers, name -> (member, …). They are not copied: later changes to them have an effect.
         ids: of the members, in the order of the stack.
-        execution: how members run: "loop" one after another, "grouped" side by side with grouped convolutions,
-            "vmap", "graph" as a CUDA graph, "module" through the module's own code; None chooses by device and sizes.
-            Their logits differ by rounding only: in float32 less than 1e-5 of the largest.
-        compile: whether to use torch.compile, for seconds to minutes at the first call; rounding is as without.
+        execution: "loop" runs members one after another, "grouped" side by side with grouped convolutions, "vmap" by
+            torch.func.vmap, "graph" as a CUDA graph, "module" by the module's own code; None chooses by device and
+            sizes. Logits differ by rounding only: in float32 by less than 1e-5 of the largest.
+        compile: whether to use torch.compile, which takes seconds to minutes at the first call.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=3)
@@ -61,13 +67,13 @@ class Ensemble(nn.Module):
         super().__init__()
         self.training = False
         self.ids = list(ids)
-        self._skeleton = (skeleton,)  # in a tuple, so that it is no submodule and `.to` leaves it alone
+        self._skeleton = (skeleton,)  # in a tuple, so that it is not a submodule and `.to` does not move it
         self._stacked: Stacked | None = modules.widen_norms(stacked)
         self._stream: Stream | None = None
         self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
-        self._options: dict[str, Any] = {"asked": execution, "compiled": bool(compile)}
+        self._options: dict[str, Any] = {"requested": execution, "compiled": bool(compile)}
         self._runner: Runner | None = None
-        self._graphs = Graphs()
+        self._graphs = GraphCache()
         check_execution(execution, self._device, bool(compile))
 
     @classmethod
@@ -83,41 +89,41 @@ class Ensemble(nn.Module):
         execution: str | None = None,
         compile: bool = False,
     ) -> Ensemble:
-        """Make an ensemble of members that are read: all at once, or in chunks where they don't fit; return it.
+        """Read members, all at once or in chunks if they don't fit into memory; return their ensemble.
 
         Args:
-            skeleton, ids, execution, compile: as above.
+            skeleton, ids, execution, compile: as in `Ensemble`.
             read: (positions, device, dtype) -> stacked tensors of members at consecutive positions.
-            device, dtype: where and what they are to be.
-            chunk: how many are read at a time, at every call anew; None holds all, or where the memory is too small
-                as many as fit, and a warning says so.
+            device, dtype: of the stacked tensors.
+            chunk: number of members that are read at a time, again at every call; None reads all members once, or
+                warns and reads chunks that fit if memory is too small.
         """
         check_execution(execution, device, bool(compile))
         if chunk is None:
             try:
                 return cls(skeleton, read(range(len(ids)), device, dtype), ids, execution=execution, compile=compile)
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or len(ids) == 1:
+                if not is_out_of_memory(error) or len(ids) == 1:
                     raise
             chunk = chunk_that_fits(read(range(1), device, dtype), len(ids), device)
             warnings.warn(
-                f"not enough memory on {device} for {len(ids)} members: {chunk} are read at a time, at every call",
+                f"not enough memory on {device} for {len(ids)} members: every call reads them, {chunk} at a time",
                 SmallerChunk,
                 stacklevel=3,
             )
         if type(chunk) is not int or chunk < 1:
             raise UsageError("chunk of an ensemble", expected="a whole number from 1, or None", found=repr(chunk)[:80])
         stream = Stream(read, len(ids), chunk, device, dtype)
-        return cls._streamed(skeleton, stream, ids, execution=execution, compile=compile)
+        return cls._from_stream(skeleton, stream, ids, execution=execution, compile=compile)
 
     @classmethod
-    def _streamed(
+    def _from_stream(
         cls, skeleton: nn.Module, stream: Stream, ids: Sequence[int], *, execution: str | None, compile: bool
     ) -> Ensemble:
         nothing = {"": torch.empty(0, 0, dtype=stream.dtype, device=stream.device)}
-        made = cls(skeleton, nothing, ids, execution=execution, compile=compile)
-        made._stacked, made._stream = None, stream
-        return made
+        ensemble = cls(skeleton, nothing, ids, execution=execution, compile=compile)
+        ensemble._stacked, ensemble._stream = None, stream
+        return ensemble
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -132,12 +138,12 @@ class Ensemble(nn.Module):
         """The members' parameters and buffers, name -> (member, …).
 
         Raises:
-            UsageError: they are not held in memory.
+            UsageError: they are not in memory.
         """
         if self._stacked is None:
             raise UsageError(
                 "stacked weights of an ensemble",
-                expected="members that are held in memory",
+                expected="members in memory",
                 found=repr(self),
                 do="Use .parts(), or members.batches(...)",
             )
@@ -145,7 +151,7 @@ class Ensemble(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that inputs must have; layers with running statistics may hold wider ones."""
+        """The dtype that inputs must have; tensors of layers with running statistics may have a wider one."""
         return self._dtype
 
     @property
@@ -173,50 +179,50 @@ class Ensemble(nn.Module):
         total: Tensor | None = None
         for logits in self._logits(inputs):
             wide = torch.promote_types(logits.dtype, torch.float32)
-            some = logits.softmax(-1, dtype=wide).sum(0)
-            total = some if total is None else total + some
+            part_sum = logits.softmax(-1, dtype=wide).sum(0)
+            total = part_sum if total is None else total + part_sum
         if total is None:
             raise UsageError("ensemble", expected="one member or more", found="none")
         return total / len(self)
 
     def flat(self, inputs: Tensor) -> Tensor:
-        """Return the logits as (member·batch, class), all of the first member first, as torch-uncertainty has them."""
+        """Return the logits as (member·batch, class), first those of the first member, as torch-uncertainty does."""
         return self(inputs).flatten(0, 1)  # type: ignore[no-any-return]
 
     def parts(self) -> Iterator[Ensemble]:
-        """Yield ensembles of consecutive members that are held in memory: to run many batches for one reading.
+        """Yield ensembles of consecutive members in memory, so that many batches run for one reading.
 
-        Of an ensemble that is held in memory, itself.
+        An ensemble in memory yields itself.
         """
         if self._stream is None:
             yield self
         else:
-            yield from self._stream.each(self._part)
+            yield from self._stream.use_chunks(self._part)
 
     def _part(self, positions: range, stacked: Stacked) -> Ensemble:
         ids = self.ids[positions.start : positions.stop]
-        options: dict[str, Any] = {"execution": self._options["asked"], "compile": self._options["compiled"]}
+        options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
         part = Ensemble(self._skeleton[0], stacked, ids, **options)
-        part._graphs = self._graphs  # captured once, whichever members they run
+        part._graphs = self._graphs  # a graph serves all members
         return part
 
     def _logits(self, inputs: Tensor) -> Iterator[Tensor]:
-        """Run the members; yield logits (member, batch, class), of some of them at a time."""
+        """Run the members; yield logits (member, batch, class) of one chunk of members at a time."""
         if inputs.dtype != self.dtype or inputs.device != self.device:
             raise UsageError(
                 "inputs of the ensemble",
                 expected=f"{self.dtype} on {self.device}",
                 found=f"{inputs.dtype} on {inputs.device}",
-                do="Give members.preprocess(images), then .to(...) if another device or dtype is meant",
+                do="Give members.preprocess(images).to(device, dtype)",
             )
         if self._stream is None:
             if self._runner is None:
                 self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
-            yield self._checked(self._runner(inputs), inputs)
+            yield self._check_logits(self._runner(inputs), inputs)
         else:
-            yield from self._stream.each(lambda some, stacked: next(self._part(some, stacked)._logits(inputs)))
+            yield from self._stream.use_chunks(lambda some, stacked: next(self._part(some, stacked)._logits(inputs)))
 
-    def _checked(self, logits: Tensor, inputs: Tensor) -> Tensor:
+    def _check_logits(self, logits: Tensor, inputs: Tensor) -> Tensor:
         if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
             bad = ~torch.isfinite(logits).flatten(1).all(1)
             raise DamagedError(
@@ -235,9 +241,9 @@ class Ensemble(nn.Module):
     def __getitem__(self, position: slice) -> Ensemble: ...
 
     def __getitem__(self, position: int | slice) -> nn.Module | Ensemble:
-        """Take by position: a slice gives an Ensemble, an int one member as a module of its architecture.
+        """Select by position: a slice gives an Ensemble, an int one member as a module of its architecture.
 
-        Weights are not copied: both share the ensemble's memory. Members that are not held in memory are read.
+        Both share the ensemble's memory. Members that are not in memory are read.
 
         Raises:
             MemberNotFound: no such position.
@@ -245,7 +251,7 @@ class Ensemble(nn.Module):
         """
         if isinstance(position, slice):
             return self._slice(range(len(self))[position])
-        at = whole(position)
+        at = whole_number(position)
         if at is None or not -len(self) <= at < len(self):
             raise MemberNotFound(
                 f"position {position!r} of an ensemble",
@@ -253,22 +259,22 @@ class Ensemble(nn.Module):
                 found=repr(position)[:80],
             )
         at %= len(self)
-        one = self._stream.one(at) if self._stream else {n: t[at : at + 1] for n, t in self.stacked.items()}
+        one = self._stream.read_one(at) if self._stream else {n: t[at : at + 1] for n, t in self.stacked.items()}
         return modules.fill_skeleton(self._skeleton[0], {n: t[0] for n, t in one.items()}, self.device)
 
     def _slice(self, positions: range) -> Ensemble:
         if not positions:
             raise SelectionError("slice of an ensemble", expected="one member or more", found="none")
         ids = [self.ids[i] for i in positions]
-        options: dict[str, Any] = {"execution": self._options["asked"], "compile": self._options["compiled"]}
+        options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
         if self._stream is not None:
-            part = self._stream.part(positions)
-            return self._streamed(self._skeleton[0], part, ids, **options)
+            part = self._stream.select(positions)
+            return self._from_stream(self._skeleton[0], part, ids, **options)
         at = slice(positions.start, positions.stop, positions.step) if positions.step > 0 else list(positions)
         return Ensemble(self._skeleton[0], {n: t[at] for n, t in self.stacked.items()}, ids, **options)
 
     def train(self, mode: bool = True) -> Ensemble:
-        """Stay in eval mode; asked for training mode, say why not.
+        """Stay in eval mode; refuse training mode.
 
         Raises:
             UsageError: if `mode` is true.
@@ -277,18 +283,18 @@ class Ensemble(nn.Module):
             raise UsageError(
                 "ensemble.train()",
                 expected="eval mode: the members are finished, and batch statistics would mix their inputs",
-                do="Take members[i].model() to train one of them further",
+                do="Use members[i].model() to train one of them further",
             )
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
         like = fn(torch.empty(0, dtype=self.dtype, device=self.device))
-        check_execution(self._options["asked"], like.device, self._options["compiled"])
+        check_execution(self._options["requested"], like.device, self._options["compiled"])
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._runner, self._graphs = None, Graphs()
+        self._runner, self._graphs = None, GraphCache()
         self._dtype, self._device = like.dtype, like.device
         if self._stream is not None:
-            self._stream = self._stream.on(like.device, like.dtype)
+            self._stream = self._stream.to(like.device, like.dtype)
             return self
         norms = modules.norm_tensor_names(self.stacked)
         for name, tensor in self.stacked.items():
@@ -299,45 +305,45 @@ class Ensemble(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # What it keeps from call to call, a copy finds for itself.
-        return self.__dict__ | {"_runner": None, "_graphs": Graphs()}
+        # A copy rebuilds its caches.
+        return self.__dict__ | {"_runner": None, "_graphs": GraphCache()}
 
 
 class Stream:
-    """Members that are read whenever they are used.
+    """Members that are read at every use.
 
     Args:
         read: gives the stacked tensors of members at consecutive positions, on a device and in a dtype.
-        count: how many members there are.
-        chunk: how many are read at a time.
-        device, dtype: where and what they are to be.
+        count: the number of members.
+        chunk: the number of members that are read at a time.
+        device, dtype: of the stacked tensors.
     """
 
     def __init__(self, read: Read, count: int, chunk: int, device: torch.device, dtype: torch.dtype | None) -> None:
         self.read, self.count, self.chunk = read, count, chunk
         self.device, self.dtype = device, dtype
 
-    def each(self, use: Callable[[range, Stacked], T]) -> Iterator[T]:
-        """Read chunk by chunk; yield what `use` makes of each.
+    def use_chunks(self, use: Callable[[range, Stacked], T]) -> Iterator[T]:
+        """Read chunk by chunk; yield the result of `use` for each.
 
-        Where memory is short, for reading or for using, chunks are half as large from there on, and a warning says so.
+        If memory runs out, a warning follows and the remaining chunks are half as large.
         """
-        at, part = 0, self._part(0)
+        at, part = 0, self._chunk_from(0)
         with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-            coming = reader.submit(self._read, part)
+            coming = reader.submit(self._read_chunk, part)
             while part:
                 following = None
                 try:
                     stacked = coming.result()
-                    if after := self._part(part.stop):
-                        following = reader.submit(self._read, after)
+                    if after := self._chunk_from(part.stop):
+                        following = reader.submit(self._read_chunk, after)
                     made = use(part, stacked)
                 except (RuntimeError, MemoryError) as error:
-                    if not out_of_memory(error) or len(part) == 1:
+                    if not is_out_of_memory(error) or len(part) == 1:
                         raise
                 else:
                     at, part = part.stop, after
-                    del stacked  # not held while its results are used
+                    del stacked  # free its memory before the caller uses the results
                     if following is not None:
                         coming = following
                     yield made
@@ -346,20 +352,20 @@ class Stream:
                 if following is not None:
                     wait([following])
                 self.chunk = halve_members(len(part), self.device)
-                part = self._part(at)
-                coming = reader.submit(self._read, part)
+                part = self._chunk_from(at)
+                coming = reader.submit(self._read_chunk, part)
 
-    def _part(self, start: int) -> range:
+    def _chunk_from(self, start: int) -> range:
         return range(start, min(start + self.chunk, self.count))
 
-    def _read(self, part: range) -> Stacked:
+    def _read_chunk(self, part: range) -> Stacked:
         return self.read(part, self.device, self.dtype)
 
-    def one(self, at: int) -> Stacked:
+    def read_one(self, at: int) -> Stacked:
         """Read one member; return name -> (1, …)."""
-        return self._read(range(at, at + 1))
+        return self._read_chunk(range(at, at + 1))
 
-    def part(self, positions: range) -> Stream:
+    def select(self, positions: range) -> Stream:
         """Return a stream of some of the members."""
 
         def read(some: range, device: torch.device, dtype: torch.dtype | None) -> Stacked:
@@ -371,18 +377,18 @@ class Stream:
 
         return Stream(read, len(positions), self.chunk, self.device, self.dtype)
 
-    def on(self, device: torch.device, dtype: torch.dtype | None) -> Stream:
+    def to(self, device: torch.device, dtype: torch.dtype | None) -> Stream:
         """Return a stream of the same members on another device, in another dtype."""
         return Stream(self.read, self.count, self.chunk, device, dtype)
 
 
 def chunk_that_fits(one: Stacked, members: int, device: torch.device) -> int:
-    """Return how many members to read at a time: two such chunks take half of the memory that is free.
+    """Return the number of members to read at a time: two such chunks take half of the free memory.
 
     Args:
         one: the stacked tensors of one member.
-        members: how many there are.
-        device: whose memory it is.
+        members: the number of all members.
+        device: of the stacked tensors.
     """
     each = sum(t.numel() * t.element_size() for t in one.values())
     free = devices.free_bytes(device)

@@ -1,7 +1,8 @@
-"""Members of one stack run on a batch: one after another or side by side, by a program or through their own code.
+"""Executions: ways to run stacked members on a batch, one after another or side by side.
 
-All give the logits of a loop over modules up to rounding. `Runner` runs them; a table chooses the execution by device
-and sizes; `Trials` remembers what a network can do; `Graphs` replays one member's kernels as a CUDA graph.
+Every execution gives the logits of a loop over modules, up to rounding. `Runner` runs the members; EXECUTION_RULES
+choose the execution by device and sizes; `Trials` remember which executions are correct for a network; `GraphCache`
+holds CUDA graphs.
 """
 
 from __future__ import annotations
@@ -22,122 +23,129 @@ from checkpoints_zoo.errors import SmallerChunk, TooLargeError, UsageError
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import fits_easily, one_thread
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
-from checkpoints_zoo.networks.ensemble.program import Norm, Program, safe_norms
+from checkpoints_zoo.networks.ensemble.program import FoldableNorm, Program, choose_foldable_norms
 
-# "module" is a loop through the module's own code: slower, and bit for bit what a member's module gives.
+# "module" loops over the modules' own code: slower, and bit for bit equal to a member's module.
 EXECUTIONS = ("loop", "grouped", "vmap", "graph", "module")
-ANY = 2**62
-VMAP_BATCH = {"cpu": 2**16}  # bytes, as `batch` above: beyond them it is slower than a loop
-_SMALL_MEMBER = 2**18  # elements
-_PIECE, _LEAST_PIECE = 2**21, 16  # bytes of a piece's widest activation, inputs of a piece
-_TENSORS_KEPT = 50_000  # tensors of one member each that are kept from call to call
-_GRAPHS_KEPT = 4  # shapes of inputs; each graph holds the memory of a member's activations
-_WARM_RUNS = 3  # runs before the capture: libraries choose their kernels then
-_TRIED = 3  # inputs of a trial
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest logit; half precision 0.1: it rounds elsewhere
-_REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
+NO_LIMIT = 2**62
+VMAP_BATCH_BYTES = {"cpu": 2**16}  # of a member's widest activation: beyond, vmap is slower than a loop
+_SMALL_MEMBER_ELEMENTS = 2**18
+_PIECE_BYTES, _LEAST_PIECE_INPUTS = 2**21, 16  # of a batch that is cut to fit a CPU's cache
+_MAX_CACHED_TENSORS = 50_000  # per-member tensors that are kept from call to call
+_MAX_CACHED_GRAPHS = 4  # each holds the memory of a member's activations
+_WARM_RUNS = 3  # before a graph is captured: libraries choose their kernels in these
+_TRIAL_INPUTS = 3
+_TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+}  # times the largest logit; half precision: 0.1
+_REFUSAL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
 Weights = list[Tensor | None]
-Ready = tuple[int, list[Tensor | None]]
+MemberGroup = tuple[int, list[Tensor | None]]
 
 
-def check_execution(asked: str | None, device: torch.device, compiled: bool) -> None:
-    """Check that an execution is one, and can be had on a device.
+def check_execution(requested: str | None, device: torch.device, compiled: bool) -> None:
+    """Check the name of an execution, and that the device supports it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: an unknown or unsupported execution.
     """
-    if asked is not None and asked not in EXECUTIONS:
+    if requested is not None and requested not in EXECUTIONS:
         expected = f"{', '.join(EXECUTIONS)} or None"
-        raise UsageError("execution of an ensemble", expected=expected, found=repr(asked)[:80])
-    if asked == "graph" and device.type != "cuda":
+        raise UsageError("execution of an ensemble", expected=expected, found=repr(requested)[:80])
+    if requested == "graph" and device.type != "cuda":
         raise UsageError("execution 'graph'", expected="a CUDA device", found=str(device), do="Take None")
-    if compiled and asked in ("vmap", "graph"):
-        raise UsageError(f"execution {asked!r} with compile=True", expected="'loop', 'grouped' or None", do="Take None")
+    if compiled and requested in ("vmap", "graph"):
+        raise UsageError(
+            f"execution {requested!r} with compile=True", expected="'loop', 'grouped' or None", do="Take None"
+        )
 
 
 class Runner:
-    """Members of one stack, ready to run.
+    """Runs stacked members.
 
     Args:
         skeleton: their module; its own parameters are never used.
         stacked: parameters and buffers, name -> (member, …).
-        asked: the execution that is to run; None for the table's choice.
+        requested: the execution to use; None to choose one by EXECUTION_RULES.
         compiled: whether programs go through torch.compile.
-        graphs: CUDA graphs captured before, of members of the same shapes.
+        graphs: CUDA graphs that were captured for members of the same shapes.
     """
 
     def __init__(
         self,
         skeleton: nn.Module,
         stacked: Mapping[str, Tensor],
-        asked: str | None = None,
+        requested: str | None = None,
         compiled: bool = False,
-        graphs: Graphs | None = None,
+        graphs: GraphCache | None = None,
     ) -> None:
-        self.skeleton, self.stacked, self.asked, self.compiled = skeleton, stacked, asked, compiled
+        self.skeleton, self.stacked, self.requested, self.compiled = skeleton, stacked, requested, compiled
         first = next(iter(stacked.values()))
         self.members, self.device = len(first), first.device
         self.dtype = modules.input_dtype(stacked)
-        others = modules.superseded_names(skeleton)
-        self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in others]
-        self.loose = {
+        superseded = modules.superseded_names(skeleton)
+        self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in superseded]
+        self.unsaved = {
             n: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
             for n, t in modules.unsaved_tensors(skeleton).items()
         }
-        self.weights = sum(t[0].numel() for t in self.last.values())
-        self.most = self.members  # side by side; less once memory was short
+        self.weights = sum(t[0].numel() for t in self.tensors.values())
+        self.max_at_once = self.members  # members side by side; fewer after memory was short
         self.trials = Trials.of(skeleton)
-        self._seen: list[Tensor] = []
-        self._versions: list[int] = []
-        self._kept: dict[tuple[int, bool], list[Ready]] = {}
-        self._folded: dict[tuple[int, int], tuple[Norm, ...]] = {}
-        self.graphs = Graphs() if graphs is None else graphs
+        self._cached_tensors: list[Tensor] = []
+        self._cached_versions: list[int] = []
+        self._cached_groups: dict[tuple[int, bool], list[MemberGroup]] = {}
+        self._folded_norms: dict[tuple[int, int], tuple[FoldableNorm, ...]] = {}
+        self.graphs = GraphCache() if graphs is None else graphs
         self._compiled: dict[int, Any] = {}
 
     @property
-    def last(self) -> dict[str, Tensor]:
-        """What the members take, name -> (member, …)."""
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that the members use, name -> (member, …)."""
         return {n: self.stacked[n] for n in self.names}
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Run all members on a batch of inputs; return logits (member, batch, …).
 
         Raises:
-            UsageError: the execution that was asked for can't run these members.
-            TooLargeError: not even one member at a time fits into the memory.
+            UsageError: the requested execution can't run these members.
+            TooLargeError: not even one member at a time fits into memory.
         """
-        with one_thread(single_thread(self.device.type, self.weights)):
+        with one_thread(is_single_threaded(self.device.type, self.weights)):
             while True:
-                choice, program = self.chosen(inputs)
+                choice, program = self.choose(inputs)
                 try:
                     return self.run(choice, program, inputs)
                 except (RuntimeError, MemoryError) as error:
-                    if not out_of_memory(error):
+                    if not is_out_of_memory(error):
                         raise
                     if choice.members == 1:
-                        raise too_large(self.device, len(inputs)) from error
-                self._kept.clear()
-                self.most = halve_members(choice.members, self.device)
+                        raise too_large_error(self.device, len(inputs)) from error
+                self._cached_groups.clear()
+                self.max_at_once = halve_members(choice.members, self.device)
 
-    def chosen(self, inputs: Tensor) -> tuple[Choice, Program | None]:
-        """Return what runs for such inputs: the execution, and the program if there is one and it is right."""
-        if self.asked == "module":
+    def choose(self, inputs: Tensor) -> tuple[Choice, Program | None]:
+        """Return the execution for such inputs, and the network's program if it has a correct one."""
+        if self.requested == "module":
             return Choice("module"), None
         program = self.program(inputs)
-        batch = self.trials.widest(self, program, inputs) * len(inputs)
-        choice = choose_execution(self.device.type, self.weights, min(self.members, self.most), batch, self.asked)
+        batch = self.trials.widest_activation(self, program, inputs) * len(inputs)
+        choice = choose_execution(
+            self.device.type, self.weights, min(self.members, self.max_at_once), batch, self.requested
+        )
         if choice.execution == "grouped" and program is None:
-            if self.asked:
+            if self.requested:
                 raise UsageError(
                     "execution 'grouped'",
                     expected="a network all of whose operations are known to treat members apart",
                     found=type(self.skeleton).__name__,
                     do="Take 'vmap', 'loop' or None",
                 )
-            slow = batch > VMAP_BATCH.get(self.device.type, batch) or self.compiled
+            slow = batch > VMAP_BATCH_BYTES.get(self.device.type, batch) or self.compiled
             choice = Choice("loop") if slow else Choice("vmap", choice.members)
-        if choice.execution == "vmap" and not self.trials.passed("vmap", self, inputs):
-            if self.asked:
+        if choice.execution == "vmap" and not self.trials.is_correct("vmap", self, inputs):
+            if self.requested:
                 raise UsageError(
                     "execution 'vmap'",
                     expected="a network that torch.func.vmap gives the logits of its own code",
@@ -146,212 +154,218 @@ class Runner:
                 )
             choice = Choice("loop")
         if choice.execution == "graph":
-            if self.asked and self.wants_gradients(inputs):
+            if self.requested and self.wants_gradients(inputs):
                 raise UsageError(
                     "execution 'graph'",
                     expected="no gradients to be wanted",
                     found="inputs or weights that require them",
                     do="Take None, or call the ensemble under torch.no_grad()",
                 )
-            if not self.asked and (program is None or self.compiled or self.wants_gradients(inputs)):
+            if not self.requested and (program is None or self.compiled or self.wants_gradients(inputs)):
                 choice = Choice("loop")
         return choice, program
 
     def program(self, inputs: Tensor) -> Program | None:
-        """Return the network's program, None without one that gives the logits of the module's own code."""
+        """Return the network's program; None if it has none, or one whose logits differ from the module's."""
         program = self.trials.program(self.skeleton, inputs.dim())
-        return program if program is not None and self.trials.passed("program", self, inputs) else None
+        return program if program is not None and self.trials.is_correct("program", self, inputs) else None
 
     def run(self, choice: Choice, program: Program | None, inputs: Tensor) -> Tensor:
         if choice.execution == "vmap":
             with self.trials.lock:
-                return self.by_vmap(inputs, choice.members)
+                return self.run_vmap(inputs, choice.members)
         if choice.execution == "graph":
             return self.graphs.run(self, program, inputs)
         if program is None:
-            run = self.compiled_of(0, self.through_module) if self.compiled else self.through_module
+            run = self.compile_once(0, self.run_module) if self.compiled else self.run_module
             with self.trials.lock:
-                return torch.stack([run(state, inputs) for state in self.states()])
-        over = not self.wants_gradients(inputs) and not self.compiled
-        last = memory_format(self.device.type, len(inputs)) and choice.members == 1 and inputs.dim() == 4
-        if last:
+                return torch.stack([run(state, inputs) for state in self.member_states()])
+        overwrite = not self.wants_gradients(inputs) and not self.compiled
+        channels_last = (
+            prefers_channels_last(self.device.type, len(inputs)) and choice.members == 1 and inputs.dim() == 4
+        )
+        if channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        count = (
+        piece_count = (
             1
             if choice.members > 1
-            else pieces(self.device.type, len(inputs), self.trials.widest(self, program, inputs))
+            else count_pieces(self.device.type, len(inputs), self.trials.widest_activation(self, program, inputs))
         )
-        parts = inputs.tensor_split(count) if count > 1 else (inputs,)
-        rows = []
-        for members, ready in self.ready(program, choice.members, last):
-            logits = [self.program_run(program, ready, part, members, over) for part in parts]
-            rows.append(logits[0] if count == 1 else torch.cat(logits, 1))
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        parts = inputs.tensor_split(piece_count) if piece_count > 1 else (inputs,)
+        results = []
+        for members, ready in self.member_groups(program, choice.members, channels_last):
+            logits = [self.run_program(program, ready, part, members, overwrite) for part in parts]
+            results.append(logits[0] if piece_count == 1 else torch.cat(logits, 1))
+        return results[0] if len(results) == 1 else torch.cat(results)
 
-    def program_run(
-        self, program: Program, ready: list[Tensor | None], inputs: Tensor, members: int, over: bool
+    def run_program(
+        self, program: Program, tensors: list[Tensor | None], inputs: Tensor, members: int, overwrite: bool
     ) -> Tensor:
-        run = self.compiled_of(id(program), program.run) if self.compiled else program.run
-        logits: Tensor = run(ready, inputs, members, over)
+        run = self.compile_once(id(program), program.run) if self.compiled else program.run
+        logits: Tensor = run(tensors, inputs, members, overwrite)
         return logits
 
-    def compiled_of(self, key: int, function: Callable[..., Tensor]) -> Any:
+    def compile_once(self, key: int, function: Callable[..., Tensor]) -> Any:
         if key not in self._compiled:
             self._compiled[key] = torch.compile(function)
         return self._compiled[key]
 
-    def ready(self, program: Program, size: int, channels_last: bool) -> Iterator[Ready]:
-        """Yield members side by side: how many, and their tensors as the program takes them; kept where they fit."""
-        tensors = list(self.last.values())
+    def member_groups(self, program: Program, size: int, channels_last: bool) -> Iterator[MemberGroup]:
+        """Yield groups of members: their number, and their tensors as the program reads them. Few are cached."""
+        tensors = list(self.tensors.values())
         versions = [-1 if t.is_inference() else t._version for t in tensors]
-        same = len(tensors) == len(self._seen) and all(a is b for a, b in zip(tensors, self._seen, strict=True))
-        if not same or versions != self._versions:  # somebody wrote to them
-            self._kept.clear()
-            self._folded.clear()
-            self._seen, self._versions = tensors, versions
+        unchanged = len(tensors) == len(self._cached_tensors) and all(
+            a is b for a, b in zip(tensors, self._cached_tensors, strict=True)
+        )
+        if not unchanged or versions != self._cached_versions:  # the caller wrote to them
+            self._cached_groups.clear()
+            self._folded_norms.clear()
+            self._cached_tensors, self._cached_versions = tensors, versions
         fold = not any(t.requires_grad for t in tensors)
-        if fold and (kept := self._kept.get((size, channels_last))):
+        if fold and (kept := self._cached_groups.get((size, channels_last))):
             yield from kept
             return
-        nbytes = sum(t.numel() * t.element_size() for t in self.last.values())
-        few = -(-self.members // size) * len(program.parameters) <= _TENSORS_KEPT
-        keep = fold and few and fits_easily(nbytes, self.device)
-        self._kept.clear()  # one form at a time
-        rows = []
+        nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        few_tensors = -(-self.members // size) * len(program.parameters) <= _MAX_CACHED_TENSORS
+        cache_them = fold and few_tensors and fits_easily(nbytes, self.device)
+        self._cached_groups.clear()  # only one size and memory format is cached
+        groups = []
         for at in range(0, self.members, size):
-            part = {n: t[at : at + size] for n, t in self.last.items()}
+            part = {n: t[at : at + size] for n, t in self.tensors.items()}
             if fold:
-                row = self._row(program, part, (at, size), channels_last and keep)
+                group = self._prepare_group(program, part, (at, size), channels_last and cache_them)
             else:
-                row = len(next(iter(part.values()))), program.ready(part)
-            rows += [row] * keep
-            yield row
-        if keep:
-            self._kept[size, channels_last] = rows
+                group = len(next(iter(part.values()))), program.prepare(part)
+            groups += [group] * cache_them
+            yield group
+        if cache_them:
+            self._cached_groups[size, channels_last] = groups
 
-    def _row(self, program: Program, part: Mapping[str, Tensor], where: tuple[int, int], channels_last: bool) -> Ready:
-        # What is kept may be needed for gradients later, whatever mode this call runs in.
+    def _prepare_group(
+        self, program: Program, part: Mapping[str, Tensor], where: tuple[int, int], channels_last: bool
+    ) -> MemberGroup:
+        # A later call with gradients may use the cached tensors, so they may not be inference tensors.
         with torch.inference_mode(False), torch.no_grad():
-            if where not in self._folded:
-                # Each member's own statistics decide, so that its logits depend on no other member.
-                self._folded[where] = safe_norms(program.norms, part)
-            return len(next(iter(part.values()))), program.ready(part, self._folded[where], channels_last)
+            if where not in self._folded_norms:
+                # Decided by these members' statistics only, so that logits do not depend on other groups.
+                self._folded_norms[where] = choose_foldable_norms(program.norms, part)
+            return len(next(iter(part.values()))), program.prepare(part, self._folded_norms[where], channels_last)
 
-    def states(self) -> Iterator[dict[str, Tensor]]:
-        return ({n: t[i] for n, t in self.last.items()} for i in range(self.members))
+    def member_states(self) -> Iterator[dict[str, Tensor]]:
+        return ({n: t[i] for n, t in self.tensors.items()} for i in range(self.members))
 
-    def through_module(self, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Run a member through its module's own code; return logits (batch, …)."""
-        logits: Tensor = functional_call(self.skeleton, {**state, **self.loose}, (inputs,))
+    def run_module(self, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Run one member by the code of its module; return logits (batch, …)."""
+        logits: Tensor = functional_call(self.skeleton, {**state, **self.unsaved}, (inputs,))
         return logits
 
-    def by_vmap(self, inputs: Tensor, members: int) -> Tensor:
-        logits: Tensor = vmap(lambda state: self.through_module(state, inputs), chunk_size=members)(self.last)
+    def run_vmap(self, inputs: Tensor, members: int) -> Tensor:
+        logits: Tensor = vmap(lambda state: self.run_module(state, inputs), chunk_size=members)(self.tensors)
         return logits
 
     def wants_gradients(self, inputs: Tensor) -> bool:
-        """Say whether intermediate results may be needed again: for gradients, or by a transform around this call."""
+        """Say whether intermediate results must be kept: for gradients, or for a transform around this call."""
         if torch._C._functorch.is_functorch_wrapped_tensor(inputs):
             return True
         dual = torch.autograd.forward_ad.unpack_dual(inputs)  # type: ignore[no-untyped-call]
         if dual.tangent is not None:
             return True
         return torch.is_grad_enabled() and (
-            inputs.requires_grad or any(t.requires_grad for t in self.last.values())
+            inputs.requires_grad or any(t.requires_grad for t in self.tensors.values())
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Row:
-    """What runs on a device, up to a size.
+class ExecutionRule:
+    """An execution, and the device and sizes for which it is used.
 
     Args:
         device: its type; "" for all others.
         execution: one of EXECUTIONS.
         weights: elements of a member, at most.
-        batch: bytes that the widest activation of a member has on the batch, at most.
-        at_once: bytes that it may have of all members that are side by side.
-        least: members; fewer take the next row.
+        batch: bytes of a member's widest activation on the batch, at most.
+        at_once: bytes of the widest activation of all members side by side, at most.
+        least: members, at least; with fewer, the next rule is tried.
     """
 
     device: str
     execution: str
-    weights: int = ANY
-    batch: int = ANY
+    weights: int = NO_LIMIT
+    batch: int = NO_LIMIT
     at_once: int = 2**22
     least: int = 1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs.
+    """The chosen execution.
 
     Args:
         execution: one of EXECUTIONS.
-        members: how many side by side.
+        members: the number of members side by side.
     """
 
     execution: str
     members: int = 1
 
 
-# The first that fits counts. Where a network has no program, vmap takes the place of grouped convolutions.
-TABLE = (
-    Row("cpu", "grouped", weights=2**19, batch=2**18, least=8),
-    Row("cpu", "loop"),
-    Row("cuda", "grouped", weights=2**21, batch=2**24, at_once=2**27),
-    Row("cuda", "grouped", batch=2**20, at_once=2**23),
-    Row("cuda", "graph"),
-    Row("", "loop"),
+# The first rule that fits is used. For a network without a program, vmap replaces grouped convolutions.
+EXECUTION_RULES = (
+    ExecutionRule("cpu", "grouped", weights=2**19, batch=2**18, least=8),
+    ExecutionRule("cpu", "loop"),
+    ExecutionRule("cuda", "grouped", weights=2**21, batch=2**24, at_once=2**27),
+    ExecutionRule("cuda", "grouped", batch=2**20, at_once=2**23),
+    ExecutionRule("cuda", "graph"),
+    ExecutionRule("", "loop"),
 )
 
 
-def choose_execution(device: str, weights: int, members: int, batch: int, asked: str | None = None) -> Choice:
-    """Choose an execution from the table, or take the one that is asked for; return it.
+def choose_execution(device: str, weights: int, members: int, batch: int, requested: str | None = None) -> Choice:
+    """Choose an execution by EXECUTION_RULES unless one is requested; return it.
 
     Args:
         device: type of the device.
         weights: elements of a member.
-        members: how many there are.
-        batch: bytes that the widest activation of a member has on the batch.
-        asked: one of EXECUTIONS, or None.
+        members: the number of members.
+        batch: bytes of a member's widest activation on the batch.
+        requested: one of EXECUTIONS, or None.
 
     >>> choose_execution("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
     Choice(execution='grouped', members=64)
     >>> choose_execution("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
     Choice(execution='loop', members=1)
     """
-    rows = [row for row in TABLE if row.device in (device, "")]
+    rows = [row for row in EXECUTION_RULES if row.device in (device, "")]
     row = next(r for r in rows if weights <= r.weights and batch <= r.batch and members >= r.least)
-    execution = asked or row.execution
+    execution = requested or row.execution
     side_by_side = execution in ("grouped", "vmap")
     return Choice(execution, max(1, min(members, row.at_once // max(1, batch))) if side_by_side else 1)
 
 
-def memory_format(device: str, batch: int) -> bool:
-    """Say whether convolutions of one member at a time are quicker on channels_last activations."""
+def prefers_channels_last(device: str, batch: int) -> bool:
+    """Say whether convolutions of a single member are quicker on channels_last activations."""
     return device == "cuda" or (device == "cpu" and batch >= 8)
 
 
-def single_thread(device: str, weights: int) -> bool:
-    """Say whether members are so small that waking a second thread costs more than it gives."""
-    return device == "cpu" and weights < _SMALL_MEMBER
+def is_single_threaded(device: str, weights: int) -> bool:
+    """Say whether members are so small that a second thread would only slow them down."""
+    return device == "cpu" and weights < _SMALL_MEMBER_ELEMENTS
 
 
-def pieces(device: str, batch: int, widest: int) -> int:
-    """Return into how many pieces a batch is cut for one member: a CPU's cache holds what a layer gives the next.
+def count_pieces(device: str, batch: int, widest: int) -> int:
+    """Return the number of pieces that a batch is cut into, so that a CPU's cache holds a member's activations.
 
     Args:
         device: its type.
-        batch: inputs of the batch.
-        widest: bytes of the widest activation, an input.
+        batch: number of inputs.
+        widest: bytes of the widest activation of one input.
     """
-    most = max(_LEAST_PIECE, _PIECE // max(1, widest))
-    return -(-batch // most) if device == "cpu" and batch >= 2 * most else 1
+    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, widest))
+    return -(-batch // inputs_per_piece) if device == "cpu" and batch >= 2 * inputs_per_piece else 1
 
 
 class Trials:
-    """Programs of a network, and which of its executions give the logits of its own code."""
+    """The programs of a network, and the executions whose logits were compared with those of the module's code."""
 
     _known: ClassVar[WeakKeyDictionary[nn.Module, Trials]] = WeakKeyDictionary()
 
@@ -359,7 +373,7 @@ class Trials:
         self.programs: dict[int, Program | None] = {}
         self.verdicts: dict[tuple[object, ...], bool] = {}
         self.widths: dict[tuple[int, ...], int] = {}
-        self.lock = RLock()  # the module's own code runs in one thread at a time: it holds the weights meanwhile
+        self.lock = RLock()  # functional_call puts weights into the skeleton: one thread at a time
 
     @classmethod
     def of(cls, skeleton: nn.Module) -> Trials:
@@ -370,106 +384,112 @@ class Trials:
             self.programs[rank] = derive_program(skeleton, rank)
         return self.programs[rank]
 
-    def passed(self, what: str, runner: Runner, inputs: Tensor) -> bool:
-        """Say whether two members give what their module's own code gives, up to rounding.
+    def is_correct(self, execution: str, runner: Runner, inputs: Tensor) -> bool:
+        """Say whether an execution gives the module's logits, up to rounding; two members are tried once.
 
         Args:
-            what: "program" or "vmap".
+            execution: "program" or "vmap".
             runner: of the members.
-            inputs: of the shape and dtype that count; their values don't.
+            inputs: only their shape and dtype matter.
         """
         autocast = torch.is_autocast_enabled(runner.device.type)
-        key = (what, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
+        key = (execution, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
         if key not in self.verdicts:
-            # A network may draw random numbers; the caller's are not touched.
+            # A network may draw random numbers; the caller's generator must not change.
             with (
                 self.lock,
                 torch.no_grad(),
                 torch.random.fork_rng([runner.device] if runner.device.type == "cuda" else []),
             ):
-                verdict = self._try(what, runner, inputs)
+                verdict = self._compare_with_module(execution, runner, inputs)
             if verdict is None:
                 return False
             self.verdicts[key] = verdict
         return self.verdicts[key]
 
-    def _try(self, what: str, runner: Runner, inputs: Tensor) -> bool | None:
-        random = torch.randn((_TRIED, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu")
+    def _compare_with_module(self, execution: str, runner: Runner, inputs: Tensor) -> bool | None:
+        random = torch.randn(
+            (_TRIAL_INPUTS, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu"
+        )
         random = random.to(runner.device, inputs.dtype)
-        state = {n: t[:2] for n, t in runner.last.items()}
+        state = {n: t[:2] for n, t in runner.tensors.items()}
         members = len(next(iter(state.values())))
-        wanted: list[object] = [
-            runner.through_module({n: t[i] for n, t in state.items()}, random) for i in range(members)
+        expected: list[object] = [
+            runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)
         ]
-        if not all(isinstance(w, Tensor) and torch.isfinite(w).all() for w in wanted):
-            return None  # these two members tell nothing
+        if not all(isinstance(w, Tensor) and torch.isfinite(w).all() for w in expected):
+            return None  # nothing to compare with
         try:
-            if what == "program":
+            if execution == "program":
                 program = self.programs[inputs.dim()]
                 if program is None:
                     return False
-                found = program.run(program.ready(state, safe_norms(program.norms, state)), random, members, True)
+                actual = program.run(
+                    program.prepare(state, choose_foldable_norms(program.norms, state)), random, members, True
+                )
             else:
-                found = torch.func.vmap(lambda s: runner.through_module(s, random))(state)
-        except _REFUSALS:
+                actual = torch.func.vmap(lambda s: runner.run_module(s, random))(state)
+        except _REFUSAL_ERRORS:
             return False
-        logits = torch.stack([w for w in wanted if isinstance(w, Tensor)])
-        if (found.shape, found.dtype) != (logits.shape, logits.dtype):
+        logits = torch.stack([w for w in expected if isinstance(w, Tensor)])
+        if (actual.shape, actual.dtype) != (logits.shape, logits.dtype):
             return False
-        close = _CLOSE.get(logits.dtype, 0.1) * logits.abs().max()
-        return bool((found - logits).abs().max() <= close)
+        tolerance = _TOLERANCES.get(logits.dtype, 0.1) * logits.abs().max()
+        return bool((actual - logits).abs().max() <= tolerance)
 
-    def widest(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
-        """Return the bytes of a member's widest activation, an input; without a program it is guessed."""
+    def widest_activation(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
+        """Return the bytes of a member's widest activation for one input; without a program, a guess."""
         shape = tuple(inputs.shape[1:])
         if program is None:
             return 8 * inputs[:1].numel() * inputs.element_size()
         if shape not in self.widths:
             sizes: list[int] = []
             with torch.no_grad():
-                ready = program.ready({n: t[:1] for n, t in runner.last.items()})
+                ready = program.prepare({n: t[:1] for n, t in runner.tensors.items()})
                 program.run(ready, torch.zeros_like(inputs[:1]), 1, False, sizes)
             self.widths[shape] = max(sizes)
         return self.widths[shape] * inputs.element_size()
 
 
-class Graphs:
-    """The graphs of one ensemble, one a shape of inputs; the last few are kept."""
+class GraphCache:
+    """CUDA graphs of one ensemble, one for each shape of inputs; the last few are kept."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
+        self.captured: OrderedDict[tuple[Any, ...], _CapturedGraph] = OrderedDict()
 
     def run(self, runner: Runner, program: Program | None, inputs: Tensor) -> Tensor:
         """Run all members of a runner, without gradients; return logits (member, batch, …)."""
-        last = memory_format("cuda", len(inputs)) and inputs.dim() == 4
+        channels_last = prefers_channels_last("cuda", len(inputs)) and inputs.dim() == 4
         with torch.no_grad():
-            graph, rows = None, []
-            for weights in _members(runner, program, last):
+            graph, results = None, []
+            for weights in _member_weights(runner, program, channels_last):
                 if graph is None:
-                    graph = self._graph(runner, program, inputs, weights, last)
+                    graph = self._graph(runner, program, inputs, weights, channels_last)
                     graph.inputs.copy_(inputs)
-                rows.append(graph.logits_of(weights).clone())
-            return torch.stack(rows)
+                results.append(graph.run_member(weights).clone())
+            return torch.stack(results)
 
-    def _graph(self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, last: bool) -> _Graph:
+    def _graph(
+        self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, channels_last: bool
+    ) -> _CapturedGraph:
         shapes = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
         key = (tuple(inputs.shape), inputs.dtype, shapes)
-        if key not in self.kept:
-            self.kept[key] = _captured(runner, program, inputs, weights, last)
-        self.kept.move_to_end(key)
-        while len(self.kept) > _GRAPHS_KEPT:
-            self.kept.popitem(last=False)
-        return self.kept[key]
+        if key not in self.captured:
+            self.captured[key] = _capture_graph(runner, program, inputs, weights, channels_last)
+        self.captured.move_to_end(key)
+        while len(self.captured) > _MAX_CACHED_GRAPHS:
+            self.captured.popitem(last=False)
+        return self.captured[key]
 
 
 @dataclass(frozen=True)
-class _Graph:
-    """A captured graph.
+class _CapturedGraph:
+    """A captured CUDA graph that runs one member.
 
     Args:
-        graph: launches it.
-        inputs, weights: what it reads.
-        logits: what it writes, (batch, …).
+        graph: replays the kernels.
+        inputs, weights: the tensors that it reads.
+        logits: the tensor that it writes, (batch, …).
     """
 
     graph: Any
@@ -477,45 +497,49 @@ class _Graph:
     weights: Weights
     logits: Tensor
 
-    def logits_of(self, weights: Weights) -> Tensor:
-        """Run a member; return its logits, good until the next one runs."""
+    def run_member(self, weights: Weights) -> Tensor:
+        """Run a member; return its logits, which the next call overwrites."""
         pairs = [(to, t) for to, t in zip(self.weights, weights, strict=True) if to is not None and t is not None]
         torch._foreach_copy_([to for to, _ in pairs], [t for _, t in pairs])
         self.graph.replay()
         return self.logits
 
 
-def _members(runner: Runner, program: Program | None, last: bool) -> Iterator[Weights]:
+def _member_weights(runner: Runner, program: Program | None, channels_last: bool) -> Iterator[Weights]:
     if program is None:
-        return (list(state.values()) for state in runner.states())
-    return (ready for _, ready in runner.ready(program, 1, last))
+        return (list(state.values()) for state in runner.member_states())
+    return (ready for _, ready in runner.member_groups(program, 1, channels_last))
 
 
-def _captured(runner: Runner, program: Program | None, inputs: Tensor, first: Weights, last: bool) -> _Graph:
-    held = torch.empty_like(inputs, memory_format=torch.channels_last if last else torch.contiguous_format)
-    held.copy_(inputs)
+def _capture_graph(
+    runner: Runner, program: Program | None, inputs: Tensor, first: Weights, channels_last: bool
+) -> _CapturedGraph:
+    graph_inputs = torch.empty_like(
+        inputs, memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
+    graph_inputs.copy_(inputs)
     weights = [None if t is None else t.clone() for t in first]
 
-    def member() -> Tensor:
+    def run_once() -> Tensor:
         if program is not None:
-            return program.run(weights, held, 1, True)[0]
-        state = {n: t for n, t in zip(runner.last, weights, strict=True) if t is not None}
-        return runner.through_module(state, held)
+            return program.run(weights, graph_inputs, 1, True)[0]
+        state = {n: t for n, t in zip(runner.tensors, weights, strict=True) if t is not None}
+        return runner.run_module(state, graph_inputs)
 
     side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(inputs.device))
     with torch.cuda.stream(side):
         for _ in range(_WARM_RUNS):
-            member()
+            run_once()
     torch.cuda.current_stream(inputs.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = member()
-    return _Graph(graph, held, weights, logits)
+        logits = run_once()
+    return _CapturedGraph(graph, graph_inputs, weights, logits)
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that memory was asked for which isn't there."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     words = str(error)
@@ -523,7 +547,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def halve_members(members: int, device: torch.device) -> int:
-    """Warn that only half as many members fit; return how many."""
+    """Warn that only half as many members fit; return that number."""
     half = max(1, members // 2)
     warnings.warn(
         f"not enough memory on {device} for {members} members at once: {half} at a time from now on",
@@ -535,7 +559,7 @@ def halve_members(members: int, device: torch.device) -> int:
     return half
 
 
-def too_large(device: torch.device, batch: int) -> TooLargeError:
+def too_large_error(device: torch.device, batch: int) -> TooLargeError:
     return TooLargeError(
         f"one member on {device}",
         expected="memory for its weights and activations",

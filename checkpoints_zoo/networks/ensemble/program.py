@@ -1,7 +1,7 @@
-"""A network as a list of steps that run one member or several side by side.
+"""A network as a list of steps that run one member, or several members side by side.
 
-With several, their channels lie next to each other, a member's together: (batch, member·channel, …). Convolutions are
-grouped then, and all steps but linear layers are the ones that a member alone takes.
+Side by side, activations have shape (batch, member·channel, …): the channels of one member, then those of the next.
+Convolutions become grouped convolutions and linear layers batched products; all other steps stay as for one member.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# What a step computes: (members side by side, the operand that may be overwritten or -1, operands) -> result.
+# The function of a step: (members side by side, index of the operand to overwrite or -1, *operands) -> result.
 Compute = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """What a step needs of a tensor of the state dict.
+class StepParameter:
+    """A tensor of the state dict that a step reads.
 
     Args:
         name: in the state dict.
-        bring: a stack of it, (member, …), into the step's form.
-        kernel: whether it is a convolution's kernel.
+        arrange: brings the stacked tensor (member, …) into the shape that the step reads.
+        kernel: whether the tensor is the kernel of a convolution.
     """
 
     name: str
-    bring: Callable[[Tensor], Tensor]
+    arrange: Callable[[Tensor], Tensor]
     kernel: bool = False
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A batch norm that only reads what one convolution writes.
+class FoldableNorm:
+    """A batch norm whose only input is the output of one convolution.
 
     Args:
         kernel, bias: places of the convolution's parameters.
-        names: of its weight and bias in the state dict, the bias "" where it has none.
-        places: of the norm's own mean, variance, weight and bias.
-        norm: names of these in the state dict, "" where it has none.
+        names: of the convolution's weight and bias in the state dict, "" for a missing bias.
+        places: of the norm's mean, variance, weight and bias.
+        norm: names of these four in the state dict, "" for a missing one.
         eps: of the norm.
     """
 
@@ -58,11 +58,11 @@ class Step:
     """One operation.
 
     Args:
-        compute: what it does.
-        reads: places of its operands.
-        place: of its result.
-        over: which operand it may write its result over, -1 for none: nothing reads that one later.
-        frees: places that nothing reads later.
+        compute: the operation's function.
+        reads: places of the operands.
+        place: of the result.
+        over: index of an operand that the result may overwrite, because no later step reads it; -1 for none.
+        frees: places that no later step reads.
     """
 
     compute: Compute
@@ -74,46 +74,46 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A network's steps.
+    """The steps of a network. A place is a position in the list of values that steps read and write.
 
     Args:
-        parameters: what the steps need, in the first places; None where a folded norm may put a bias.
-        steps: in order; the input's place is the one after the parameters'.
-        places: how many there are.
+        parameters: fill the first places; None reserves a place for the bias of a folded norm.
+        steps: in order; the inputs have the place after the parameters.
+        places: the number of places.
         result: place of the logits.
-        norms: that can be folded into convolutions.
+        norms: batch norms that can be folded into convolutions.
     """
 
-    parameters: tuple[Parameter | None, ...]
+    parameters: tuple[StepParameter | None, ...]
     steps: tuple[Step, ...]
     places: int
     result: int
-    norms: tuple[Norm, ...]
+    norms: tuple[FoldableNorm, ...]
 
-    def ready(
-        self, stacked: Mapping[str, Tensor], folded: Sequence[Norm] = (), channels_last: bool = False
+    def prepare(
+        self, stacked: Mapping[str, Tensor], folded: Sequence[FoldableNorm] = (), channels_last: bool = False
     ) -> list[Tensor | None]:
-        """Bring members' tensors into the form that the steps take; return them by place.
+        """Arrange the tensors of members for the steps; return them by place.
 
         Args:
-            stacked: of the members that run side by side, name -> (member, …).
+            stacked: tensors of the members that run side by side, name -> (member, …).
             folded: norms to fold into the convolutions before them.
-            channels_last: whether kernels are to have that memory format.
+            channels_last: whether kernels get that memory format.
         """
         changed: dict[int, tuple[str, Tensor]] = {}
-        away: set[int] = set()
+        folded_places: set[int] = set()
         for norm in folded:
-            weight, bias = fold(norm, stacked)
+            weight, bias = fold_norm(norm, stacked)
             changed |= {norm.kernel: ("", weight), norm.bias: ("", bias)}
-            away.update(norm.places)
+            folded_places.update(norm.places)
         places: list[Tensor | None] = []
         for i, parameter in enumerate(self.parameters):
-            if i in away or (parameter is None and i not in changed):
+            if i in folded_places or (parameter is None and i not in changed):
                 places.append(None)
             elif parameter is None:
                 places.append(changed[i][1].flatten(0, 1))
             else:
-                tensor = parameter.bring(changed[i][1] if i in changed else stacked[parameter.name])
+                tensor = parameter.arrange(changed[i][1] if i in changed else stacked[parameter.name])
                 if parameter.kernel and channels_last and tensor.dim() == 4:
                     tensor = tensor.contiguous(memory_format=torch.channels_last)
                 places.append(tensor)
@@ -121,7 +121,7 @@ class Program:
 
     def run(
         self,
-        ready: Sequence[Tensor | None],
+        prepared: Sequence[Tensor | None],
         inputs: Tensor,
         members: int,
         overwrite: bool,
@@ -130,13 +130,13 @@ class Program:
         """Run members side by side on a batch of inputs; return logits (member, batch, …).
 
         Args:
-            ready: from `ready`, of these members.
+            prepared: the result of `prepare` for these members.
             inputs: (batch, …).
-            members: how many.
-            overwrite: whether intermediate results may be overwritten; not where gradients are wanted.
-            sizes: takes the elements of each step's result.
+            members: the number of members.
+            overwrite: whether intermediate results may be overwritten; gradients forbid it.
+            sizes: a list that receives the number of elements of each step's result.
         """
-        values: list[Any] = [*ready, inputs, *[None] * (self.places - len(ready) - 1)]
+        values: list[Any] = [*prepared, inputs, *[None] * (self.places - len(prepared) - 1)]
         for step in self.steps:
             operands = [values[i] for i in step.reads]
             values[step.place] = step.compute(members, step.over if overwrite else -1, *operands)
@@ -152,41 +152,41 @@ class Program:
         )
 
 
-def fold(norm: Norm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def fold_norm(norm: FoldableNorm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Fold a batch norm into its convolution; return kernel (member, …) and bias (member, channel).
 
     gamma · (w∗x + b − mean) / sqrt(var + eps) + beta is a convolution with w · gamma / sqrt(var + eps).
     """
     weight = stacked[norm.names[0]]
-    mean, factor, beta = _norm(norm, stacked)
+    mean, factor, beta = _norm_coefficients(norm, stacked)
     bias = stacked[norm.names[1]].double() if norm.names[1] else torch.zeros_like(mean)
-    wide = weight if weight.dtype == torch.float64 else weight.float()
-    kernel = wide * factor.to(wide.dtype).reshape(*factor.shape, *[1] * (weight.dim() - 2))
+    wide_weight = weight if weight.dtype == torch.float64 else weight.float()
+    kernel = wide_weight * factor.to(wide_weight.dtype).reshape(*factor.shape, *[1] * (weight.dim() - 2))
     return kernel.to(weight.dtype), (beta + (bias - mean) * factor).to(weight.dtype)
 
 
-# |mean| / sqrt(var + eps) up to which folding changes float32 results by less than 1e-5 of their size: a rounding
-# error of 6e-8 of the convolution's output is that much larger after it. The norm itself would magnify it as well.
-MOST = 64.0
+# Largest |mean| / sqrt(var + eps) for which a norm is folded. Folding multiplies the convolution's rounding error
+# (6e-8 of its output) by this ratio; up to 64, float32 results change by less than 1e-5 of their size.
+MAX_MEAN_RATIO = 64.0
 
 
-def safe_norms(norms: Sequence[Norm], stacked: Mapping[str, Tensor]) -> tuple[Norm, ...]:
-    """Choose the norms whose statistics, of all members, are such that folding them changes nothing but rounding."""
-    kept = []
+def choose_foldable_norms(norms: Sequence[FoldableNorm], stacked: Mapping[str, Tensor]) -> tuple[FoldableNorm, ...]:
+    """Return the norms that can be folded with no change but rounding, by the statistics of all members."""
+    foldable = []
     for norm in norms:
-        mean, factor, beta = _norm(norm, stacked)
+        mean, factor, beta = _norm_coefficients(norm, stacked)
         weight = stacked[norm.names[0]]
         limit = torch.finfo(weight.dtype).max / 4
         largest = torch.stack(torch.aminmax(weight)).abs().max().double()
         variance = stacked[norm.norm[1]].double()
         ratio = mean.abs() / (variance + norm.eps).sqrt()
         fits = (largest * factor.abs() < limit).all() and ((mean * factor).abs() + beta.abs() < limit).all()
-        if bool(fits) and bool((ratio <= MOST).all()):
-            kept.append(norm)
-    return tuple(kept)
+        if bool(fits) and bool((ratio <= MAX_MEAN_RATIO).all()):
+            foldable.append(norm)
+    return tuple(foldable)
 
 
-def _norm(norm: Norm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _norm_coefficients(norm: FoldableNorm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return a norm's mean, factor and offset (member, channel) in float64."""
     mean, variance = (stacked[name].double() for name in norm.norm[:2])
     factor = (variance + norm.eps).rsqrt()
@@ -200,23 +200,31 @@ CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d,
 }  # fmt: skip
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-SAME = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+IDENTITY_LAYERS = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
-# Layers without parameters that treat each channel alike, and the rank of what they take; any rank is None.
-LAYERS: dict[type[nn.Module], int | None] = {
+# Layers without parameters that treat all channels alike -> the rank of their input; None for any rank.
+CHANNELWISE_LAYERS: dict[type[nn.Module], int | None] = {
     **dict.fromkeys((nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d), 3),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d), 4),
     **dict.fromkeys((nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d), 5),
     **dict.fromkeys((nn.ReflectionPad2d, nn.ReplicationPad2d, nn.UpsamplingNearest2d), 4),
     **dict.fromkeys((nn.GELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink), None),
 }  # fmt: skip
-# The same, and these can overwrite what they take.
-IN_PLACE: tuple[type[nn.Module], ...] = (
+# Such layers that can overwrite their input.
+IN_PLACE_LAYERS: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.SiLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
     nn.Mish, nn.Threshold,
 )  # fmt: skip
 
-# Functions of a tensor and plain arguments that act on each value alone, by the names that they are called by.
+# Elementwise functions of a tensor and constants, by the names under which torch.fx records them.
 POINTWISE: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu, "silu": F.silu, "relu6": F.relu6, "leaky_relu": F.leaky_relu, "elu": F.elu, "selu": F.selu,
     "celu": F.celu, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "hardtanh": F.hardtanh, "mish": F.mish,
@@ -226,9 +234,10 @@ POINTWISE: dict[str, Callable[..., Tensor]] = {
     "clamp": torch.clamp, "float": Tensor.float, "half": Tensor.half, "double": Tensor.double,
     "contiguous": Tensor.contiguous,
 }  # fmt: skip
-OVERWRITING = ("relu", "silu", "relu6", "leaky_relu", "elu", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh",
-               "mish")  # fmt: skip
-SHARING = ("float", "half", "double", "contiguous")  # may return what they are given
+IN_PLACE_FUNCTIONS = (
+    "relu", "silu", "relu6", "leaky_relu", "elu", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "mish",
+)  # fmt: skip
+MAY_RETURN_INPUT = ("float", "half", "double", "contiguous")  # instead of a copy
 
 BINARY: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "truediv": torch.div, "pow": torch.pow,
@@ -244,7 +253,7 @@ POOLS: dict[Callable[..., Any], int] = {
 
 
 def convolution(layer: Any, shared: bool) -> Compute:
-    """Convolve: operands x, kernels, biases; of shared inputs all members' kernels are one large kernel."""
+    """Convolve: operands x, kernels, biases. For shared inputs, the kernels of all members are one large kernel."""
     function, stride, padding = CONVOLUTIONS[type(layer)], layer.stride, layer.padding
     dilation, groups = layer.dilation, layer.groups
 
@@ -255,7 +264,7 @@ def convolution(layer: Any, shared: bool) -> Compute:
 
 
 def batch_norm(eps: float) -> Compute:
-    """Normalise with running statistics: operands x, mean, variance, weight, bias; without a mean it was folded."""
+    """Normalise with running statistics: operands x, mean, variance, weight, bias. A folded norm has no mean."""
 
     def compute(
         members: int,
@@ -278,8 +287,8 @@ def group_norm(groups: int, eps: float) -> Compute:
     return compute
 
 
-def apart(x: Tensor, members: int) -> Tensor:
-    """Give members an axis of their own; return (batch, member, channel, …)."""
+def split_members(x: Tensor, members: int) -> Tensor:
+    """Split the channel axis; return (batch, member, channel, …)."""
     return x.reshape(len(x), members, -1, *x.shape[2:])
 
 
@@ -289,19 +298,19 @@ def linear(shared: bool) -> Compute:
     def compute(members: int, over: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if members == 1:
             return F.linear(x, weight[0], None if bias is None else bias[0])
-        own = x.expand(members, *x.shape) if shared else apart(x, members).transpose(0, 1)
-        out = own @ weight.mT if bias is None else torch.baddbmm(bias[:, None], own, weight.mT)
+        inputs = x.expand(members, *x.shape) if shared else split_members(x, members).transpose(0, 1)
+        out = inputs @ weight.mT if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
         return out.transpose(0, 1).flatten(1, 2)
 
     return compute
 
 
-def same(members: int, over: int, x: Tensor) -> Tensor:
+def return_input(members: int, over: int, x: Tensor) -> Tensor:
     return x
 
 
-def repeat(members: int, over: int, x: Tensor) -> Tensor:
-    """Give each member the inputs that all share."""
+def repeat_for_members(members: int, over: int, x: Tensor) -> Tensor:
+    """Repeat shared inputs for each member."""
     return x if members == 1 else x.repeat(1, members, *[1] * (x.dim() - 2))
 
 
@@ -319,7 +328,7 @@ def flatten_to(width: int) -> Compute:
     return compute
 
 
-def layer(module: nn.Module) -> Compute:
+def call_layer(module: nn.Module) -> Compute:
     """Call a layer without parameters."""
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
@@ -329,8 +338,8 @@ def layer(module: nn.Module) -> Compute:
     return compute
 
 
-def switched(modules: tuple[nn.Module, nn.Module]) -> Compute:
-    """Call the first of two twins, or the second, which overwrites what it takes."""
+def call_twin_layers(modules: tuple[nn.Module, nn.Module]) -> Compute:
+    """Call the first of two copies of a layer, or the second, which overwrites its input."""
     plain, overwriting = modules
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
@@ -342,7 +351,7 @@ def switched(modules: tuple[nn.Module, nn.Module]) -> Compute:
 
 def pointwise(name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
     function = POINTWISE[name]
-    more = [options, {**options, "inplace": True} if name in OVERWRITING else options]
+    more = [options, {**options, "inplace": True} if name in IN_PLACE_FUNCTIONS else options]
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
         return function(x, *arguments, **more[over >= 0])
@@ -350,8 +359,8 @@ def pointwise(name: str, arguments: Sequence[Any], options: dict[str, Any]) -> C
     return compute
 
 
-def called(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
-    """Call a function of one activation and plain arguments."""
+def call_function(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
+    """Call a function of one activation and constants."""
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
         result: Tensor = function(x, *arguments, **options)
@@ -368,30 +377,30 @@ def binary(name: str, number: float | None) -> Compute:
         if number is not None:
             a = tensors[0]
             return function(a, number, out=a) if over == 0 and a.is_floating_point() else function(a, number)
-        a, b = tensors if members == 1 else _alike(*tensors)
-        if over >= 0 and _holds((a, b)[over], (a, b)[1 - over]):
+        a, b = tensors if members == 1 else _match_channels(*tensors)
+        if over >= 0 and _can_hold_result((a, b)[over], (a, b)[1 - over]):
             return function(a, b, out=(a, b)[over])
         return function(a, b)
 
     return compute
 
 
-def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat what has one value a member for each of its channels."""
+def _match_channels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat the tensor with fewer channels, so that both have the same number."""
     small, large = a.shape[1], b.shape[1]
     if small < large:
         return a.repeat_interleave(large // small, 1), b
     return a, b if small == large else b.repeat_interleave(small // large, 1)
 
 
-def _holds(target: Tensor, other: Tensor) -> bool:
-    """Say whether the result of two tensors has the shape and dtype of the first."""
+def _can_hold_result(target: Tensor, other: Tensor) -> bool:
+    """Say whether `target` has the shape and dtype of the result of an operation with `other`."""
     if target.shape != other.shape and any(n not in (1, m) for n, m in zip(other.shape, target.shape, strict=True)):
         return False
     return target.dtype == other.dtype and target.is_floating_point()
 
 
-def spatial(name: str, axes: tuple[int, ...], keep: bool) -> Compute:
+def reduce_spatial(name: str, axes: tuple[int, ...], keep: bool) -> Compute:
     """Reduce over axes behind the channels."""
     function = REDUCTIONS[name]
 
@@ -401,16 +410,16 @@ def spatial(name: str, axes: tuple[int, ...], keep: bool) -> Compute:
     return compute
 
 
-def expanded(members: int, over: int, x: Tensor, like: Tensor) -> Tensor:
+def expand_like(members: int, over: int, x: Tensor, like: Tensor) -> Tensor:
     return x.expand(like.shape)
 
 
-def cast(members: int, over: int, x: Tensor, like: Tensor) -> Tensor:
+def cast_like(members: int, over: int, x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.dtype)
 
 
-def joined(members: int, over: int, *parts: Tensor) -> Tensor:
-    """Concatenate channels, each member's to its own."""
+def concatenate(members: int, over: int, *parts: Tensor) -> Tensor:
+    """Concatenate channels member by member."""
     if members == 1:
         return torch.cat(parts, 1)
-    return torch.cat([apart(part, members) for part in parts], 2).flatten(1, 2)
+    return torch.cat([split_members(part, members) for part in parts], 2).flatten(1, 2)

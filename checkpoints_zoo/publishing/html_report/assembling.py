@@ -13,7 +13,7 @@ import torch
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.evaluating import SUBSETS, check_arguments
 from checkpoints_zoo.formats.text import counted
-from checkpoints_zoo.images import Given
+from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.publishing.html_report import (
@@ -35,13 +35,13 @@ OOD = {"digits": "photos"}  # images of the members' -> images out of distributi
 
 def report_page(
     members: Collection | Predictions,
-    data: Given | Predictions | None = None,
-    ood: Given | Predictions | None = DEFAULT,
+    data: ImageInput | Predictions | None = None,
+    ood: ImageInput | Predictions | None = DEFAULT,
     *,
     path: str | Path | None = None,
     sizes: Iterable[int] | None = None,
     temperature: bool = False,
-    held_out: float | Given | Predictions | None = None,
+    held_out: float | ImageInput | Predictions | None = None,
     within: Mapping[str, float | str] | None = None,
     subsets: int = SUBSETS,
     device: str | torch.device = "cpu",

@@ -16,8 +16,8 @@ from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
 from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
-from checkpoints_zoo.formats.text import counted, in_bytes
-from checkpoints_zoo.images import Given, ImageData
+from checkpoints_zoo.formats.text import counted, format_bytes
+from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
 from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
@@ -89,14 +89,14 @@ class Scaling:
     """The arguments of `evaluate` on temperature scaling and limits."""
 
     temperature: bool
-    held_out: float | Given | Predictions | None
+    held_out: float | ImageInput | Predictions | None
     within: Mapping[str, float | str] | None
 
 
 def measure(
     members: Collection | Predictions,
-    data: Given | Predictions | None,
-    ood: Given | Predictions | None,
+    data: ImageInput | Predictions | None,
+    ood: ImageInput | Predictions | None,
     sizes: Iterable[int] | None,
     scaling: Scaling,
     subsets: int,
@@ -133,9 +133,9 @@ def measure(
 
 def _predict(
     members: Collection | Predictions,
-    data: Given | Predictions | None,
-    ood: Given | Predictions | None,
-    held_out: float | Given | Predictions | None,
+    data: ImageInput | Predictions | None,
+    ood: ImageInput | Predictions | None,
+    held_out: float | ImageInput | Predictions | None,
     device: str | torch.device,
     say: Say,
 ) -> tuple[Predictions, Predictions | None]:
@@ -157,7 +157,9 @@ def _predict(
     )
     others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if others is None else f" against {others.name}"
-    say(f"{inside.name}: {counted(len(inside), 'member')}, {in_bytes(inside.nbytes)}, on {test_set.name}{against} …")
+    say(
+        f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {test_set.name}{against} …"
+    )
     predicted = compute_predictions(inside, test_set, device, labelled=True)
     if isinstance(others, ImageData):
         return predicted, compute_predictions(inside, others, device, labelled=False)
@@ -341,7 +343,7 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
     """
     first = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
-    say(f"{members.name}: weights of {counted(len(first), 'member')}, {in_bytes(first.nbytes)} …")
+    say(f"{members.name}: weights of {counted(len(first), 'member')}, {format_bytes(first.nbytes)} …")
     table, reason = None, ""
     try:
         table = first.symmetry_table

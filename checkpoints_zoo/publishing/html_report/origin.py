@@ -16,13 +16,13 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.evaluating import SUBSETS
 from checkpoints_zoo.formats.selection import Citation, parse_citation
-from checkpoints_zoo.images import DATASETS, Given
+from checkpoints_zoo.images import DATASETS, ImageInput
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.publishing.html_report.measurements import Measurements, Scaling
 from checkpoints_zoo.publishing.html_report.population import training_days
 from checkpoints_zoo.sources.source import Source
 
-Images = Given | Predictions | None
+Images = ImageInput | Predictions | None
 
 
 def command_of(
@@ -58,7 +58,7 @@ def command_of(
     return shlex.join([*written, "--out", "report.html"])
 
 
-def _word(value: Given | Predictions, stored: bool) -> str:
+def _word(value: ImageInput | Predictions, stored: bool) -> str:
     """Return the name of images or predictions on the command line; "" if they have none there."""
     if isinstance(value, Predictions):
         return value.facts.set if stored else ""

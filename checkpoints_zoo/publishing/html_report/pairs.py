@@ -6,11 +6,11 @@ from checkpoints_zoo.evaluation.drawing import BLUE, RED
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.populations.pairwise_information import (
     Pairwise,
-    draw_disagreements,
+    draw_histogram,
+    draw_matrix,
     draw_scatter,
-    draw_spread,
-    upper,
-    values_of_pairs,
+    upper_triangle,
+    upper_values,
 )
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold
@@ -56,11 +56,11 @@ def _table(pairs: Pairwise, first: str) -> TableBlock:
 
 
 def _figure(measured: Measurements, pairs: Pairwise, first: str) -> FigureBlock:
-    inside = values_of_pairs(pairs.inside.information)
+    inside = upper_values(pairs.inside.information)
     panels = [_spread_panel("pairs-id", "In distribution", pairs, "mi_id", inside, BLUE)]
     spread, images = "(a) Histogram over pairs. ", f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs"
     if pairs.outside is not None:
-        outside = values_of_pairs(pairs.outside.information)
+        outside = upper_values(pairs.outside.information)
         correlation = pairs.figures["correlation"]
         described = (
             f"One mutual information against the other, for {len(inside):,} pairs: correlation {as_text(correlation)}."
@@ -73,9 +73,7 @@ def _figure(measured: Measurements, pairs: Pairwise, first: str) -> FigureBlock:
         spread = "(a), (b) Histograms over pairs in and out of distribution. (c) One against the other, a dot a pair. "
         images += f"; out of distribution: {measured.images_ood}"
     described = f"Disagreement of all pairs, mean {as_text(pairs.figures['disagreement'], 100)} %."
-    panels.append(
-        draw_panel("disagreement", "Disagreement", described, lambda axes: draw_disagreements(axes, pairs, ""))
-    )
+    panels.append(draw_panel("disagreement", "Disagreement", described, lambda axes: draw_matrix(axes, pairs, "")))
     caption = (
         bold("Diversity of pairs."), " ", term("pair", "Mutual information"), f" and disagreement of {len(pairs):,} "
         f"pairs of members{first} on {images}. {spread}({'abcd'[len(panels) - 1]}) Share of inputs that two members "
@@ -91,7 +89,7 @@ def _spread_panel(name: str, title: str, pairs: Pairwise, figure: str, values: l
         f"Histogram of the mutual information of {len(values):,} pairs, from {min(values):.3g} to {max(values):.3g} "
         f"nats, mean {mean.value:.3g}."
     )
-    return draw_panel(name, title, described, lambda axes: draw_spread(axes, values, mean, "", colour))
+    return draw_panel(name, title, described, lambda axes: draw_histogram(axes, values, mean, "", colour))
 
 
 def _pairs_table(pairs: Pairwise) -> TableBlock:
@@ -102,7 +100,7 @@ def _pairs_table(pairs: Pairwise) -> TableBlock:
     if pairs.outside is not None:
         columns += [(pairs.outside.information, 1, "information, OOD (nats)")]
         columns += [(pairs.outside.disagreement, 100, "disagreement, OOD (%)")]
-    at = upper(len(pairs.ids))
+    at = upper_triangle(len(pairs.ids))
     names = [(f"{pairs.ids[a]}", f"{pairs.ids[b]}") for a, b in zip(*(x.tolist() for x in at), strict=True)]
     values = [[f"{scale * x:.4g}" for x in matrix[at].tolist()] for matrix, scale, _ in columns]
     rows = [(*pair, *cells) for pair, *cells in zip(names, *values, strict=True)]

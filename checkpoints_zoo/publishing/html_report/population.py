@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import histogram_edges
 from checkpoints_zoo.evaluation.report import draw_member_accuracies, draw_member_values
-from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
+from checkpoints_zoo.formats.text import MOST_LISTED, counted, format_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold
@@ -65,7 +65,7 @@ def _facts(measured: Measurements) -> FactsBlock:
         layouts = [description.layouts[k] for k in sorted({k for k in members.rows.column("layout").to_pylist() if k})]
         values = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
         rows += [("architecture", f"{description.architecture}{with_arguments}")]
-        rows += [("values of a member", f"{values:,}, {in_bytes(members._member_nbytes)}")] if values else []
+        rows += [("values of a member", f"{values:,}, {format_bytes(members._member_nbytes)}")] if values else []
         rows += [("trained on", description.dataset), ("classes", _classes(members.classes))]
         columns = columns_of(members)
         rows.append(("members", f"{len(members):,}, {_methods(columns)}{_view(members)}"))
@@ -117,7 +117,7 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
     missing = f" ({counted(without, 'member')} without)" if without else ""
     if len(shown) == 1:
         return f"{shown[0]}{missing}"
-    if len(shown) <= LISTED and not only_range:
+    if len(shown) <= MOST_LISTED and not only_range:
         listed = ", ".join(f"{text} ({counts[v]:,})" for text, v in zip(shown, sorted(counts), strict=True))
         return f"{listed}{missing}"
     return f"{shown[0]} to {shown[-1]}, {len(shown):,} different ones{missing}"

@@ -113,7 +113,7 @@ def _limits(report: Report) -> TableBlock:
     caption = (
         bold("Limits."), " The figure of an infinite ensemble of such members, estimated from the curves, and how "
         f"many members the mean figure takes to come within {NEAR.replace('%', ' %')} of it and stay there. [ ]: "
-        "95 % intervals over members, … for no upper bound; ≈: more than there are, by 1/k.",
+        "95 % intervals over members, … for no upper_triangle bound; ≈: more than there are, by 1/k.",
     )  # fmt: skip
     header = ("", "unit", f"all {report.members:,}", "limit", "members needed")
     return TableBlock("limits", header, rows, caption, words=(0, 1))

@@ -16,8 +16,8 @@ from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
-from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
-from checkpoints_zoo.sources.archives.tar import BLOCK, Take, TarHeader, leads_out
+from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
+from checkpoints_zoo.sources.archives.tar import BLOCK, ReadExactly, TarHeader, leads_out
 
 VERSION = 1
 MOST_LEAD = 2**20  # bytes of a member's own header: some ten thousand tensors
@@ -26,7 +26,7 @@ _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9
 
 
 @dataclass(frozen=True)
-class Head:
+class MemberHeader:
     """A header that members share: where their tensors begin, and (name, dtype, shape) of each as they lie."""
 
     lead: int
@@ -82,7 +82,7 @@ class Index:
     name: str
     size: int
     kind: str
-    heads: tuple[Head, ...] = ()
+    heads: tuple[MemberHeader, ...] = ()
     entries: tuple[Entry, ...] = ()
     others: tuple[Other, ...] = ()
 
@@ -123,7 +123,7 @@ class Index:
             FormatError: anything else, members that overlap or leave the archive among it.
         """
         try:
-            heads = tuple(Head(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
+            heads = tuple(MemberHeader(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
             entries = tuple(Entry(*entry) for entry in values["entries"])
             others = tuple(Other(*other) for other in values["others"])
             found = cls(values["name"], values["size"], values["kind"], heads, entries, others)
@@ -165,12 +165,12 @@ class Contents:
     """
 
     archive: str
-    heads: list[Head] = field(default_factory=list)
+    heads: list[MemberHeader] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     others: list[Other] = field(default_factory=list)
     _known: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
-    def add(self, file: TarHeader, take: Take) -> Entry | None:
+    def add(self, file: TarHeader, take: ReadExactly) -> Entry | None:
         """Look at a file's first bytes; return it as a member, or None where it is none.
 
         Args:
@@ -187,7 +187,7 @@ class Contents:
             return None
         path = f"{file.name!r} in {self.archive}"
         try:
-            lead = 0 if what_is(first) else 8 + header_length(first, file.size, path)
+            lead = 0 if guess_kind(first) else 8 + header_length(first, file.size, path)
             if lead > MOST_LEAD:
                 raise DamagedError(f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{lead:,}")
         except DamagedError as error:
@@ -207,7 +207,7 @@ class Contents:
         key = hashlib.sha256(raw[:lead]).digest(), size
         if key not in self._known:
             header = parse_header(raw, size, path)
-            head = Head(lead, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
+            head = MemberHeader(lead, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
             if not head.tensors:
                 raise DamagedError(f"header of {path}", expected="tensors", found="none")
             if head not in self.heads:
@@ -240,7 +240,7 @@ def numbers_in(name: str) -> list[int]:
     return [int(digits) for digits in re.findall("[0-9]{1,18}", name)]
 
 
-def tensors_of(head: Head) -> Mapping[str, tuple[str, Shape]]:
+def tensors_of(head: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
     """Return stored name -> (dtype, shape) of a head's tensors, as they lie."""
     return {name: (dtype, shape) for name, dtype, shape in head.tensors}
 

@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo.errors import FormatError, NetworkError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Archives
-from checkpoints_zoo.formats.shard_files import stamp_of
+from checkpoints_zoo.formats.shard_files import file_stamp
 from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedArchive:
     """An archive whose members can be read.
 
     Args:
@@ -47,7 +47,7 @@ def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
     return sorted(inside, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
-def on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
+def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
     """List a collection's archives in a repo, by one request for a commit; return their paths.
 
     Raises:
@@ -56,42 +56,42 @@ def on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
     where = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
     kept = _kept(repo.id, where)
     if not (isinstance(kept, list) and all(isinstance(p, str) and not manifest.path_problem(p) for p in kept)):
-        kept = archives_in(hub.files(repo, archives.folder), archives)
+        kept = archives_in(hub.list_files(repo, archives.folder), archives)
         if kept:
             _keep(repo.id, where, kept)
     return archives_in(kept, archives)
 
 
-def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[Opened]:
+def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
     """Index archives of a repo, those not indexed before by a few range reads each; return them.
 
     Raises:
-        NetworkError, AccessError, SourceNotFound: see `hub.resolve`.
+        NetworkError, AccessError, SourceNotFound: see `hub.resolve_address`.
         DamagedError: no archive, or one that is cut.
     """
     if len(paths) == 1:
-        return [_open_remote(repo, paths[0], archive.index)]
+        return [_open_remote(repo, paths[0], archive.index_archive)]
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zoo-index") as pool:
-        return list(pool.map(lambda inside: _open_remote(repo, inside, archive.index), paths))
+        return list(pool.map(lambda inside: _open_remote(repo, inside, archive.index_archive), paths))
 
 
 def walk_remote(repo: hub.Repo, inside: str) -> None:
     """Read all headers of an archive of a repo, and keep that index in place of the predicted one."""
-    at = cache.recall(repo.id, repo.commit, inside)
+    at = cache.read_file_record(repo.id, repo.commit, inside)
     kept = _known(repo.id, _place_of(at[0]), at[1]) if at else None
     if kept and all(e.verified for e in kept.entries):  # another process has been there
         _indexes[repo, inside] = kept
     else:
-        _open_remote(repo, inside, archive.walk, anew=True)
+        _open_remote(repo, inside, archive.walk_archive, anew=True)
 
 
-def _open_remote(repo: hub.Repo, inside: str, find: Callable[..., Index], anew: bool = False) -> Opened:
+def _open_remote(repo: hub.Repo, inside: str, find: Callable[..., Index], anew: bool = False) -> OpenedArchive:
     from huggingface_hub import is_offline_mode
 
     key = (repo, inside)
     if not anew and key in _indexes:
         return _with_tar(repo, inside, _indexes[key])
-    at, index = cache.recall(repo.id, repo.commit, inside), None
+    at, index = cache.read_file_record(repo.id, repo.commit, inside), None
     if at is not None and not anew:
         index = _known(repo.id, _place_of(at[0]), at[1])
     if index is None and is_offline_mode():
@@ -100,8 +100,8 @@ def _open_remote(repo: hub.Repo, inside: str, find: Callable[..., Index], anew: 
             found="nothing there", do="Load a member of the collection once online", path=inside,
         )  # fmt: skip
     if index is None:
-        remote = fetching.remote(repo, inside)
-        cache.note(cache.writable(repo.id), repo.commit, inside, remote.etag, remote.size)
+        remote = fetching.remote_file(repo, inside)
+        cache.write_file_record(cache.writable_folder(repo.id), repo.commit, inside, remote.etag, remote.size)
         index = find(remote.bytes_at, remote.size, f"{inside} of {repo.label}")
         _keep(repo.id, _place_of(remote.etag), index.to_json())
     opened = _with_tar(repo, inside, index)
@@ -110,12 +110,12 @@ def _open_remote(repo: hub.Repo, inside: str, find: Callable[..., Index], anew: 
     return opened
 
 
-def _with_tar(repo: hub.Repo, inside: str, index: Index) -> Opened:
+def _with_tar(repo: hub.Repo, inside: str, index: Index) -> OpenedArchive:
     """Unpack an archive if it is gzipped, which can't be read in part; return it opened."""
     if index.kind != "gzip":
-        return Opened(inside, index, None)
-    path = hub.cached(repo, inside) or hub.fetch(repo, inside)
-    return _as_tar(path, inside, path.resolve().name, cache.writable(repo.id))
+        return OpenedArchive(inside, index, None)
+    path = hub.cached_file(repo, inside) or hub.fetch_file(repo, inside)
+    return _as_tar(path, inside, path.resolve().name, cache.writable_folder(repo.id))
 
 
 def _place_of(etag: str) -> Path:
@@ -132,7 +132,7 @@ def _known(repo: str, where: Path, size: int) -> Index | None:
 
 
 def _kept(repo: str, where: Path) -> Any:
-    for place in cache.places(repo):
+    for place in cache.cache_folders(repo):
         try:
             return catalog.read_json(place / where)
         except (OSError, FormatError):
@@ -141,20 +141,20 @@ def _kept(repo: str, where: Path) -> Any:
 
 
 def _keep(repo: str, where: Path, values: Any) -> None:
-    place = cache.writable(repo)
+    place = cache.writable_folder(repo)
     try:
         catalog.write_json(values, place / where)
     except OSError as error:
-        raise cache.full(place, error) from error
+        raise cache.disk_full(place, error) from error
 
 
-def in_folder(root: Path, archives: Archives) -> list[str]:
+def list_in_folder(root: Path, archives: Archives) -> list[str]:
     """List a collection's archives in a folder; return their paths in it."""
     found = (p for p in (root / archives.folder).glob("*") if p.is_file())
     return archives_in((p.relative_to(root).as_posix() for p in found), archives)
 
 
-def open_local(root: Path, paths: Sequence[str]) -> list[Opened]:
+def open_local(root: Path, paths: Sequence[str]) -> list[OpenedArchive]:
     """Index archives on this disk, every header read; return them.
 
     Raises:
@@ -164,19 +164,19 @@ def open_local(root: Path, paths: Sequence[str]) -> list[Opened]:
     return [_open_local(root / inside, inside) for inside in paths]
 
 
-def _open_local(path: Path, inside: str) -> Opened:
-    key = (str(path), stamp_of(path))
+def _open_local(path: Path, inside: str) -> OpenedArchive:
+    key = (str(path), file_stamp(path))
     if key not in _indexes:
         _indexes[key] = archive.index_file(path)
     if _indexes[key].kind != "gzip":
-        return Opened(inside, _indexes[key], path)
+        return OpenedArchive(inside, _indexes[key], path)
     stamp = hashlib.sha256(repr(key).encode()).hexdigest()
-    return _as_tar(path, inside, stamp, cache.writable("local/archives"))
+    return _as_tar(path, inside, stamp, cache.writable_folder("local/archives"))
 
 
-def _as_tar(path: Path, inside: str, key: str, place: Path) -> Opened:
-    tar = streams.unpacked(path, key, place)
-    stamp = (str(tar), stamp_of(tar))
+def _as_tar(path: Path, inside: str, key: str, place: Path) -> OpenedArchive:
+    tar = streams.unpack_once(path, key, place)
+    stamp = (str(tar), file_stamp(tar))
     if stamp not in _indexes:
         _indexes[stamp] = archive.index_file(tar)
-    return Opened(inside, _indexes[stamp], tar)
+    return OpenedArchive(inside, _indexes[stamp], tar)

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from checkpoints_zoo.errors import LayoutError
-from checkpoints_zoo.formats.layout import FLOATS, Shape, differences, is_counter
+from checkpoints_zoo.formats.layout import FLOATS, Shape, compare_shapes, is_counter
 
 # What DataParallel, torch.compile, Lightning, Fabric, Opacus and people put before every name of a module they wrap.
 WRAPPERS = (
@@ -22,7 +22,7 @@ WRAPPERS = (
 INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def fit(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
+def unwrap_names(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
     """Take wrappers off the names of tensors until these fit exactly, by name and shape; return stored -> bare name.
 
     Args:
@@ -31,9 +31,9 @@ def fit(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, s
     Raises:
         LayoutError: nothing fits; what is missing, extra and misshapen at the best is named.
 
-    >>> fit({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
+    >>> unwrap_names({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
     {'module.features._orig_mod.0.bias': 'features.0.bias'}
-    >>> fit({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
+    >>> unwrap_names({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
     target = {name: shape for name, shape in wanted.items() if not is_counter(name)}
@@ -42,7 +42,7 @@ def fit(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, s
         if len(set(bare)) < len(bare):  # what was taken off told two tensors apart
             continue
         found = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
-        wrong, phrase = differences(found, target)
+        wrong, phrase = compare_shapes(found, target)
         if not wrong:
             return dict(zip(stored, bare, strict=True))
         tried.append((wrong, phrase))
@@ -162,7 +162,7 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
             arguments = _NETS[architecture].arguments(found)
             wanted = tensor_shapes(architecture, **arguments)
             wanted = {n: s for n, s in wanted.items() if n in found or not is_counter(n)}
-            wrong, phrase = differences(found, wanted)
+            wrong, phrase = compare_shapes(found, wanted)
             if not wrong:
                 _check_floats(renamed)
                 return Recognised(architecture, arguments, renamed)

@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
-from checkpoints_zoo.sources.archives.contents import Head, Index, numbers_of, tensors_of
+from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of
 from checkpoints_zoo.sources.archives.keymaps import Recognised, recognise, tensor_shapes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class MemberRange:
     """The byte range of one member inside a file of a source.
 
     Args:
@@ -36,11 +36,11 @@ class Lying:
     name: str
     path: str
     offset: int
-    head: Head
+    head: MemberHeader
 
 
 @dataclass(frozen=True)
-class Lot:
+class MemberGroup:
     """Members that are numbered together, those of one archive or one folder.
 
     Args:
@@ -49,16 +49,16 @@ class Lot:
         numbers: of the members, then of the damaged ones; () for what their names say.
     """
 
-    members: Sequence[Lying]
+    members: Sequence[MemberRange]
     broken: Sequence[tuple[str, str]] = ()
     numbers: Sequence[int] = ()
 
 
 # Says which net a head's tensors are, and how they lie; raises LayoutError for tensors that are of none.
-Tell = Callable[[Head], tuple[Recognised, Layout]]
+IdentifyNet = Callable[[MemberHeader], tuple[Recognised, Layout]]
 
 
-def layout_of_head(head: Head) -> tuple[Recognised, Layout]:
+def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
     """Tell which net a header's tensors are; return that and their layout under our names.
 
     Raises:
@@ -75,7 +75,7 @@ def layout_of_head(head: Head) -> tuple[Recognised, Layout]:
     return net, Layout.of_stored(tensors, missing, head.lead)
 
 
-def rows_of(
+def rows_of_archives(
     indexes: Mapping[str, Index],
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
     """Write the manifest of a collection that lies in archives; return rows, layouts, and architecture with arguments.
@@ -99,18 +99,20 @@ def rows_of(
                 found="a gzipped one",
                 do="It can only be read from front to back: `stream` yields its members",
             )
-    return rows_of_lots([lot_of(path, index) for path, index in indexes.items()], layout_of_head)
+    return rows_of_groups([archive_group(path, index) for path, index in indexes.items()], layout_of_head)
 
 
-def lot_of(path: str, index: Index) -> Lot:
+def archive_group(path: str, index: Index) -> MemberGroup:
     """Return an archive's members with their places, given its path in the source."""
     heads = index.heads
-    members = [Lying(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
-    return Lot(members, [(other.name, other.why) for other in index.others if other.member])
+    members = [MemberRange(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
+    return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
 
 
-def rows_of_lots(lots: Sequence[Lot], tell: Tell) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Write the manifest of members wherever they lie, numbered as `rows_of` says; return what it returns.
+def rows_of_groups(
+    lots: Sequence[MemberGroup], tell: IdentifyNet
+) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
+    """Write the manifest of members wherever they lie, numbered as `rows_of_archives` says; return what it returns.
 
     Args:
         lots: in the collection's order.
@@ -144,7 +146,7 @@ def rows_of_lots(lots: Sequence[Lot], tell: Tell) -> tuple[list[dict[str, Any]],
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
 
 
-def _told(head: Head, tell: Tell) -> tuple[Recognised, Layout] | LayoutError:
+def _told(head: MemberHeader, tell: IdentifyNet) -> tuple[Recognised, Layout] | LayoutError:
     try:
         return tell(head)
     except LayoutError as error:
@@ -200,21 +202,21 @@ def source_of_archive(
         known: what the archives can't tell, as fields of `Description`: name, title, dataset, classes and so on.
 
     Raises:
-        DamagedError, LayoutError, UsageError: see `index` and `rows_of`.
+        DamagedError, LayoutError, UsageError: see `index` and `rows_of_archives`.
     """
     files = [paths] if isinstance(paths, Path) else list(paths)
     if not files:
         raise UsageError("archives", expected="one path or more", found="none")
     base = (files[0].parent if root is None else root).resolve()
     indexes = {path.resolve().relative_to(base).as_posix(): index_file(path) for path in files}
-    rows, layouts, net = rows_of(indexes)
+    rows, layouts, net = rows_of_archives(indexes)
     fields: dict[str, Any] = {
         "name": files[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (), "preprocessing": {},
         "licence": "", "citation": "", **net, "layouts": layouts,
     }  # fmt: skip
     description = Description(**fields | dict(known or {}))
-    table = manifest.table(rows)
-    manifest.validate(table, description, files[0])
+    table = manifest.build_manifest(rows)
+    manifest.check_rows(table, description, files[0])
     return description, table
 
 
@@ -222,7 +224,7 @@ def index_file(path: Path) -> Index:
     """Index an archive on disk, every header read; return the index.
 
     Raises:
-        DamagedError: see `walking.index`.
+        DamagedError: see `walking.index_archive`.
     """
     with path.open("rb", buffering=0) as file:
 
@@ -235,6 +237,8 @@ def index_file(path: Path) -> Index:
             return b"".join(pieces)
 
         size = path.stat().st_size
-        found = walking.index(read, size, str(path), threads=1)
+        found = walking.index_archive(read, size, str(path), threads=1)
         # On disk headers cost next to nothing: nothing stays predicted.
-        return found if all(e.verified for e in found.entries) else walking.walk(read, size, str(path), threads=1)
+        return (
+            found if all(e.verified for e in found.entries) else walking.walk_archive(read, size, str(path), threads=1)
+        )

@@ -14,7 +14,7 @@ from checkpoints_zoo.formats.disk import replacing
 from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
-from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, plain
+from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, tidy_name
 
 MOST_GROWTH = 200  # what unpacks to more times its size holds no weights
 PIECE = 2**20
@@ -22,7 +22,7 @@ LARGEST_MEMBER = 2**33
 MOST_AFTER = 2**26  # bytes after the end mark that are looked at, for gzip's own checksum at its end
 
 
-def unpacked(path: Path, key: str, place: Path) -> Path:
+def unpack_once(path: Path, key: str, place: Path) -> Path:
     """Unpack a gzipped file, unless that was done before; return where it lies.
 
     Args:
@@ -57,10 +57,10 @@ def _unpack(path: Path, target: Path) -> None:
             f"archive {path}", expected="a whole gzip file", found=str(error), do="Get it again", path=path
         ) from error
     except OSError as error:
-        raise cache.full(target.parent, error) from error
+        raise cache.disk_full(target.parent, error) from error
 
 
-def stream(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
+def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
     """Read a gzipped tar once; yield (name, header, the whole file's bytes) of each member, one in memory at a time.
 
     Args:
@@ -87,7 +87,7 @@ def stream(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterato
                     expected = f"at most {largest:,} bytes a member"
                     raise damaged(name, start, expected, f"{found.size:,} for {found.name!r}")
                 raw = tape.take(found.data, found.size)
-                yield plain(found.name), parse_header(raw, found.size, f"{found.name!r} in {name}"), raw
+                yield tidy_name(found.name), parse_header(raw, found.size, f"{found.name!r} in {name}"), raw
             start = found.end
         tape.finish(MOST_AFTER)
 

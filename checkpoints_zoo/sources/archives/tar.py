@@ -14,7 +14,7 @@ MOST_RECORDS = 8  # of them
 LARGEST = 2**62
 
 # (offset, length) -> exactly so many bytes of the archive.
-Take = Callable[[int, int], bytes]
+ReadExactly = Callable[[int, int], bytes]
 
 REFUSED = {
     "1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "5": "a folder", "6": "a pipe",
@@ -64,7 +64,7 @@ def is_header(block: bytes) -> bool:
     return stored is not None and int(stored[1], 8) in (sum(rest), sum(b - 256 * (b > 127) for b in rest))
 
 
-def header_at(take: Take, start: int, size: int, archive: str) -> TarHeader | None:
+def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHeader | None:
     """Read the header of the file that starts at a byte of a tar; return it, or None at the tar's end mark.
 
     Args:
@@ -124,10 +124,10 @@ def _file(
     if data + count > size:
         expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
         raise damaged(archive, at, expected, "an archive that is cut, or a wrong size")
-    return TarHeader(plain(name), known.start, data, count, what)
+    return TarHeader(tidy_name(name), known.start, data, count, what)
 
 
-def plain(name: str) -> str:
+def tidy_name(name: str) -> str:
     """Leave out of a name what changes nothing: "./" and doubled slashes; return it."""
     parts = "/".join(part for part in name.split("/") if part not in ("", "."))
     return f"/{parts}" if name.startswith("/") else parts

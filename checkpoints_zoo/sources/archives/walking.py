@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index, names_in_order
-from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, Take, damaged, header_at, is_header, padded
+from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, ReadExactly, damaged, header_at, is_header, padded
 
 # (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
-Read = Callable[[int, int], bytes]
+ReadRange = Callable[[int, int], bytes]
 
 FIRST = 2**16  # bytes of the first read
 SMALL = 2**18  # members closer together than this are read in pieces of PIECE bytes, several at a time
@@ -22,7 +22,7 @@ SAMPLES = 27
 MOST_FILES = 2**20
 
 
-def index(read: Read, size: int, name: str, threads: int = 8) -> Index:
+def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
     """Find out what an archive holds from few of its bytes; return its index.
 
     Where all sampled headers fit one size and the numeric or lexicographic order of names, the others are predicted:
@@ -41,21 +41,21 @@ def index(read: Read, size: int, name: str, threads: int = 8) -> Index:
     if first[:2] == b"\x1f\x8b":
         return Index(name, size, "gzip")
     if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
-        raise damaged(name, 0, "a tar, or a gzipped one", what_is(first) or f"something else: {first[:16]!r}")
+        raise damaged(name, 0, "a tar, or a gzipped one", guess_kind(first) or f"something else: {first[:16]!r}")
     tape = _Tape(read, size, name, threads, {0: first})
     return _predicted(tape) or _walked(_Tape(read, size, name, threads, tape.kept, spare=-len(tape.kept)))
 
 
-def walk(read: Read, size: int, name: str, threads: int = 8) -> Index:
+def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
     """Read a whole tar header by header; return its index.
 
     One read a file, and at most twice as many and four in all; where sizes repeat, the next ones are read at once.
 
     Args:
-        read, size, name, threads: as for `index`.
+        read, size, name, threads: as for `index_archive`.
 
     Raises:
-        DamagedError: as for `index`.
+        DamagedError: as for `index_archive`.
     """
     return _walked(_Tape(read, size, name, threads, {}))
 
@@ -79,7 +79,7 @@ def is_as_predicted(window: bytes, entry: Entry, of: Index) -> bool:
     return bool(there and (there.name, there.data) == (entry.name, entry.data) and contents.heads == [head])
 
 
-def _taker(piece: bytes, start: int, archive: str) -> Take:
+def _taker(piece: bytes, start: int, archive: str) -> ReadExactly:
     """Return what reads an archive of which one piece is known, the one that starts at a byte."""
 
     def take(offset: int, length: int) -> bytes:
@@ -96,12 +96,12 @@ class _Tape:
     """Bytes of an archive around the file that is looked at, and some of those after it.
 
     Args:
-        read, size, name, threads: as for `index`.
+        read, size, name, threads: as for `index_archive`.
         kept: pieces that were read already, by offset.
         spare: reads that may still turn out to be useless, without more than two a file in all.
     """
 
-    read: Read
+    read: ReadRange
     size: int
     name: str
     threads: int

@@ -25,7 +25,7 @@ from checkpoints_zoo.symmetry.deriving.values import Labelled, Step, multiply_ax
 
 
 def homogeneous(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Keep permutations and scales: relu, dropout."""
+    """Keep permutations and scales: relu, dropout, a cast to a wider float."""
     return x
 
 
@@ -36,6 +36,12 @@ def pointwise(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
     for axis in x.axes:
         pin_scale(axis)
     return x
+
+
+def alpha_dropout(step: Step, x: Labelled, p: float = 0.5, *training: bool, **named: Any) -> Labelled:
+    """Keep the scale in eval mode. In training mode dropped entries get a constant value, which fixes the scale."""
+    is_training = any(training[:1]) or named.get("training", named.get("train", False))
+    return pointwise(step, x) if is_training else homogeneous(step, x)
 
 
 def clamp(step: Step, x: Labelled, min: Any = None, max: Any = None, **named: Any) -> Labelled:

@@ -39,10 +39,23 @@ def linear(step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = No
     return Labelled((*x.axes[:-1], _add_bias(open_output(step, weight.axes[0]), bias, x.axes[:-1])))
 
 
-def embedding(step: Step, indices: Labelled, weight: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Look up rows of a table: the rows keep their order, and their entries are the output units."""
+def embedding(
+    step: Step,
+    indices: Labelled,
+    weight: Labelled,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *options: Any,
+    **named: Any,
+) -> Labelled:
+    """Look up rows of a table: the rows keep their order, and their entries are the output units.
+
+    A largest norm fixes the scale, because it shortens long rows when they are read.
+    """
     weight.role = "weight"
     pin_axis(weight.axes[0])
+    if max_norm is not None:
+        pin_scale(weight.axes[1])
     return Labelled((*indices.axes, open_output(step, weight.axes[1])))
 
 

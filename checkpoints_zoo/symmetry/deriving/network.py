@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources.source import find
+from checkpoints_zoo.sources.source import select_members
 from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
@@ -87,7 +87,7 @@ def _image_shape(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]
 def _table_of_name(name: str) -> Table:
     if name in ARCHITECTURES:
         return _table_of_architecture(name, name, {}, IMAGES[name])
-    description = find(name).description
+    description = select_members(name).description
     image = _image_shape(name, description.preprocessing)
     return _table_of_architecture(name, description.architecture, description.arguments, image)
 

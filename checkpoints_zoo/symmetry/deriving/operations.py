@@ -25,8 +25,9 @@ TensorOf = Callable[[str], Labelled | None]  # returns the tensor of a layer by 
 # Names in torch, torch.nn.functional and Tensor. The same names with "_" work in place.
 _NAMES: dict[Rule, str] = {
     elementwise.homogeneous: "relu leaky_relu rrelu abs neg negative positive dropout dropout1d dropout2d dropout3d"
-    " alpha_dropout feature_alpha_dropout contiguous clone detach to float double half bfloat16 type type_as cuda cpu"
+    " contiguous clone detach to float double half bfloat16 type type_as cuda cpu"
     " requires_grad_",
+    elementwise.alpha_dropout: "alpha_dropout feature_alpha_dropout",
     elementwise.pointwise: "silu gelu relu6 hardswish hardsigmoid hardtanh sigmoid tanh elu selu celu softplus mish"
     " logsigmoid softsign tanhshrink hardshrink softshrink exp expm1 log log1p sin cos erf softmax log_softmax softmin",
     elementwise.clamp: "clamp clip clamp_min",
@@ -117,6 +118,7 @@ def _functions() -> dict[Any, Rule]:
         "torchvision.ops.stochastic_depth.stochastic_depth": elementwise.homogeneous,
         operator.neg: elementwise.homogeneous, operator.abs: elementwise.homogeneous,
         operator.pow: elementwise.raise_to,
+        torch.embedding: lambda step, weight, indices, *options: layers.embedding(step, indices, weight),
         F.batch_norm: _batch_norm, F.group_norm: _group_norm, F.layer_norm: _layer_norm,
         operator.matmul: layers.matmul, operator.getitem: shapes.take_index,
     }  # fmt: skip
@@ -172,9 +174,7 @@ def _linear(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelle
 
 
 def _embedding(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-    if layer.max_norm is not None:
-        step.refuse("rows that are rescaled when they are read")
-    return layers.embedding(step, x, _required(step, tensor_of, "weight"))
+    return layers.embedding(step, x, _required(step, tensor_of, "weight"), max_norm=layer.max_norm)
 
 
 def _convolution_layer(dimensions: int, rule: Callable[..., Labelled]) -> LayerRule:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import torch
+
 from checkpoints_zoo.symmetry.deriving.labels import (
     Axis,
     Segment,
@@ -22,6 +24,8 @@ from checkpoints_zoo.symmetry.deriving.values import Labelled, Step
 
 def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
     """Merge and split axes by their lengths: the places of a map become the span of its channel."""
+    if any(isinstance(size, torch.dtype) for size in (*sizes, *named.values())):
+        return _fixed_view(step, x)
     old, new = list(x.axes), list(step.shape)
     axes: list[Axis] = []
     while old or new:
@@ -36,6 +40,13 @@ def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
     for axis in axes[len(step.shape) :]:
         pin_scale(axis)
     return Labelled(tuple(axes[: len(step.shape)]), x.state, x.role)
+
+
+def _fixed_view(step: Step, x: Labelled) -> Labelled:
+    """View the bits of a fixed tensor as another dtype."""
+    if not x.is_fixed:
+        step.refuse("a view of the bits as another dtype")
+    return Labelled(tuple(step.fixed_axis(size) for size in step.shape))
 
 
 def _merge_axes(step: Step, axes: list[Axis]) -> Axis:

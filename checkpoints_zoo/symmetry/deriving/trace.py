@@ -45,7 +45,7 @@ def trace_labels(module: nn.Module, example: tuple[Tensor, ...]) -> dict[str, La
         UsageError: the module cannot process the example.
     """
     states = module.state_dict(keep_vars=True)
-    with torch.no_grad(), _eval_mode(module):
+    with torch.no_grad(), _eval_mode(module), _copied_data(states.values()):
         interpreter = _LabelInterpreter(module, _record_graph(module), states)
         interpreter.run(*example)
     labels = interpreter.states
@@ -66,6 +66,19 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, mode in modes.items():
             layer.training = mode
+
+
+@contextmanager
+def _copied_data(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Let tensors hold copies of their data; restore the data afterwards, since some operations change it in place."""
+    data = {id(tensor): (tensor, tensor.data) for tensor in tensors}
+    try:
+        for tensor, original in data.values():
+            tensor.data = original.clone()
+        yield
+    finally:
+        for tensor, original in data.values():
+            tensor.data = original
 
 
 def _record_graph(module: nn.Module) -> fx.Graph:
@@ -125,6 +138,10 @@ class _LabelInterpreter(fx.Interpreter):
         step.shape = _result_shape(result)
         with step.checked():
             self.labels[node] = label = self._label(step, node, result)
+            if not self._keeps_values(node, result):
+                for value in _all_labels(label):
+                    for axis in value.axes:
+                        pin_scale(axis)
             if isinstance(label, Labelled) and label.shape != step.shape:
                 step.refuse(f"a result of shape {step.shape} where its rule gives {label.shape}")
         return result
@@ -144,6 +161,13 @@ class _LabelInterpreter(fx.Interpreter):
         if node.op == "call_module":
             return self._layer(step, self.fetch_attr(str(node.target)), arguments, named)
         return _apply_rule(step, node, arguments, named, result)
+
+    def _keeps_values(self, node: fx.Node, result: Any) -> bool:
+        """Return whether the dtype of a result holds all values of its arguments: casts to others are no multiples."""
+        arguments = [self.env[argument] for argument in node.all_input_nodes]
+        dtypes = {a.dtype for a in arguments if isinstance(a, Tensor) and a.is_floating_point() and a.ndim}
+        tensors = [t for t in (result if isinstance(result, tuple | list) else (result,)) if isinstance(t, Tensor)]
+        return all(t.dtype == torch.promote_types(t.dtype, dtype) for t in tensors for dtype in dtypes)
 
     def _argument(self, node: fx.Node) -> Any:
         return self.env[node] if self.labels[node] is None else self.labels[node]

@@ -50,7 +50,7 @@ def test_what_is_laid_aside_is_there_again(tmp_path: Path) -> None:
     again = staging(tmp_path)
     assert again.members == {3, 5}
     assert again.rows == {(i, 1): tiny.made()[i].row for i in (3, 5)}
-    (raw,) = [bytes(raw) for _, raw in shard_files.read([again.location((3, 1))])]
+    (raw,) = [bytes(raw) for _, raw in shard_files.read_members([again.location((3, 1))])]
     assert bytearray(raw) == tiny.made()[3].raw
     assert content_hash(layout_of(TINY), raw) == tiny.made()[3].row["sha256"]
     again.drop(list(again.rows))

@@ -92,7 +92,7 @@ def test_one_figure_need_be_no_list(members: zoo.Collection, tmp_path: Path) -> 
         (("mmd", "NAME", "--members", "3"), 2, "sets of members: expected two members or more in each; found 1 and 0."),
         (("predict", "NAME", "--data", "digits", "--out", "OUT", "--batch", "0"), 2, "0 is not in the range x>=1."),
         (("predict", "NAME", "--data", "digits", "--out", "OUT", "--as", "<b>"), 2, "a set of predictions '<b>'"),
-        (("evaluate", "NAME", "--within", "nll=1", "--within", "nll=2"), 2, "nll has two distances: one each."),
+        (("evaluate", "NAME", "--within", "nll=1", "--within", "nll=2"), 2, "nll has two distances. Give one."),
         (
             ("evaluate", "NAME", "--stored", "OUT"), 3,
             "expected a folder with predictions/COLLECTION/SET in it; found a folder without predictions/. Give the "

@@ -32,7 +32,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def changed(members: Collection, **columns: Any) -> Collection:
     """Give the members with other values in their rows."""
-    rows = manifest.table([row | columns for row in members.rows.to_pylist()])
+    rows = manifest.build_manifest([row | columns for row in members.rows.to_pylist()])
     return Collection(members.source, members._commit, members.description, rows)
 
 
@@ -75,7 +75,7 @@ def test_the_command(out: Path, tmp_path: Path) -> None:
     # One that claims other weights.
     other = stored([0], tmp_path / "other")
     members = zoo.load("tiny", source=other)
-    manifest.write(changed(members, sha256="0" * 64).rows, other / "manifests" / "tiny.parquet")
+    manifest.write_manifest(changed(members, sha256="0" * 64).rows, other / "manifests" / "tiny.parquet")
     done = run(*command, other)
     assert done.exit_code == 1
     assert f"member 0 of tiny: retraining: expected sha256 {'0' * 16}…; found " in done.stdout

@@ -1,0 +1,201 @@
+"""Options that several commands share: selected members, images, hardware, and files that are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import disk
+from checkpoints_zoo.sources.source import SelectedMembers, select_members
+
+if TYPE_CHECKING:
+    from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.workers import Engine
+
+IMAGES = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A name and which of its members are selected: the arguments of `zoo.load`."""
+
+    name: str
+    n: int | None
+    where: str | None
+    members: str | None
+    sample: int | None
+    source: str | None
+    architecture: str | None = None
+
+    def load(self) -> Collection:
+        """Return the members as a Collection."""
+        from checkpoints_zoo.collection.collection import load
+
+        build = None if self.architecture is None else import_function(self.architecture)
+        return load(**self._load_arguments(), architecture=build)
+
+    def find(self) -> SelectedMembers:
+        """Select as `zoo.load` does, importing neither torch nor pandas; return the manifest's rows."""
+        return select_members(**self._load_arguments())
+
+    def other_collection(self, name: str, source: str | None = None) -> Selection:
+        """Return a selection of all members of another collection of the same architecture.
+
+        Args:
+            name: of the other collection.
+            source: where it lies; None for the source of this selection.
+        """
+        return Selection(name, None, None, None, None, source or self.source, self.architecture)
+
+    def _load_arguments(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "architecture"}
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command NAME and the options that select members, and pass it the Selection as `selection`."""
+
+    @click.argument("name", metavar="NAME")
+    @click.option("-n", "n", type=int, metavar="N", help="The first N members; with --sample, N random ones.")
+    @click.option("--where", metavar="SQL", help='A condition on the manifest\'s columns: "test_accuracy > 0.97".')
+    @click.option("--members", metavar="IDS", help='Members by id: "0-9,15,7@40".')
+    @click.option("--sample", type=int, metavar="SEED", help="Choose the N members at random, by this seed.")
+    @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
+    @wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        names = [field.name for field in fields(Selection) if field.name != "architecture"]
+        selection = Selection(**{name: options.pop(name) for name in names})
+        return command(*args, selection=selection, **options)
+
+    return wrapped
+
+
+def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `selection_options`, and an option for a network that the package lacks."""
+
+    @selection_options
+    @click.option("--architecture", metavar="MODULE:FUNCTION", help="Builds a network of your own; its code runs.")
+    @wraps(command)
+    def wrapped(*args: Any, selection: Selection, architecture: str | None, **options: Any) -> Any:
+        return command(*args, selection=replace(selection, architecture=architecture), **options)
+
+    return wrapped
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The devices and processes that train: the options --device, --workers and --ray."""
+
+    devices: str
+    workers: int | None
+    ray: str | None
+
+    def engine(self, say: Callable[[str], object]) -> Engine:
+        """Return the engine that trains on them.
+
+        Args:
+            say: called with a message for each worker that died.
+
+        Raises:
+            UsageError: a device that this machine does not have.
+        """
+        from checkpoints_zoo.workers import choose_engine
+
+        devices = [device.strip() for device in self.devices.split(",")]
+        if self.ray is None:
+            from checkpoints_zoo.networks.device import check_device
+
+            for device in devices:
+                check_device(device)
+        return choose_engine(self.workers, devices, self.ray, say)
+
+
+def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of training hardware, and pass it the Hardware as `hardware`."""
+
+    @click.option(
+        "--device", "--devices", "devices", default="cpu", metavar="DEVICE,…",
+        help="What to train on, such as cuda, or cuda:0,cuda:1; for two workers on one: cuda,cuda.",
+    )  # fmt: skip
+    @click.option(
+        "--workers", type=click.IntRange(min=1), metavar="N", help="Processes at a time; one a device if not given."
+    )
+    @click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
+    @wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        arguments = {field.name: options.pop(field.name) for field in fields(Hardware)}
+        return command(*args, hardware=Hardware(**arguments), **options)
+
+    return wrapped
+
+
+class OutputFile(click.ParamType[Path]):
+    """A file that a command writes when its work is done. Its name and its folder are checked before.
+
+    Args:
+        endings: that its name may have, such as ".png"; none for any.
+    """
+
+    name = "file"
+
+    def __init__(self, *endings: str) -> None:
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if self.endings and path.suffix.lower() not in self.endings:
+            self.fail(f"{str(value)!r} does not end in {' or '.join(self.endings)}.", param, ctx)
+        disk.check_output(path)
+        return path
+
+
+class OutputFolder(click.ParamType[Path]):
+    """A folder that a command writes into when its work is done. It is checked before."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        disk.check_output(path, "folder")
+        return path
+
+
+def parse_reference(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    """Parse what members are aligned to; return a member's id, "mean", or None if it is not given."""
+    if value is None or value == "mean":
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a member's id nor mean.", context, parameter)
+    return int(value)
+
+
+def import_function(text: str) -> Callable[..., Any]:
+    """Import the function that MODULE:FUNCTION names; return it.
+
+    The module's code runs. The working folder is searched too, from now on.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    module, _, name = text.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # it stays: worker processes search it as well
+    try:
+        function: Any = import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"architecture {text}", expected="MODULE:FUNCTION that can be imported from here",
+                         found=str(error)) from error  # fmt: skip
+    if not callable(function):
+        raise UsageError(f"architecture {text}", expected="a function", found=f"a {type(function).__name__}")
+    build: Callable[..., Any] = function
+    return build

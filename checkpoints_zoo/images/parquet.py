@@ -1,0 +1,130 @@
+"""Images and labels from the rows of Parquet files, with columns as the package `datasets` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from checkpoints_zoo.errors import FormatError, TooLargeError
+from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.images.reading import ImageBuffer
+from checkpoints_zoo.networks.device import free_if_short
+
+ROWS_AT_ONCE = 256  # in memory, beside the row group that they are from
+
+
+def read_footer(path: Path, data_name: str) -> tuple[pa.Schema, int]:
+    """Read the footer of a Parquet file; return its columns and its number of rows.
+
+    Raises:
+        FormatError: not a Parquet file.
+    """
+    try:
+        metadata = pq.read_metadata(path)
+        schema = metadata.schema.to_arrow_schema()
+        str(schema)  # column names may be bytes that are not text
+        return schema, metadata.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        found = _file_kind(path) or f"{type(error).__name__}: {error}"[:200]
+        name = _file_name(path, data_name)
+        raise FormatError(name, expected="a Parquet file", found=found, path=path) from error
+
+
+def _file_kind(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return guess_kind(file.read(512))
+    except OSError:
+        return ""
+
+
+def _file_name(path: Path, data_name: str) -> str:
+    """Name a file in errors, together with the data that it belongs to."""
+    return data_name if data_name.endswith(path.name) else f"{path.name} of {data_name}"
+
+
+def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """Return column -> feature as `datasets` writes it into a file's metadata; {} if the file has none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return {}
+    pairs = features.items() if isinstance(features, Mapping) else ()
+    return {column: feature for column, feature in pairs if isinstance(feature, dict)}
+
+
+def read_rows(paths: Sequence[Path], image: str, label: str | None, buffer: ImageBuffer) -> list[Any] | None:
+    """Decode the images of Parquet files, in order, into a buffer; return their labels, None without a column of them.
+
+    Memory: the pixels, and a row group of the encoded images.
+
+    Args:
+        paths: of the files.
+        image, label: columns.
+        buffer: takes the images; its `data_name` names the data in errors.
+
+    Raises:
+        FormatError: columns of another type, a row without an image, or an image that the buffer refuses.
+        TooLargeError: a row group or pixels that do not fit into memory.
+    """
+    labels: list[Any] = []
+    for path in paths:
+        name, row = _file_name(path, buffer.data_name), 0
+        for images, numbers in _read_batches(path, image, label, buffer.data_name):
+            for encoded in images.to_pylist():
+                if encoded is None:
+                    raise FormatError(
+                        f"row {row:,} of {name}", expected="an image in the file", found="none", path=path
+                    )
+                buffer.add_encoded(encoded, f"row {row:,} of {name}")
+                row += 1
+            labels += [] if numbers is None else numbers.to_pylist()
+    return None if label is None else labels
+
+
+def _read_batches(
+    path: Path, image: str, label: str | None, data_name: str
+) -> Iterator[tuple[pa.Array, pa.Array | None]]:
+    """Yield the encoded images and the labels of batches of rows."""
+    schema, name = read_footer(path, data_name)[0], _file_name(path, data_name)
+    labels = [] if label is None else [label]
+    for column in (image, *labels):
+        if column not in schema.names:
+            raise FormatError(name, expected=f"a column {column!r}", found=", ".join(schema.names)[:200])
+    image_type = schema.field(image).type
+    nested = pa.types.is_struct(image_type) and "bytes" in image_type.names
+    inner = image_type.field("bytes").type if nested else image_type
+    if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):
+        raise FormatError(f"column {image!r} of {name}", expected="encoded images", found=str(image_type)[:200])
+    for column in labels:
+        label_type = schema.field(column).type
+        label_type = label_type.value_type if pa.types.is_dictionary(label_type) else label_type
+        if not any(fits(label_type) for fits in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)):
+            found = str(label_type)[:200]
+            raise FormatError(f"column {column!r} of {name}", expected="whole numbers or names", found=found)
+    columns = [f"{image}.bytes" if nested else image, *labels]
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):  # given all groups at once, pyarrow would hold them all
+                _check_memory(file.metadata.row_group(group).total_byte_size, name)
+                for batch in file.iter_batches(ROWS_AT_ONCE, [group], columns):
+                    images = batch.column(image)
+                    yield (
+                        pc.struct_field(images, "bytes") if nested else images,
+                        None if label is None else batch.column(label),
+                    )
+    except (pa.ArrowException, OSError) as error:
+        found = f"{type(error).__name__}: {error}"[:200]
+        raise FormatError(name, expected="rows that can be read", found=found, path=path) from error
+
+
+def _check_memory(nbytes: int, name: str) -> None:
+    if (free := free_if_short(nbytes)) is not None:
+        found = f"{nbytes:,}, by the file's footer"
+        raise TooLargeError(f"a row group of {name}", expected=f"at most {free:,} bytes", found=found)

@@ -1,0 +1,274 @@
+"""Symmetries that change the function, and networks with one function that have several canonical forms."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints_zoo.errors import SymmetryError
+from checkpoints_zoo.symmetry import Table, apply, random_element, symmetries
+from checkpoints_zoo.symmetry.deriving.operations import FUNCTIONS, LAYERS, METHODS
+from tests.support.symmetry_nets import Shaped, randomised
+
+# Case 14: operations that are not positively homogeneous.
+
+Operation = Callable[[Tensor, Tensor], Any]
+CASTS: dict[str, Operation] = {
+    "to int": lambda x, y: (4 * x).to(torch.int64).to(x.dtype),
+    "to int named": lambda x, y: (4 * x).to(dtype=torch.int8).to(x.dtype),
+    "to bool": lambda x, y: x.relu().to(torch.bool).to(x.dtype),
+    "type": lambda x, y: (4 * x).type(torch.int32).to(x.dtype),
+    "type by name": lambda x, y: (4 * x).type("torch.LongTensor").to(x.dtype),
+    "type_as": lambda x, y: (4 * x).type_as(torch.zeros(1, dtype=torch.int16)).to(x.dtype),
+    "sum as int": lambda x, y: (4 * x).sum(-1, dtype=torch.int64).to(x.dtype),
+    "mask": lambda x, y: x * y.relu().to(torch.bool),
+    "mask of a sum": lambda x, y: x + x.relu().to(torch.uint8),
+    "half": lambda x, y: x.half().to(x.dtype),
+    "bfloat16": lambda x, y: x.bfloat16().to(x.dtype),
+    "float": lambda x, y: x.float().to(x.dtype),
+    "bits": lambda x, y: x.view(torch.int64).to(x.dtype),
+    "alpha_dropout": lambda x, y: F.alpha_dropout(x, 1.0, training=True),
+    "feature_alpha_dropout": lambda x, y: F.feature_alpha_dropout(x, 1.0, training=True),
+}  # fmt: skip
+
+
+def between(operation: Operation, *shape: int) -> nn.Module:
+    """Return a net with an operation on the outputs of two layers, then a linear layer over each axis."""
+    kernel = [nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d][len(shape)]
+    options = (1,) if shape else ()
+    one, other = (kernel(3, 6, *options) for _ in range(2))
+    act = {"act": operation} if isinstance(operation, nn.Module) else {}
+
+    def middle(net: Any, x: Tensor) -> Tensor:
+        y = net.one(x).clone(), net.other(x).clone()
+        result = net.act(y[0]) if act else operation(*y)
+        return result.to(x.dtype)
+
+    with torch.no_grad():
+        example = Shaped(middle, one=one, other=other, **act).double().eval()(torch.randn(4, 3, *shape).double())
+    heads = {f"head{i}": nn.Linear(example.shape[i], 2, bias=False) for i in range(1, example.ndim)}
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = middle(net, x)
+        for i in range(1, example.ndim):  # each axis has a kernel, so that units may move along each of them
+            x = getattr(net, f"head{i}")(x.transpose(i, -1)).transpose(i, -1)
+        return x
+
+    return Shaped(forward, one=one, other=other, **heads, **act)
+
+
+def largest_change(net: nn.Module, table: Table, example: Tensor, seed: int) -> float:
+    """Apply a random symmetry; return the largest change of the outputs, relative to the largest output."""
+    generator = torch.Generator().manual_seed(seed)
+    randomised(net, seed)
+    with torch.no_grad():
+        before = net(example)
+        net.load_state_dict(apply(table, net.state_dict(), random_element(table, generator)), strict=True)
+        after = net(example)
+    return float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_end_a_scale_group(name: str) -> None:
+    """Case 14."""
+    torch.manual_seed(0)
+    net = between(CASTS[name], 4).double()
+    example = torch.randn(4, 3, 4, dtype=torch.float64)
+    try:
+        table = symmetries(net, example)
+    except SymmetryError:
+        assert name == "bits"
+        return
+    opened = {writer for scale in table.scales.values() for writer in scale.writers}
+    assert (("other.weight" if name == "mask" else "one.weight"), 0) not in opened
+    assert all(largest_change(net, table, example, seed) < 1e-9 for seed in range(3))
+
+
+def test_a_wider_float_keeps_the_scale() -> None:
+    """Case 14: float64 holds all values of float32."""
+    net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    assert symmetries(Shaped(lambda net, x: net.net(x).double(), net=net), torch.zeros(4, 3)).scaling_freedom == 6
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0])
+@pytest.mark.parametrize("as_layer", [True, False])
+def test_a_table_of_limited_norm_ends_a_scale_group(as_layer: bool, norm_type: float) -> None:
+    """Case 14: `max_norm` rescales long rows when they are read, in place."""
+    table = nn.Embedding(5, 6, max_norm=0.5, norm_type=norm_type)
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        rows = net.table(x) if as_layer else F.embedding(x, net.table.weight, None, 0.5, norm_type)
+        return net.last(rows.relu().mean(1))
+
+    net = Shaped(forward, table=table, last=nn.Linear(6, 2))
+    example = torch.tensor([[0, 1, 2], [2, 3, 4]])
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    derived = symmetries(net, example)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert (derived.scaling_freedom, [group.size for group in derived.groups.values()]) == (0, [6])
+    assert all(largest_change(net, derived, example, seed) < 1e-10 for seed in range(3))
+
+
+# Every operation of the table, in every spelling: (function, outputs of two layers) -> result.
+
+Use = Callable[[Any, Tensor, Tensor], Any]
+USES: dict[str, list[Use]] = {
+    "add sub subtract mul multiply iadd isub imul": [
+        lambda f, x, y: f(x, y), lambda f, x, y: f(x, 2.5), lambda f, x, y: f(x, 0), lambda f, x, y: f(x, x.abs()),
+    ],
+    "div divide true_divide itruediv truediv": [
+        lambda f, x, y: f(x, y),
+        lambda f, x, y: f(x, 2.5),
+        lambda f, x, y: f(x, x.abs()),
+    ],
+    "maximum minimum max min type_as view_as reshape_as expand_as": [lambda f, x, y: f(x, y)],
+    "type": [
+        lambda f, x, y: f(x, torch.int64), lambda f, x, y: f(x, "torch.HalfTensor"), lambda f, x, y: f(x, x.dtype),
+    ],
+    "to": [
+        lambda f, x, y: f(x, torch.bool), lambda f, x, y: f(3 * x, dtype=torch.int8), lambda f, x, y: f(x, y),
+        lambda f, x, y: f(x, torch.float16), lambda f, x, y: f(x, "cpu", torch.int32), lambda f, x, y: f(x, "cpu"),
+        lambda f, x, y: f(x, torch.zeros(1, dtype=torch.int32)), lambda f, x, y: f(x, torch.complex64).abs(),
+    ],
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout": [
+        lambda f, x, y: f(x, 0.5, False), lambda f, x, y: f(x, 1.0, True),
+    ],
+    "clamp clip": [
+        lambda f, x, y: f(x, 0), lambda f, x, y: f(x, None, 0.0), lambda f, x, y: f(x, 0, 1), lambda f, x, y: f(x, 0.1),
+        lambda f, x, y: f(x, min=0, max=0),
+    ],
+    "clamp_min": [lambda f, x, y: f(x, 0), lambda f, x, y: f(x, 0.1)],
+    "threshold": [lambda f, x, y: f(x, 0.0, 0.0), lambda f, x, y: f(x, 0.0, 0.1), lambda f, x, y: f(x, 0.1, 0.0)],
+    "prelu": [lambda f, x, y: f(x, torch.full((1,), 0.25, dtype=torch.float64))],
+    "pow": [
+        lambda f, x, y: f(x, 2), lambda f, x, y: f(x.abs(), 0.5), lambda f, x, y: f(x.abs(), -1.5),
+        lambda f, x, y: f(x, 0), lambda f, x, y: f(x.abs(), 0.3), lambda f, x, y: f(x, 3.0),
+    ],
+    "sqrt rsqrt log log1p": [lambda f, x, y: f(x.abs())],
+    "mean sum": [
+        lambda f, x, y: x * f(x), lambda f, x, y: f(x, 1), lambda f, x, y: f(x, (2, 3)), lambda f, x, y: f(x, -1, True),
+    ],
+    "amax amin": [lambda f, x, y: x * f(x), lambda f, x, y: f(x, 1), lambda f, x, y: f(x, (2, -1), True)],
+    "softmax log_softmax softmin": [lambda f, x, y: f(x, 1), lambda f, x, y: f(x, -1)],
+    "pad": [
+        lambda f, x, y: f(x, (1, 1)), lambda f, x, y: f(x, (1, 1, 0, 1, 0, 0), "constant", 2.0),
+        lambda f, x, y: f(x, (1, 1, 1, 1), "reflect"), lambda f, x, y: f(x, (0, 0, 0, 0, 1, 2)),
+    ],
+    "interpolate upsample": [
+        lambda f, x, y: f(x, scale_factor=2), lambda f, x, y: f(x, (3, 5), None, "bilinear"),
+        lambda f, x, y: f(x, (7, 5), None, "bicubic"),
+    ],
+    "max_pool{0}d avg_pool{0}d adaptive_avg_pool{0}d adaptive_max_pool{0}d": [lambda f, x, y: f(x, 2)],
+    "reshape": [lambda f, x, y: f(x, (4, 6, 16))],
+    "view": [
+        lambda f, x, y: f(x, 4, 6, 16), lambda f, x, y: f(x, torch.int64), lambda f, x, y: f(x, torch.float32),
+        lambda f, x, y: f(x, torch.complex128).abs(), lambda f, x, y: f(x, dtype=torch.int32),
+    ],
+    "flatten": [lambda f, x, y: f(x, 1), lambda f, x, y: f(x, 2, 3)],
+    "unflatten": [lambda f, x, y: f(x, 2, (2, 2)), lambda f, x, y: f(x, 1, (2, 3))],
+    "unsqueeze": [lambda f, x, y: f(x, 1)],
+    "permute": [lambda f, x, y: f(x, (0, 2, 1, 3))],
+    "transpose swapaxes swapdims": [lambda f, x, y: f(x, 1, 3)],
+    "t": [lambda f, x, y: f(f(x[:, :, 0, 0]))],
+    "expand broadcast_to": [lambda f, x, y: f(x[:, :, :1], (4, 6, 4, 4))],
+    "cat concat concatenate": [lambda f, x, y: f([x, y], 1), lambda f, x, y: f((x, y), 2)],
+    "stack": [lambda f, x, y: f([x, y], 2)],
+    "chunk split tensor_split": [
+        lambda f, x, y: torch.cat((f(x, 3, 1)[0], y, f(x, 3, 1)[1]), 1), lambda f, x, y: f(x, 2, -1)[1],
+    ],
+    "narrow": [lambda f, x, y: f(x, 1, 2, 3)],
+    "linear": [lambda f, x, y: f(x, torch.ones(5, 4, dtype=torch.float64), torch.arange(5.0, dtype=torch.float64))],
+    "matmul": [lambda f, x, y: f(x, torch.ones(4, 3, dtype=torch.float64)), lambda f, x, y: f(x, y)],
+    "mm dsmm spmm": [lambda f, x, y: f(x[:, :, 0, 0], torch.ones(6, 3, dtype=torch.float64))],
+    "bmm": [lambda f, x, y: f(x[:, 0], torch.ones(4, 4, 3, dtype=torch.float64)), lambda f, x, y: f(x[:, 0], y[:, 1])],
+    "conv{0}d": [
+        lambda f, x, y: f(x, torch.ones(5, 6, *[1] * (x.dim() - 2), dtype=torch.float64)),
+        lambda f, x, y: f(x, torch.ones(6, 1, *[1] * (x.dim() - 2), dtype=torch.float64), groups=6),
+    ],
+    "batch_norm": [
+        lambda f, x, y: f(x, *torch.ones(2, 6, dtype=torch.float64)), lambda f, x, y: f(x, None, None, training=True),
+    ],
+    "group_norm": [lambda f, x, y: f(x, 2)],
+    "layer_norm": [lambda f, x, y: f(x, (4,)), lambda f, x, y: f(x, (4, 4), eps=0.1)],
+    "getitem": [lambda f, x, y: f(x, (slice(None), slice(1, 4))), lambda f, x, y: f(x, (..., 0))],
+}  # fmt: skip
+ARGUMENTS = {name.format(d): uses for names, uses in USES.items() for name in names.split() for d in (1, 2, 3)}
+
+
+def method(name: str) -> Callable[..., Any]:
+    """Return a function that calls a method of tensors."""
+    return lambda x, *arguments, **options: getattr(x, name)(*arguments, **options)
+
+
+def spellings() -> dict[str, list[Any]]:
+    """Return the functions of the table by name, without the "_" of functions in place."""
+    result: dict[str, list[Any]] = {}
+    for place in (torch, F, operator):
+        for name in dir(place):
+            function = getattr(place, name)
+            if name.startswith("_") or not callable(function) or function is torch.adaptive_max_pool1d:
+                continue  # that one returns a tuple
+            if function in FUNCTIONS:
+                result.setdefault(name.rstrip("_"), []).append(function)
+    for name in METHODS:
+        if hasattr(Tensor, name) and name != "cuda":
+            result.setdefault(name.rstrip("_"), []).append(method(name))
+    return result
+
+
+SPELLINGS = spellings()
+
+
+@pytest.mark.filterwarnings("ignore:.*upsample.* is deprecated")
+@pytest.mark.parametrize("name", [name for name in SPELLINGS if name != "embedding"])
+def test_every_operation_that_passes_a_scale_is_positively_homogeneous(name: str) -> None:
+    """Case 14, for all functions and methods of the table: what a symmetry scales, it does not change."""
+    dimensions = int(name[-2]) if name[-2:] in ("1d", "2d", "3d") else 2
+    shape, accepted = (4,) * dimensions, 0
+    for function in SPELLINGS[name]:
+        for use in ARGUMENTS.get(name, [lambda f, x, y: f(x)]):
+            torch.manual_seed(0)
+            net = between(lambda x, y, use=use, f=function: use(f, x, y), *shape).double()
+            example = torch.randn(4, 3, *shape, dtype=torch.float64)
+            try:
+                table = symmetries(net, example)
+            except SymmetryError:
+                continue
+            accepted += 1
+            assert all(largest_change(net, table, example, seed) < 1e-9 for seed in range(2))
+    assert accepted
+
+
+KERNELS: dict[str, tuple[Any, ...]] = {
+    "Conv": (6, 5, 1),
+    "ConvTranspose": (6, 5, 1),
+    "BatchNorm": (6,),
+    "InstanceNorm": (6,),
+}
+LAYER_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    **{f"{kind}{d}d": arguments for kind, arguments in KERNELS.items() for d in (1, 2, 3)},
+    **{f"{kind}Pad{d}d": (1,) for kind in ("Zero", "Reflection", "Replication", "Circular") for d in (1, 2, 3)},
+    **{f"ConstantPad{d}d": (1, 0.5) for d in (1, 2, 3)},
+    **{f"{kind}Pool{d}d": (2,) for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg") for d in (1, 2, 3)},
+    "SyncBatchNorm": (6,), "Threshold": (0.0, 0.1), "PReLU": (6,), "Linear": (4, 5), "GroupNorm": (2, 6),
+    "LayerNorm": (4,), "RMSNorm": (4,), "Flatten": (), "Unflatten": (2, (2, 2)), "Upsample": (None, 2),
+    "Softmax": (1,), "LogSoftmax": (1,), "Softmin": (1,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("nn.") and name != "nn.Embedding"])
+def test_every_layer_that_passes_a_scale_is_positively_homogeneous(name: str) -> None:
+    """Case 14, for all layers of torch in the table."""
+    kind = name.removeprefix("nn.")
+    dimensions = int(kind[-2]) if kind[-2:] in ("1d", "2d", "3d") else 2
+    torch.manual_seed(0)
+    net = between(getattr(nn, kind)(*LAYER_ARGUMENTS.get(kind, ())), *(4,) * dimensions).double().eval()
+    example = torch.randn(4, 3, *(4,) * dimensions, dtype=torch.float64)
+    table = symmetries(net, example)
+    assert all(largest_change(net, table, example, seed) < 1e-9 for seed in range(2))
