@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
     from checkpoints_zoo.populations.loss_barrier import Barriers
     from checkpoints_zoo.predictions import Predictions
-    from checkpoints_zoo.publishing.html_report import Page
 
 MOVED = {
     "checkpoints_zoo.architectures": "checkpoints_zoo.networks.architectures",
@@ -53,8 +52,7 @@ def compare_compact(
     return compact(ensemble, data, against=hmc, vi=vi, **options)
 
 
-def report(members: Collection | Predictions, *args: Any, **options: Any) -> Page:
+def report(members: Collection | Predictions, *args: Any, **options: Any) -> Any:
     """Make the report page: `zoo.report_page(members, …)` now."""
-    from checkpoints_zoo.publishing.html_report import report_page
-
-    return report_page(members, *args, **options)
+    # By name: an old path in `methods` imports this module, and `publishing` stands above `methods`.
+    return import_module("checkpoints_zoo.publishing.html_report").report_page(members, *args, **options)
