@@ -16,7 +16,7 @@ from checkpoints_zoo.cli.options import IMAGES, OutputFolder, import_function
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import format_bytes
-from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, given_columns, ingest
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_columns
 
 
 @click.command()
@@ -109,7 +109,7 @@ def command(
     custom_columns = (
         None
         if columns is None
-        else given_columns.make_reader(given_columns.read_csv(Path(columns)), options["evaluate"] is not None)
+        else user_columns.make_reader(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
     )
     done = ingest(
         sources,

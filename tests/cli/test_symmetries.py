@@ -11,7 +11,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.mass import along_training, last_snapshots, masses_of
+from checkpoints_zoo.populations.mass import along_training, last_snapshots, select_masses
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from checkpoints_zoo.training.recipes import RECIPES
 from tests.hub import Hub
@@ -156,7 +156,7 @@ def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
     epochs = [epoch for _, epoch in members._keys]
-    last = masses_of(masses, last_snapshots(masses, epochs))
+    last = select_masses(masses, last_snapshots(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)
     assert torch.equal(last.before, alone.before)
