@@ -213,7 +213,7 @@ def test_a_table_of_words_with_tied_output(execution: str | None) -> None:
 def test_a_cast_in_a_net_of_another_dtype(execution: str | None) -> None:
     """Case 45."""
     ensemble = ensemble_of(Casting, lambda _, tensor: tensor.double(), execution=execution)
-    with pytest.raises(UsageError, match=r"Casting in torch\.float64: expected a network that computes in the dtype of"):
+    with pytest.raises(UsageError, match=r"Casting in torch\.float64: expected a network that computes in the"):
         ensemble(IMAGES.double())
 
 
