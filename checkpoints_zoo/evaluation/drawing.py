@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
     import matplotlib as mpl
 
     try:
-        with replacing(path, "wb") as file, mpl.rc_context():
+        with replace_file(path, "wb") as file, mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(STYLE)
             metadata = {"Title": title, "Software": "checkpoints_zoo"}

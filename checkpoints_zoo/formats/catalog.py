@@ -18,7 +18,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.text import did_you_mean
 
@@ -50,8 +50,8 @@ class Archives:
             FormatError: a key that is missing or of another type.
         """
         kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
-        known = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
-        return cls(**{**known, "classes": tuple(known["classes"])})
+        fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
+        return cls(**{**fields_by_name, "classes": tuple(fields_by_name["classes"])})
 
 
 @dataclass(frozen=True)
@@ -117,24 +117,24 @@ class Description:
         """
         kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
         names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
-        known = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
-        if "base" in known and not _BASE.fullmatch(known["base"]):
+        checked = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
+        if "base" in checked and not _BASE.fullmatch(checked["base"]):
             expected = "'base' to be hf://datasets/ORG/NAME@COMMIT, with all 40 digits of the commit"
-            raise FormatError(f"description {path}", expected=expected, found=repr(known["base"][:120]), path=path)
-        if not all(type(c) is str for c in known["classes"]) or not known["layouts"]:
+            raise FormatError(f"description {path}", expected=expected, found=repr(checked["base"][:120]), path=path)
+        if not all(type(c) is str for c in checked["classes"]) or not checked["layouts"]:
             raise FormatError(
                 f"description {path}", expected="class names and a layout or more", found="others", path=path
             )
-        known["classes"] = tuple(known["classes"])
+        checked["classes"] = tuple(checked["classes"])
         layouts = {}
-        for key, layout in known["layouts"].items():
+        for key, layout in checked["layouts"].items():
             try:
                 layouts[key] = Layout.from_json(layout)
             except FormatError as error:
-                what = "" if error.thing == "layout" else f"{error.thing} of "
-                error.thing, error.path = f"{what}layout {key!r} in description {path}", str(path)
+                tensor = "" if error.thing == "layout" else f"{error.thing} of "
+                error.thing, error.path = f"{tensor}layout {key!r} in description {path}", str(path)
                 raise
-        return cls(**{**known, "layouts": layouts})
+        return cls(**{**checked, "layouts": layouts})
 
 
 def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
         )
     for key, kind in kinds.items():
         if type(values.get(key)) is not kind:
-            found = reprlib.repr(values[key]) if key in values else "no such key"
+            value_text = reprlib.repr(values[key]) if key in values else "no such key"
             raise FormatError(
-                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=found, path=path
+                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=value_text, path=path
             )
     return {key: values[key] for key in kinds}
 
@@ -185,7 +185,7 @@ def read_json(path: Path) -> Any:
 
 def write_json(values: Any, path: Path) -> None:
     """Write JSON values by rename: the same values give the same bytes."""
-    with replacing(path, sync=True) as file:
+    with replace_file(path, sync=True) as file:
         file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -210,21 +210,21 @@ def collections() -> dict[str, Listing]:
     'convnet-digits'
     """
     stamps = ((path, path.stat()) for path in sorted(CATALOG.glob("*.json")))
-    return dict(_listings(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
+    return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
 
 
 @lru_cache(maxsize=4)
-def _listings(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
+def _read_catalog(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
     """Read the catalog once for each state of its files."""
     kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
-    found = {}
+    listings = {}
     for path, _, _ in stamped:
         values = read_json(path)
-        known = check_keys(values, kinds, path)
+        checked = check_keys(values, kinds, path)
         archives = Archives.from_json(values["archives"], path) if "archives" in values else None
-        listing = Listing(**{**known, "sources": tuple(known["sources"]), "archives": archives})
-        found[listing.name] = listing
-    return found
+        listing = Listing(**{**checked, "sources": tuple(checked["sources"]), "archives": archives})
+        listings[listing.name] = listing
+    return listings
 
 
 def archived_listings() -> list[tuple[Listing, Archives]]:
@@ -244,13 +244,13 @@ def find_listing(name: str) -> Listing:
     return known[name]
 
 
-def not_found(name: str, known: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
+def not_found(name: str, names_there: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
     """Return the error for a collection that is not there, naming the nearest ones."""
-    names = sorted(known)
+    ordered = sorted(names_there)
     return CollectionNotFound(
         f"collection {name!r}",
-        expected=f"a name in {place} ({', '.join(names) or 'which has none'})",
+        expected=f"a name in {place} ({', '.join(ordered) or 'which has none'})",
         found="no such name",
-        do=did_you_mean(str(name), names, most=3) or "`zoo-cli list` shows the catalog",
+        do=did_you_mean(str(name), ordered, most=3) or "`zoo-cli list` shows the catalog",
         collection=str(name),
     )

@@ -20,7 +20,7 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
+def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
     """Open a temporary file beside a path: it takes the path's place at the end, and goes after an error.
 
     Args:
@@ -73,9 +73,9 @@ def check_room(root: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    if found := shortage_of_room(root, needed):
+    if shortage := shortage_of_room(root, needed):
         raise StorageError(
-            f"folder {root}", expected=f"room for {needed:,} bytes", found=found,
+            f"folder {root}", expected=f"room for {needed:,} bytes", found=shortage,
             do="Free some, or give a folder on another disk", path=root,
         )  # fmt: skip
 
@@ -124,9 +124,9 @@ def writing_into(root: Path) -> Iterator[None]:
     except ZooError:
         raise
     except OSError as error:
-        found = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
-        raise StorageError(f"folder {root}", expected=expected, found=found, do=do, path=root) from error
+        raise StorageError(f"folder {root}", expected=expected, found=reason, do=do, path=root) from error
 
 
 @contextmanager

@@ -34,7 +34,7 @@ LARGEST = 2**60
 
 Shape = tuple[int, ...]
 
-_NUMPY = {
+_NUMPY_DTYPES = {
     "F64": "<f8", "I64": "<i8", "U64": "<u8", "F32": "<f4", "I32": "<i4", "U32": "<u4", "F16": "<f2",
     "BF16": "<u2", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1", "BOOL": "u1",
 }  # fmt: skip
@@ -142,9 +142,12 @@ class Layout:
                     found=dtype,
                     tensor=name,
                 )
-            called, was = stored or (name, shape)
-            other = None if called == name else called, None if was == shape else tuple(was)
-            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *other))
+            stored_name, stored_shape = stored or (name, shape)
+            renamed = (
+                None if stored_name == name else stored_name,
+                None if stored_shape == shape else tuple(stored_shape),
+            )
+            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *renamed))
             offset += specs[-1].nbytes
         if not specs or len({s.name for s in specs} | set(counters)) < len(specs) + len(counters):
             found = "a name twice" if specs else "no tensors"
@@ -185,8 +188,8 @@ class Layout:
         for t in self.tensors:
             tensors.append([t.name, t.dtype, list(t.shape)])
             if t.stored is not None or t.stored_shape is not None:
-                was = t.shape if t.stored_shape is None else t.stored_shape
-                tensors[-1] += [t.stored or t.name, list(was)]
+                stored_shape = t.shape if t.stored_shape is None else t.stored_shape
+                tensors[-1] += [t.stored or t.name, list(stored_shape)]
         values = {"tensors": tensors, "counters": list(self.counters), "pad": self.pad}
         return values | ({"lead": self.lead} if self.lead else {})
 
@@ -200,7 +203,7 @@ class Layout:
         try:
             tensors = [_tensor(*tensor) for tensor in values["tensors"]]
             counters, pad, lead = values["counters"], values["pad"], values.get("lead", 0)
-            good = (
+            is_valid = (
                 None not in tensors
                 and type(lead) is int
                 and 0 <= lead < LARGEST
@@ -209,7 +212,7 @@ class Layout:
                 and type(pad) is int
                 and 0 <= pad < ALIGNMENT
             )
-            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, lead) if good else None
+            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, lead) if is_valid else None
         except UsageError as error:
             raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -222,9 +225,13 @@ class Layout:
 
 def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
     """Check a tensor's JSON values; return them with what the file calls it, None where they can't be right."""
-    called, was = stored or (name, shape)
-    good = type(name) is type(dtype) is type(called) is str and good_shape(tuple(shape)) and good_shape(tuple(was))
-    return (name, dtype, tuple(shape), called, tuple(was)) if good else None
+    stored_name, stored_shape = stored or (name, shape)
+    is_valid = (
+        type(name) is type(dtype) is type(stored_name) is str
+        and good_shape(tuple(shape))
+        and good_shape(tuple(stored_shape))
+    )
+    return (name, dtype, tuple(shape), stored_name, tuple(stored_shape)) if is_valid else None
 
 
 def good_shape(shape: tuple[Any, ...]) -> bool:
@@ -237,20 +244,20 @@ def good_shape(shape: tuple[Any, ...]) -> bool:
 
 
 def compare_shapes(
-    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+    actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[str], str]:
     """Compare tensors by name and shape; return the names that differ and a phrase that says how.
 
     >>> compare_shapes({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
     """
-    missing = [n for n in wanted if n not in found]
-    extra = [n for n in found if n not in wanted]
-    misshapen = [n for n, s in wanted.items() if n in found and found[n] != s]
-    shown = [f"{n} {list(found[n])} for {list(wanted[n])}" for n in misshapen]
+    missing = [n for n in expected if n not in actual]
+    extra = [n for n in actual if n not in expected]
+    misshapen = [n for n, s in expected.items() if n in actual and actual[n] != s]
+    misshapen_texts = [f"{n} {list(actual[n])} for {list(expected[n])}" for n in misshapen]
     phrases = [
         f"{kind} {first_few(names, 5)}"
-        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", shown))
+        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen_texts))
         if names
     ]
     return missing + extra + misshapen, "; ".join(phrases)
@@ -289,13 +296,13 @@ def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> l
         layout: of the member.
         member: its bytes.
     """
-    bad = []
+    not_finite = []
     for t in layout.tensors:
         if t.dtype not in FLOATS or is_counter(t.name):
             continue
-        values = np.frombuffer(member, _NUMPY[t.dtype], count=math.prod(t.shape), offset=t.offset)
+        values = np.frombuffer(member, _NUMPY_DTYPES[t.dtype], count=math.prod(t.shape), offset=t.offset)
         if t.dtype == "BF16":
             values = (values.astype("<u4") << np.uint32(16)).view("<f4")
         if not np.isfinite(values).all():
-            bad.append(t.name)
-    return bad
+            not_finite.append(t.name)
+    return not_finite

@@ -113,9 +113,9 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     for begin, end, name, dtype, shape in rows:
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
             raise damaged(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
-        wanted = math.prod(shape) * ELEMENT_BYTES[dtype]
-        if end - begin != wanted:
-            raise damaged(f"{wanted:,} bytes for {dtype} {list(shape)}", f"offsets [{begin}, {end}]", name)
+        expected_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
+        if end - begin != expected_bytes:
+            raise damaged(f"{expected_bytes:,} bytes for {dtype} {list(shape)}", f"offsets [{begin}, {end}]", name)
         if begin != at:
             kind = "overlaps" if begin < at else "leaves a hole after"
             raise damaged(f"offsets that start at {at}", f"[{begin}, {end}], which {kind} the tensor before", name)
@@ -168,18 +168,18 @@ def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
         DamagedError: it is no safetensors header, or one with other tensors; the first of them is named.
     """
     header = parse_header(raw, layout.lead + layout.nbytes, path)
-    found = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
-    wanted = {}
+    actual = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
+    expected = {}
     for t in layout.tensors:
         shape = t.shape if t.stored_shape is None else t.stored_shape
-        wanted[t.stored or t.name] = t.dtype, shape, t.offset
-    if found == wanted and header.data_start == layout.lead:
+        expected[t.stored or t.name] = t.dtype, shape, t.offset
+    if actual == expected and header.data_start == layout.lead:
         return
-    name = next((n for n in {**wanted, **found} if found.get(n) != wanted.get(n)), None)
+    name = next((n for n in {**expected, **actual} if actual.get(n) != expected.get(n)), None)
     raise DamagedError(
         f"header of {path}",
-        expected=f"tensors that begin at byte {layout.lead}" if name is None else _tensor_text(name, wanted),
-        found=f"byte {header.data_start}" if name is None else _tensor_text(name, found),
+        expected=f"tensors that begin at byte {layout.lead}" if name is None else _tensor_text(name, expected),
+        found=f"byte {header.data_start}" if name is None else _tensor_text(name, actual),
         do="Index the archive again",
         tensor=name,
         path=path,
@@ -224,9 +224,9 @@ def read_members(
     """
     for group in neighbours(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
-        there = group[0].path.stat().st_size
-        if there < group[0].offset + size:  # before memory is asked for
-            raise _cut(group[0], group[0].offset + size, there)
+        file_size = group[0].path.stat().st_size
+        if file_size < group[0].offset + size:  # before memory is asked for
+            raise _cut_error(group[0], group[0].offset + size, file_size)
         yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
@@ -244,15 +244,15 @@ def neighbours(locations: Sequence[Location], most: int) -> Iterator[list[Locati
         yield group
 
 
-_kept = threading.local()
+_thread = threading.local()
 
 
 def reused_buffer(size: int) -> memoryview:
     """Return this thread's buffer, grown to so many bytes: fresh memory costs more than reading into old."""
-    if len(getattr(_kept, "buffer", b"")) < size:
-        _kept.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
-    kept: memoryview = _kept.buffer
-    return kept[:size]
+    if len(getattr(_thread, "buffer", b"")) < size:
+        _thread.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
+    memory: memoryview = _thread.buffer
+    return memory[:size]
 
 
 def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
@@ -268,11 +268,11 @@ def read_at(file: FileIO, location: Location, offset: int, buffer: memoryview) -
     while done < len(buffer):
         count = file.readinto(buffer[done:])
         if not count:
-            raise _cut(location, offset + len(buffer), offset + done)
+            raise _cut_error(location, offset + len(buffer), offset + done)
         done += count
 
 
-def _cut(location: Location, expected: int, found: int) -> DamagedError:
+def _cut_error(location: Location, expected: int, found: int) -> DamagedError:
     return DamagedError(
         f"file {location.path}",
         expected=f"{expected:,} bytes or more",
@@ -395,9 +395,9 @@ def shard_layout(layout: Layout) -> Layout:
 
     Nothing of that changes a value, so the content hash stays.
     """
-    kept = [t for t in layout.tensors if not is_counter(t.name)]
-    kinds = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in kept]
-    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(kept, kinds, strict=True)), layout.rebuilt)
+    tensors = [t for t in layout.tensors if not is_counter(t.name)]
+    dtypes = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in tensors]
+    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(tensors, dtypes, strict=True)), layout.rebuilt)
 
 
 def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
@@ -411,11 +411,11 @@ def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
     out = bytearray(target.nbytes)
     stored = {t.name: t for t in layout.tensors}
     for t in target.tensors:
-        was = stored[t.name]
-        raw = np.frombuffer(member, np.uint8, count=was.nbytes, offset=was.offset)
-        if was.dtype != t.dtype:
+        source = stored[t.name]
+        raw = np.frombuffer(member, np.uint8, count=source.nbytes, offset=source.offset)
+        if source.dtype != t.dtype:
             halves = raw.view("<u2").astype("<u4") << np.uint32(16)
-            raw = (halves if was.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
+            raw = (halves if source.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
         out[t.offset : t.offset + t.nbytes] = raw.data
     return out
 
@@ -437,8 +437,8 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        who = self.collection if self.member is None else f"member {self.member} of {self.collection}"
-        return f"{who}: {self.kind}: {self.text}"
+        subject = self.collection if self.member is None else f"member {self.member} of {self.collection}"
+        return f"{subject}: {self.kind}: {self.text}"
 
 
 def check_bytes(location: Location, claimed: str | None, finite: bool = True) -> tuple[list[tuple[str, str]], str]:
@@ -455,25 +455,25 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
     check_against_files([location])
     _, raw = next(iter(read_members([location])))
     digest = content_hash(location.layout, raw)
-    found = []
+    problems = []
     if claimed is not None and digest != claimed:
-        found.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
+        problems.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
     if finite and (names := finite_problems(location.layout, raw)):
-        found.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
-    return found, digest
+        problems.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
+    return problems, digest
 
 
 def check_against_files(locations: Sequence[Location]) -> None:
     """Check that the files have the members' tensors where the manifest says."""
     headers: dict[Path, Header] = {}
     expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
-    alike: set[tuple[int, bytes]] = set()
+    right_headers: set[tuple[int, bytes]] = set()
     for x in locations:
         if x.layout.lead:
-            _check_own(x, alike)
+            _check_member_header(x, right_headers)
             continue
         if x.path not in headers:
-            headers[x.path] = _header(x.path, file_stamp(x.path))
+            headers[x.path] = _read_header_once(x.path, file_stamp(x.path))
         get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
         if id(x.layout) not in expected:
             expected[id(x.layout)] = [
@@ -481,11 +481,11 @@ def check_against_files(locations: Sequence[Location]) -> None:
             ]
         for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
             if get(prefix + name) != (dtype, shape, base + begin, base + end):
-                raise _elsewhere(x, x.layout.tensors[at], get(prefix + name), base + begin)
+                raise _misplaced_error(x, x.layout.tensors[at], get(prefix + name), base + begin)
 
 
 @lru_cache(maxsize=64)
-def _header(path: Path, stamp: tuple[int, ...]) -> Header:
+def _read_header_once(path: Path, stamp: tuple[int, ...]) -> Header:
     return read_header(path)
 
 
@@ -495,12 +495,12 @@ def file_stamp(path: Path) -> tuple[int, ...]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
+def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> None:
     """Check a member of an archive, which has a header of its own before its tensors.
 
     Args:
         x: of the member.
-        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
+        right_headers: (layout, header) of members that were found right: the next one is likely the same to the byte.
     """
     layout = x.layout
     begin, size = x.offset - layout.lead, x.path.stat().st_size
@@ -514,12 +514,12 @@ def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
             path=x.path,
         )
     raw = bytes(read_into(x, begin, reused_buffer(layout.lead)))
-    if (id(layout), raw) not in alike:
+    if (id(layout), raw) not in right_headers:
         check_own_header(raw, layout, f"member {x.member} in file {x.path}")
-        alike.add((id(layout), raw))
+        right_headers.add((id(layout), raw))
 
 
-def _elsewhere(
+def _misplaced_error(
     x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
 ) -> DamagedError:
     return DamagedError(
@@ -551,7 +551,7 @@ def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | No
                 first[digest] = member, source
             elif method not in REPEATING or first[digest][1] != source:
                 other, (collection, *_) = first[digest]
-                whose = f"member {other}{'' if collection == name else f' of {collection}'}"
-                text = f"expected weights of its own; found those of {whose}."
+                owner = f"member {other}{'' if collection == name else f' of {collection}'}"
+                text = f"expected weights of its own; found those of {owner}."
                 problems.append(Problem(name, member, "duplicate", text))
     return problems

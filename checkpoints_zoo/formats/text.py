@@ -26,8 +26,8 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     >>> one_line("a\\n---\\tb\\u202e")
     'a --- b'
     """
-    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return shown if len(shown) <= longest else f"{shown[: longest - 1].rstrip()}…"
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= longest else f"{line[: longest - 1].rstrip()}…"
 
 
 def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
@@ -45,14 +45,14 @@ def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
     >>> markdown_code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
     ('`lr=0.1`', '``a`b``', 'a\\\\|b')
     """
-    shown = one_line(text, longest)
-    if not shown:
+    line = one_line(text, longest)
+    if not line:
         return "(empty)"
-    if "|" in shown:
+    if "|" in line:
         return markdown_text(text, longest)
-    ticks = _ticks(shown, 1)
-    space = " " if shown.startswith("`") or shown.endswith("`") else ""
-    return f"{ticks}{space}{shown}{space}{ticks}"
+    ticks = _ticks(line, 1)
+    space = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{ticks}{space}{line}{space}{ticks}"
 
 
 def markdown_block(text: str) -> str:
@@ -132,8 +132,8 @@ def first_few(names: Sequence[str], most: int) -> str:
     >>> first_few(["a", "b", "c"], 3), first_few(["a", "b", "c"], 1)
     ('a, b, c', 'a and 2 more')
     """
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{remainder}"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
@@ -190,7 +190,10 @@ def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> 
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
-        [cell.rjust(w) if at in right else cell.ljust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        [
+            cell.rjust(w) if column in right else cell.ljust(w)
+            for column, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in rows
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -26,7 +26,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.methods.modes import Tensors, random_buffer, read, train, twins
@@ -231,7 +231,7 @@ class Problem:
             return read(kept)
         states = train(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
         if kept is not None:
-            with replacing(kept, "wb") as file:
+            with replace_file(kept, "wb") as file:
                 file.write(save(states))
         return states
 

@@ -32,7 +32,7 @@ from checkpoints_zoo.formats.shard_files import shard_header
 from checkpoints_zoo.sources import hub
 
 STALE_SECONDS = 24 * 3600  # a temporary file this old was left by a process that was killed
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def writable_folder(repo: str) -> Path:
         with tempfile.TemporaryFile(dir=place / "members"):
             return place
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             raise disk_full(place, error) from error
         place = hub.fallback_folder(cache_root(), error) / _folder(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
@@ -96,8 +96,8 @@ def check_room(place: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    if found := disk.shortage_of_room(place, needed):
-        raise disk_full(place, OSError(errno.ENOSPC, found), needed)
+    if shortage := disk.shortage_of_room(place, needed):
+        raise disk_full(place, OSError(errno.ENOSPC, shortage), needed)
 
 
 def header_of(layout: Layout) -> bytes:
@@ -105,16 +105,16 @@ def header_of(layout: Layout) -> bytes:
     return b"" if layout.lead else shard_header(layout, [""])
 
 
-def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, called: str = "") -> str:
+def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, name_in_archive: str = "") -> str:
     """Return the name of a member's file: of the same bytes read the same way, wherever they lie.
 
     Args:
         etag, offset: of the file that the member is part of, and where its tensors begin there.
         layout, head: as it is kept; see `header_of`.
-        called: its name in an archive: a file is kept under it only if the archive was seen to call it so.
+        name_in_archive: its name in an archive: a file is kept under it only if the archive was seen to call it so.
     """
     tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
-    described = (head or json.dumps(layout.to_json()).encode()) + called.encode("utf-8", "surrogateescape")
+    described = (head or json.dumps(layout.to_json()).encode()) + name_in_archive.encode("utf-8", "surrogateescape")
     return f"{tag}-{offset}-{layout.nbytes}-{hashlib.sha256(described).hexdigest()[:8]}.safetensors"
 
 
@@ -135,36 +135,36 @@ def member_files(repo: str) -> set[Path]:
     return {path for place in cache_folders(repo) for path in (place / "members").glob("*.safetensors")}
 
 
-def _note(place: Path, commit: str, inside: str) -> Path:
-    return place / "files" / commit / f"{hashlib.sha256(inside.encode()).hexdigest()[:32]}.json"
+def _record_path(place: Path, commit: str, repo_path: str) -> Path:
+    return place / "files" / commit / f"{hashlib.sha256(repo_path.encode()).hexdigest()[:32]}.json"
 
 
-def read_file_record(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
+def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] | None:
     """Return the ETag and size of a file at a commit, None where that was never noted."""
     for place in cache_folders(repo):
         try:
-            noted = json.loads(_note(place, commit, inside).read_bytes())
-            if noted["path"] == inside and type(noted["etag"]) is str and type(noted["size"]) is int:
-                return noted["etag"], noted["size"]
+            record = json.loads(_record_path(place, commit, repo_path).read_bytes())
+            if record["path"] == repo_path and type(record["etag"]) is str and type(record["size"]) is int:
+                return record["etag"], record["size"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
-def write_file_record(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
+def write_file_record(place: Path, commit: str, repo_path: str, etag: str, size: int) -> None:
     """Write down the ETag and size of a file at a commit, by rename.
 
     Raises:
         StorageError: the disk is full.
     """
     try:
-        with disk.replacing(_note(place, commit, inside)) as file:
-            file.write(json.dumps({"path": inside, "etag": etag, "size": size}))
+        with disk.replace_file(_record_path(place, commit, repo_path)) as file:
+            file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
         raise disk_full(place, error) from error
 
 
-def locked(place: Path, key: str) -> AbstractContextManager[None]:
+def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
     """Hold the lock of what a key names, such as a file's ETag, so that processes that want it fetch it once."""
     return disk.locked(place / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
@@ -199,15 +199,15 @@ class Draft:
             try:
                 if self._file is None:
                     self._file, self._at = FileIO(self.temporary, "w+"), self._start
-                    _write(self._file, self._head)
+                    _write_all(self._file, self._head)
                 skipped = max(0, min(len(piece), len(self.before) - at))
                 self.before[at : at + skipped] = piece[:skipped]
-                if kept := piece[skipped:]:
+                if stored := piece[skipped:]:
                     begin = self._start + at + skipped - len(self.before)
                     if begin != self._at:  # a call of the system that most pieces can do without
                         self._file.seek(begin)
-                    _write(self._file, kept)
-                    self._at = begin + len(kept)
+                    _write_all(self._file, stored)
+                    self._at = begin + len(stored)
             except OSError as error:
                 raise disk_full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
@@ -236,10 +236,10 @@ class Draft:
             self._file = None
 
 
-def _write(file: FileIO, piece: bytes) -> None:
-    left = memoryview(piece)
-    while left:
-        left = left[file.write(left) or 0 :]
+def _write_all(file: FileIO, piece: bytes) -> None:
+    remaining = memoryview(piece)
+    while remaining:
+        remaining = remaining[file.write(remaining) or 0 :]
 
 
 def delete_stale(place: Path) -> None:

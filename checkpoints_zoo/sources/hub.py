@@ -28,22 +28,22 @@ from urllib.parse import quote, urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 
 LIBRARY = "checkpoints_zoo"
 SCHEME = "hf://"
-RETRIED = (408, 429, 500, 502, 503, 504)
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
-AGAIN = "Try again: what has arrived is kept"
-PROXIES = "Check HF_ENDPOINT, and proxies on the way"
+TRY_AGAIN = "Try again: what has arrived is kept"
+CHECK_PROXIES = "Check HF_ENDPOINT, and proxies on the way"
 LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 
 T = TypeVar("T")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
-_spare: list[Path] = []
+_fallback: list[Path] = []
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def resolve_address(address: str) -> Repo:
             f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
             params={"expand": "sha"},
             headers=build_hf_headers(**client_info()),
-            retry_on_status_codes=RETRIED,
+            retry_on_status_codes=RETRIED_STATUSES,
             timeout=constants.HF_HUB_ETAG_TIMEOUT,
         )
         hf_raise_for_status(response)
@@ -124,7 +124,7 @@ def resolve_address(address: str) -> Repo:
             found=guess_kind(response.content) or "another answer",
             do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
         )
-    _remember(id, revision, commit)
+    _record_revision(id, revision, commit)
     return Repo(id, commit)
 
 
@@ -132,21 +132,21 @@ def _parse(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
 
-    found = "another form"
+    kind = "another form"
     try:
         uri = parse_hf_uri(address)
         validate_repo_id(uri.id)
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             return uri.id, uri.revision or "main"
-        found = f"a {uri.type} repo" if uri.type != "dataset" else found
+        kind = f"a {uri.type} repo" if uri.type != "dataset" else kind
     except (HfUriError, HFValidationError):
         pass
     raise SourceNotFound(
-        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=found
+        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=kind
     )
 
 
-def _remember(id: str, revision: str, commit: str) -> None:
+def _record_revision(id: str, revision: str, commit: str) -> None:
     """Note what a revision means where the client does, for its own and our offline mode."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
@@ -156,7 +156,7 @@ def _remember(id: str, revision: str, commit: str) -> None:
         return
     try:
         if not path.is_file() or path.read_text() != commit:
-            with replacing(path) as file:
+            with replace_file(path) as file:
                 file.write(commit)
     except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
         return
@@ -206,18 +206,18 @@ def snapshot(repo: Repo) -> Path:
     return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
 
 
-def cached_file(repo: Repo, inside: str) -> Path | None:
+def cached_file(repo: Repo, repo_path: str) -> Path | None:
     """Look for a whole file in the client's cache; return its path, None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     for folder in (None, *fallback_folders()):
-        found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
-        if isinstance(found, str):
-            return Path(found)
+        path = try_to_load_from_cache(repo.id, repo_path, cache_dir=folder, revision=repo.commit, repo_type="dataset")
+        if isinstance(path, str):
+            return Path(path)
     return None
 
 
-def has_file(repo: Repo, inside: str) -> bool:
+def has_file(repo: Repo, repo_path: str) -> bool:
     """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
 
     Raises:
@@ -225,13 +225,13 @@ def has_file(repo: Repo, inside: str) -> bool:
     """
     from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo.id, inside, revision=repo.commit, repo_type="dataset")
-    if found is not None or is_offline_mode():
-        return isinstance(found, str) and found is not _CACHED_NO_EXIST
+    cached = try_to_load_from_cache(repo.id, repo_path, revision=repo.commit, repo_type="dataset")
+    if cached is not None or is_offline_mode():
+        return isinstance(cached, str) and cached is not _CACHED_NO_EXIST
     try:
-        fetch_file(repo, inside)
+        fetch_file(repo, repo_path)
     except SourceNotFound as error:
-        if error.path != inside:  # the repo or the commit is missing, not the file
+        if error.path != repo_path:  # the repo or the commit is missing, not the file
             raise
         return False
     return True
@@ -261,7 +261,7 @@ def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
             return []
 
 
-def fetch_file(repo: Repo, inside: str) -> Path:
+def fetch_file(repo: Repo, repo_path: str) -> Path:
     """Get a whole file through the client's cache, and check what came against its hash; return its path.
 
     Raises:
@@ -271,47 +271,47 @@ def fetch_file(repo: Repo, inside: str) -> Path:
     """
     from huggingface_hub import constants, hf_hub_download
 
-    if found := cached_file(repo, inside):
-        return found
-    what = f"file {inside} of {repo.label}"
+    if cached := cached_file(repo, repo_path):
+        return cached
+    what = f"file {repo_path} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        bar = _bar(inside, what)
+        bar = _bounded_bar(repo_path, what)
         where = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
-        return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
+        return Path(str(hf_hub_download(repo.id, repo_path, cache_dir=folder, tqdm_class=bar, **where)))
 
     with translated_errors(repo.label, what):
         try:
-            path = retry_patiently(lambda: download(None), RETRIED)
+            path = retry_patiently(lambda: download(None), RETRIED_STATUSES)
         except OSError as error:  # the client's own, of answers, have no number
-            if error.errno not in READ_ONLY:
+            if error.errno not in READ_ONLY_ERRORS:
                 raise
             folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
-            path = retry_patiently(lambda: download(folder), RETRIED)
+            path = retry_patiently(lambda: download(folder), RETRIED_STATUSES)
     # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
     named = path.parent / path.readlink() if path.is_symlink() else path
     blob = path.resolve()
-    announced, actual = named.name, _hash_as(named.name, blob)
+    announced, actual = named.name, _hash_like(named.name, blob)
     if actual and actual != announced:
         with blob.open("rb") as file:
             kind = guess_kind(file.read(512))
-        for each in {path, named, blob}:
-            each.unlink(missing_ok=True)
+        for link in {path, named, blob}:
+            link.unlink(missing_ok=True)
         raise DamagedError(
             what,
             expected=f"the hash {announced[:16]}…",
             found=f"{actual[:16]}…{f': {kind}' if kind else ''}",
             do="It was not kept; get it again",
-            path=inside,
+            path=repo_path,
         )
     return path
 
 
-def _bar(inside: str, what: str) -> type[Any]:
+def _bounded_bar(repo_path: str, what: str) -> type[Any]:
     """Return a progress bar for the Hub's client that ends a download which is, or becomes, too large.
 
     Args:
-        inside: the file's path in the repo; only manifests and descriptions are bounded.
+        repo_path: the file's path in the repo; only manifests and descriptions are bounded.
         what: to call it in errors.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
@@ -332,13 +332,13 @@ def _bar(inside: str, what: str) -> type[Any]:
             return shown
 
         def _check(self, size: int) -> None:
-            if inside.startswith(("manifests/", "predictions/")):
-                manifest.check_size(size, inside, what)
+            if repo_path.startswith(("manifests/", "predictions/")):
+                manifest.check_size(size, repo_path, what)
 
     return Bounded
 
 
-def _hash_as(announced: str, path: Path) -> str:
+def _hash_like(announced: str, path: Path) -> str:
     """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" where the name is none."""
     if re.fullmatch("[0-9a-f]{64}", announced):
         digest = hashlib.sha256()
@@ -367,8 +367,8 @@ def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
             # One that comes wrapped was tried often enough by the client itself, 408 aside.
-            known = statuses if direct is error else (408,)
-            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in known:
+            passing = statuses if direct is error else (408,)
+            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in passing:
                 raise
         time.sleep(wait)
     return call()
@@ -420,46 +420,46 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
     if isinstance(error, RevisionNotFoundError):
         return SourceNotFound(what, expected="a branch, tag or commit", found="no such revision")
     if isinstance(error, RemoteEntryNotFoundError):
-        inside = what.removeprefix("file ").removesuffix(f" of {label}")
+        repo_path = what.removeprefix("file ").removesuffix(f" of {label}")
         return SourceNotFound(
-            what, expected="a file, since a manifest names it", found="no such file at this commit", path=inside
+            what, expected="a file, since a manifest names it", found="no such file at this commit", path=repo_path
         )
     if isinstance(error, RepositoryNotFoundError):
         do = f"Check its name; if it is private, {LOGIN}"
         return SourceNotFound(what, expected="a data set repo", found="none that this login may see", do=do)
     if isinstance(error, HfHubHTTPError):
-        return _of_status(error.response, what, to)
+        return _status_error(error.response, what, to)
     if isinstance(error, FileMetadataError):
-        return NetworkError(what, expected="the headers of a Hub", found="others", do=PROXIES)
+        return NetworkError(what, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
     if isinstance(error, JSONDecodeError):
-        return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=PROXIES)
+        return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
     if isinstance(error, OSError) and "file should be of size" in str(error):  # the client has no class for it
-        return NetworkError(what, expected="as many bytes as announced", found="others", do=PROXIES)
+        return NetworkError(what, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
-        found = "no bytes for too long"
+        reason = "no bytes for too long"
     elif isinstance(error, (httpx.HTTPError, ConnectionError)):
-        found = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
+        reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
     else:
         return error
-    return NetworkError(what, expected=f"an answer from {host()}", found=found, do=AGAIN)
+    return NetworkError(what, expected=f"an answer from {host()}", found=reason, do=TRY_AGAIN)
 
 
-def _of_status(response: Any, what: str, to: str) -> ZooError:
+def _status_error(response: Any, what: str, to: str) -> ZooError:
     code = response.status_code
-    found = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
+    status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
     if code in (401, 403):
-        return AccessError(what, expected=f"permission to {to}", found=found, do=f"L{LOGIN[1:]}")
+        return AccessError(what, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
     if code == 416:
         expected = "the bytes that the manifest names"
-        return DamagedError(what, expected=expected, found=f"{found}: the file is shorter", do="Tell its producer")
+        return DamagedError(what, expected=expected, found=f"{status}: the file is shorter", do="Tell its producer")
     if code == 429:
         wait = re.search(r"\d+", response.headers.get("retry-after", "")) or re.search(
             r"(?<=t=)\d+", response.headers.get("ratelimit", "")
         )
         when = f"in {wait[0]} s" if wait else "in a few minutes"
         do = f"Try again {when}: what has arrived is kept. Logged in, the limit is higher"
-        return NetworkError(what, expected="an answer", found=f"{found}: the Hub's rate limit", do=do)
-    return NetworkError(what, expected=f"an answer from {host()}", found=found, do=AGAIN)
+        return NetworkError(what, expected="an answer", found=f"{status}: the Hub's rate limit", do=do)
+    return NetworkError(what, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN)
 
 
 def check_endpoint() -> None:
@@ -487,8 +487,8 @@ def host() -> str:
 
 def is_hub_link(link: str) -> bool:
     """Say whether a link leads to the Hub itself: to that origin alone a token may go."""
-    own, other = urlsplit(endpoint()), urlsplit(link)
-    return (own.scheme, own.netloc) == (other.scheme, other.netloc)
+    hub, other = urlsplit(endpoint()), urlsplit(link)
+    return (hub.scheme, hub.netloc) == (other.scheme, other.netloc)
 
 
 def fallback_folder(refused: Path, error: OSError) -> Path:
@@ -498,17 +498,17 @@ def fallback_folder(refused: Path, error: OSError) -> Path:
         refused: the cache's folder.
         error: why it can't be written to.
     """
-    if not _spare:
-        _spare.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
-        atexit.register(shutil.rmtree, _spare[0], ignore_errors=True)
+    if not _fallback:
+        _fallback.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
+        atexit.register(shutil.rmtree, _fallback[0], ignore_errors=True)
         warnings.warn(
             f"the cache {refused} can't be written to ({error.strerror}): what is fetched goes with this process. "
             "Set HF_HOME to a folder that can be.",
             stacklevel=2,
         )
-    return _spare[0]
+    return _fallback[0]
 
 
 def fallback_folders() -> list[Path]:
     """Return that folder if there is one."""
-    return _spare[:]
+    return _fallback[:]

@@ -25,14 +25,14 @@ class RemoteFile:
     """A file on the Hub.
 
     Args:
-        repo, inside: which file.
+        repo, repo_path: which file.
         etag: of its content, the same wherever it lies.
         size: in bytes.
         link: where its bytes are; signed, and good for some time.
     """
 
     repo: Repo
-    inside: str
+    repo_path: str
     etag: str
     size: int
     link: str
@@ -42,10 +42,10 @@ class RemoteFile:
 
     @property
     def what(self) -> str:
-        return f"file {self.inside} of {self.repo.label}"
+        return f"file {self.repo_path} of {self.repo.label}"
 
     @classmethod
-    def of(cls, repo: Repo, inside: str) -> RemoteFile:
+    def of(cls, repo: Repo, repo_path: str) -> RemoteFile:
         """Ask where a file lies, by one HEAD; return it.
 
         Raises:
@@ -53,20 +53,20 @@ class RemoteFile:
         """
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
-        what = f"file {inside} of {repo.label}"
-        url = hf_hub_url(repo.id, inside, repo_type="dataset", revision=repo.commit)
+        what = f"file {repo_path} of {repo.label}"
+        url = hf_hub_url(repo.id, repo_path, repo_type="dataset", revision=repo.commit)
         with hub.translated_errors(repo.label, what):
-            found = hub.retry_patiently(
+            metadata = hub.retry_patiently(
                 lambda: get_hf_file_metadata(
                     url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.client_info()
                 ),
                 (408,),
             )
-        if found.etag is None or found.size is None:
+        if metadata.etag is None or metadata.size is None:
             raise NetworkError(
                 what, expected="an ETag and a size", found="none", do="Check HF_ENDPOINT, and proxies on the way"
             )
-        return cls(repo, inside, found.etag, found.size, found.location)
+        return cls(repo, repo_path, metadata.etag, metadata.size, metadata.location)
 
     def check_size(self, end: int) -> None:
         """Check that the file reaches as far as the manifest says.
@@ -80,17 +80,17 @@ class RemoteFile:
         raise DamagedError(
             self.what, expected=f"{end:,} bytes or more, as the manifest says",
             found=f"{self.size:,} bytes{f': {kind}' if kind else ''}",
-            do="Manifest and file do not belong together: tell the producer", path=self.inside,
+            do="Manifest and file do not belong together: tell the producer", path=self.repo_path,
         )  # fmt: skip
 
     def first(self) -> bytes:
         """Read the first bytes, to say what the file is; return them, b"" where they can't be had."""
-        found = bytearray()
+        content = bytearray()
         try:
-            self.read(0, min(SNIFFED, self.size), lambda _, piece: found.extend(piece))
+            self.read(0, min(SNIFFED, self.size), lambda _, piece: content.extend(piece))
         except (DamagedError, AccessError, NetworkError):
             return b""
-        return bytes(found)
+        return bytes(content)
 
     def bytes_at(self, offset: int, length: int) -> bytes:
         """Read a range into memory; return its bytes, fewer at the end of the file.
@@ -98,9 +98,9 @@ class RemoteFile:
         Raises:
             NetworkError, AccessError, DamagedError: see `read`.
         """
-        found = bytearray()
-        self.read(offset, min(offset + length, self.size), lambda _, piece: found.extend(piece))
-        return bytes(found)
+        content = bytearray()
+        self.read(offset, min(offset + length, self.size), lambda _, piece: content.extend(piece))
+        return bytes(content)
 
     def read(self, begin: int, end: int, sink: Sink) -> None:
         """Read a range and hand on what arrives; a cut or stalled one is taken up where it broke off.
@@ -118,22 +118,22 @@ class RemoteFile:
 
         cursor, failures = _Cursor(begin, end, sink), 0
         while cursor.at < end:
-            link, before, found = self.link, cursor.at, "a body cut short"
+            link, progress, reason = self.link, cursor.at, "a body cut short"
             try:
                 if not self._stream(link, cursor):
                     self._renew(link)
                     continue
             except httpx.TimeoutException:
-                found = "no bytes for too long"
+                reason = "no bytes for too long"
             except httpx.TransportError as error:
-                found = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
+                reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
             if cursor.at >= end:
                 return
-            failures = 1 if cursor.at > before else failures + 1
+            failures = 1 if cursor.at > progress else failures + 1
             if failures > TRIES:
                 raise NetworkError(
                     f"bytes {cursor.at:,} to {end:,} of {self.what}", expected="them to arrive",
-                    found=f"{found}, {failures} times", do=hub.AGAIN, path=self.inside,
+                    found=f"{reason}, {failures} times", do=hub.TRY_AGAIN, path=self.repo_path,
                 )  # fmt: skip
             time.sleep(min(2 ** (failures - 1), 8))
 
@@ -147,15 +147,15 @@ class RemoteFile:
             http_stream_backoff,
         )  # fmt: skip
 
-        own = hub.is_hub_link(link)  # a token goes to the Hub alone, never to where the bytes lie
-        headers = build_hf_headers(token=None if own else False, **hub.client_info())
+        on_hub = hub.is_hub_link(link)  # a token goes to the Hub alone, never to where the bytes lie
+        headers = build_hf_headers(token=None if on_hub else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
             with http_stream_backoff(
                 "GET", link, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                retry_on_status_codes=hub.RETRIED, retry_on_exceptions=(),
+                retry_on_status_codes=hub.RETRIED_STATUSES, retry_on_exceptions=(),
             ) as response:  # fmt: skip
-                if response.status_code in (401, 403) and not own:
+                if response.status_code in (401, 403) and not on_hub:
                     return False
                 hf_raise_for_status(response)
                 pieces = response.iter_bytes()  # as it comes: what arrived before a cut is used
@@ -183,13 +183,13 @@ class RemoteFile:
         raise NetworkError(
             f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected="206 and this range",
             found=f"{status} and the file from its start",
-            do="A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror", path=self.inside,
+            do="A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror", path=self.repo_path,
         )  # fmt: skip
 
     def _other(self, cursor: _Cursor, found: str) -> DamagedError:
         return DamagedError(
             f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected=f"this range of {self.size:,} bytes",
-            found=found, do="A login page or a proxy may stand between; nothing of it was kept", path=self.inside,
+            found=found, do="A login page or a proxy may stand between; nothing of it was kept", path=self.repo_path,
         )  # fmt: skip
 
     def _renew(self, link: str) -> None:
@@ -205,11 +205,13 @@ class RemoteFile:
             if self._renewed and not self._proved:
                 found = f"a fresh one refused by {urlsplit(link).netloc}"
                 do = "Check the clock and proxies of this machine"
-                raise AccessError(self.what, expected="a link that may be read", found=found, do=do, path=self.inside)
-            new = RemoteFile.of(self.repo, self.inside)
+                raise AccessError(
+                    self.what, expected="a link that may be read", found=found, do=do, path=self.repo_path
+                )
+            new = RemoteFile.of(self.repo, self.repo_path)
             if (new.etag, new.size) != (self.etag, self.size):
                 raise DamagedError(
-                    self.what, expected=f"ETag {self.etag[:16]}", found=new.etag[:16], path=self.inside,
+                    self.what, expected=f"ETag {self.etag[:16]}", found=new.etag[:16], path=self.repo_path,
                     do="A commit's files never change: tell the mirror's owner",
                 )  # fmt: skip
             self.link, self._renewed, self._proved = new.link, True, False

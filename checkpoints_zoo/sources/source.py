@@ -38,7 +38,7 @@ EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
 
 # What archives hold, by their place, names and sizes: read once in a process.
-_known: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
+_archived_collections: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Source(ABC):
         """List the files below a folder of the source; return their paths in it, [] where there is no such folder."""
 
     @abstractmethod
-    def local_path(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Find a file that a manifest names, fetching it where it is not here; return its path.
 
         Raises:
@@ -139,9 +139,9 @@ class FolderSource(Source):
         """Say whether a collection has a manifest here."""
         return self.manifest_path(name).is_file()
 
-    def list_archives(self, known: Archives) -> list[str]:
+    def list_archives(self, archives: Archives) -> list[str]:
         """List the archives of a collection of the catalog; return their paths."""
-        return indexing.list_in_folder(self.root, known)
+        return indexing.list_in_folder(self.root, archives)
 
     def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
@@ -162,7 +162,7 @@ class FolderSource(Source):
             try:
                 digest.update(hashlib.sha256(path.read_bytes()).digest())
             except FileNotFoundError:
-                raise _not_there(self, path, name) from None
+                raise _missing_file_error(self, path, name) from None
         return digest.hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
@@ -170,42 +170,42 @@ class FolderSource(Source):
         paths = self.manifest_path(name), self.description_path(name)
         for path in paths:
             if not path.is_file():
-                raise _not_there(self, path, name)
+                raise _missing_file_error(self, path, name)
         return _read_checked(name, *paths)
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Find the bytes of rows; return where they lie. Those that lie in a repo of the Hub are brought here."""
         if described.base:
             return fetching.fetch_rows(hub.resolve_address(described.base), described, rows)
-        columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
-        members, paths, offsets, keys = columns
-        files = {inside: self.local_path(inside) for inside in set(paths)}
+        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
+        paths, offsets, layout_keys = columns
+        files = {path: self.local_path(path) for path in set(paths)}
         return [
-            Location(m, tensor_prefix(*known), files[inside], offset, described.layouts[key])
-            for m, known, inside, offset, key in zip(members, snapshot_keys(rows), paths, offsets, keys, strict=True)
+            Location(key[0], tensor_prefix(*key), files[path], offset, described.layouts[layout_key])
+            for key, path, offset, layout_key in zip(snapshot_keys(rows), paths, offsets, layout_keys, strict=True)
         ]
 
     def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the source, behind links too but no folder twice; return their paths."""
-        found, seen = list[str](), set[tuple[int, int]]()
-        for at, inside, names in os.walk(self.root / folder, followlinks=True):
-            stat = Path(at).stat()
+        paths, seen = list[str](), set[tuple[int, int]]()
+        for folder_path, folders, names in os.walk(self.root / folder, followlinks=True):
+            stat = Path(folder_path).stat()
             if (stat.st_dev, stat.st_ino) in seen:
-                inside[:] = []
+                folders[:] = []
                 continue
             seen.add((stat.st_dev, stat.st_ino))
-            found += [Path(at, name).relative_to(self.root).as_posix() for name in names]
-        return sorted(found)
+            paths += [Path(folder_path, name).relative_to(self.root).as_posix() for name in names]
+        return sorted(paths)
 
-    def local_path(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Find a file that a manifest names; return its path.
 
         Raises:
             DamagedError: the path, or a link on it, leads out of the source.
             SourceNotFound: there is no such file.
         """
-        path = self.root / inside
-        problem, missing = manifest.path_problem(inside), ""
+        path = self.root / source_path
+        problem, missing = manifest.path_problem(source_path), ""
         try:
             if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.allowed_folders()):
                 problem = f"a link to {path.resolve()}"
@@ -215,14 +215,14 @@ class FolderSource(Source):
             missing = str(error)
         if problem:
             raise DamagedError(
-                f"path {inside!r} in a manifest of {self.label}",
+                f"path {source_path!r} in a manifest of {self.label}",
                 expected="a file inside the source",
                 found=problem,
-                path=inside,
+                path=source_path,
             )
         if missing:
             raise SourceNotFound(
-                f"file {inside} of source {self.label}",
+                f"file {source_path} of source {self.label}",
                 expected="a file, since the manifest names it",
                 found=missing,
                 do="Get the source again, or select members of other files",
@@ -266,9 +266,9 @@ class HubSource(Source):
         """Say whether a collection has a manifest here."""
         return hub.has_file(self.repo, f"manifests/{catalog.check_name(name)}.parquet")
 
-    def list_archives(self, known: Archives) -> list[str]:
+    def list_archives(self, archives: Archives) -> list[str]:
         """List the archives of a collection of the catalog; return their paths."""
-        return indexing.list_on_hub(self.repo, known)
+        return indexing.list_on_hub(self.repo, archives)
 
     def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
@@ -280,16 +280,18 @@ class HubSource(Source):
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Fetch and check a collection's description and manifest; return both."""
-        table, words = (self._fetched(f"manifests/{catalog.check_name(name)}.{x}", name) for x in ("parquet", "json"))
-        return _read_checked(name, table, words)
+        manifest_path, description_path = (
+            self._fetched(f"manifests/{catalog.check_name(name)}.{x}", name) for x in ("parquet", "json")
+        )
+        return _read_checked(name, manifest_path, description_path)
 
-    def _fetched(self, inside: str, name: str) -> Path:
+    def _fetched(self, source_path: str, name: str) -> Path:
         try:
-            return self.local_path(inside)
+            return self.local_path(source_path)
         except SourceNotFound as error:
-            if error.path != inside:  # the repo or the commit is missing, not the file
+            if error.path != source_path:  # the repo or the commit is missing, not the file
                 raise
-            raise _not_there(self, self.root / inside, name) from error
+            raise _missing_file_error(self, self.root / source_path, name) from error
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie."""
@@ -301,12 +303,12 @@ class HubSource(Source):
         """List the files below a folder of the repo; return their paths, [] where there is no such folder."""
         return hub.list_files(self.repo, folder, below=True)
 
-    def local_path(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Fetch a whole file; return its path."""
-        return hub.fetch_file(self.repo, inside)
+        return hub.fetch_file(self.repo, source_path)
 
 
-def _not_there(source: Source, path: Path, name: str) -> ZooError:
+def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
     """Return the error for a collection whose manifest or description is not in a source."""
     if path.suffix == ".parquet":
         return catalog.not_found(name, source.collections(), f"source {source.label}")
@@ -319,31 +321,35 @@ def _not_there(source: Source, path: Path, name: str) -> ZooError:
     )
 
 
-def _read_checked(name: str, table: Path, words: Path) -> tuple[Description, pa.Table]:
+def _read_checked(name: str, manifest_path: Path, description_path: Path) -> tuple[Description, pa.Table]:
     """Read and check a manifest and the description beside it, once for each state of the two files; return both.
 
     Args:
         name: of the collection.
-        table, words: the files.
+        manifest_path, description_path: the files.
 
     Raises:
         FormatError, DamagedError: either breaks the format.
     """
-    return _checked(name, table, words, (file_stamp(table), file_stamp(words)))
+    return _read_checked_once(
+        name, manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
+    )
 
 
 @lru_cache(maxsize=32)
-def _checked(name: str, table: Path, words: Path, stamp: tuple[tuple[int, ...], ...]) -> tuple[Description, pa.Table]:
-    description = Description.from_json(catalog.read_json(words), words)
+def _read_checked_once(
+    name: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
+) -> tuple[Description, pa.Table]:
+    description = Description.from_json(catalog.read_json(description_path), description_path)
     if description.name != name:
         raise FormatError(
-            f"description {words}",
+            f"description {description_path}",
             expected=f"the name {name!r}, as the file's",
             found=repr(description.name[:80]),
-            path=words,
+            path=description_path,
         )
-    rows = manifest.read_manifest(table)
-    manifest.check_rows(rows, description, table)
+    rows = manifest.read_manifest(manifest_path)
+    manifest.check_rows(rows, description, manifest_path)
     return description, rows
 
 
@@ -362,9 +368,9 @@ class ArchiveSource(Source):
     archives: Archives
 
     @classmethod
-    def of(cls, place: FolderSource | HubSource, listing: Listing, known: Archives) -> ArchiveSource:
+    def of(cls, place: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
         """Return the source that a collection's archives at a place are."""
-        return cls(place.root, place.label, place.repo, place, listing, known)
+        return cls(place.root, place.label, place.repo, place, listing, archives)
 
     @property
     def display_name(self) -> str:
@@ -384,24 +390,24 @@ class ArchiveSource(Source):
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Index the archives, and write down what they hold as a manifest would; return description and rows."""
-        found = self._holdings()
-        return found.description, found.rows
+        collection = self._holdings()
+        return collection.description, collection.rows
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Find members in the archives, bringing those here that are not; return where they lie."""
         if described.name != self.listing.name:  # predictions, which lie beside the archives
             return self.place.locate(described, rows)
         while True:
-            found = self._holdings()
-            wanted = found.wanted(found.updated_rows(rows))
-            far = [x for x in wanted if isinstance(x, fetching.WantedMember)]
-            if self.repo is None or not far:
+            collection = self._holdings()
+            wanted = collection.wanted(collection.updated_rows(rows))
+            on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
+            if self.repo is None or not on_hub:
                 return [x for x in wanted if isinstance(x, Location)]
-            brought, irregular = fetching.fetch_predicted(self.repo, described.name, far)
+            locations, irregular = fetching.fetch_predicted(self.repo, described.name, on_hub)
             if not irregular:
-                return [brought[x] if isinstance(x, fetching.WantedMember) else x for x in wanted]
-            for inside in irregular:
-                indexing.walk_remote(self.repo, inside)
+                return [locations[x] if isinstance(x, fetching.WantedMember) else x for x in wanted]
+            for source_path in irregular:
+                indexing.walk_remote(self.repo, source_path)
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows as they are now that members were read: an archive may have been found irregular."""
@@ -411,16 +417,16 @@ class ArchiveSource(Source):
         """List the files below a folder of the place; return their paths in it."""
         return self.place.list_files(folder)
 
-    def local_path(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Find a file of the place; return its path."""
-        return self.place.local_path(inside)
+        return self.place.local_path(source_path)
 
     def _holdings(self) -> ArchivedCollection:
         opened = self.place.open_archives(self.place.list_archives(self.archives))
-        key = (self.listing.name, tuple((x.inside, id(x.index)) for x in opened))
-        if key not in _known:  # which keeps these indexes alive, and their ids with them
-            _known[key] = ArchivedCollection.of(self.listing, self.archives, opened, self.label)
-        return _known[key]
+        key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened))
+        if key not in _archived_collections:  # which keeps these indexes alive, and their ids with them
+            _archived_collections[key] = ArchivedCollection.of(self.listing, self.archives, opened, self.label)
+        return _archived_collections[key]
 
 
 @dataclass(frozen=True)
@@ -439,11 +445,11 @@ class ArchivedCollection:
     places: Mapping[Key, tuple[str, int]]
 
     @classmethod
-    def of(cls, listing: Listing, known: Archives, opened: Sequence[OpenedArchive], label: str) -> ArchivedCollection:
+    def of(cls, listing: Listing, facts: Archives, opened: Sequence[OpenedArchive], label: str) -> ArchivedCollection:
         """Write down what archives hold; return that.
 
         Args:
-            listing, known: the catalog's line on the collection, and what it says of the archives.
+            listing, facts: the catalog's line on the collection, and what it says of the archives.
             opened: these archives.
             label: of the source, for errors.
 
@@ -451,16 +457,16 @@ class ArchivedCollection:
             DamagedError, LayoutError: no members, or of no net that is known.
             FormatError: a net with another number of classes than the catalog says.
         """
-        rows, layouts, net = archives.rows_of_archives({x.inside: x.index for x in opened})
-        if len(known.classes) != net["arguments"].get("classes", len(known.classes)):
+        rows, layouts, net = archives.rows_of_archives({x.source_path: x.index for x in opened})
+        if len(facts.classes) != net["arguments"].get("classes", len(facts.classes)):
             raise FormatError(
                 f"archives of {listing.name} in {label}",
-                expected=f"a net for {len(known.classes)} classes",
+                expected=f"a net for {len(facts.classes)} classes",
                 found=f"{net['architecture']} with {net['arguments']}",
             )
         description = Description(
-            listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, known.classes,
-            known.preprocessing, layouts, listing.licence, known.citation,
+            listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, facts.classes,
+            facts.preprocessing, layouts, listing.licence, facts.citation,
         )  # fmt: skip
         table = manifest.build_manifest(rows)
         manifest.check_rows(table, description, Path(f"of {listing.name} in {label}"))
@@ -474,41 +480,41 @@ class ArchivedCollection:
             DamagedError: one of them is no member after all.
         """
         keys = snapshot_keys(rows)
-        then = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
-        if all(self.places.get(key) == place for key, place in zip(keys, then, strict=True)):
+        old_places = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
+        if all(self.places.get(key) == place for key, place in zip(keys, old_places, strict=True)):
             return rows
-        positions = {key: at for at, key in enumerate(snapshot_keys(self.rows))}
-        missing = [key for key in keys if key not in positions]
-        if missing:
+        positions = {key: position for position, key in enumerate(snapshot_keys(self.rows))}
+        lost = [key for key in keys if key not in positions]
+        if lost:
             raise DamagedError(
-                f"member {missing[0][0]} of {self.description.name}", found="no such file once all headers were read",
+                f"member {lost[0][0]} of {self.description.name}", found="no such file once all headers were read",
                 expected="it in the archive, as its regular names say", do="Load the collection again",
-                member=missing[0][0],
+                member=lost[0][0],
             )  # fmt: skip
-        now = manifest.take_rows(self.rows, [positions[key] for key in keys])
-        manifest.check_located(now, self.description.name)
-        return now
+        updated = manifest.take_rows(self.rows, [positions[key] for key in keys])
+        manifest.check_located(updated, self.description.name)
+        return updated
 
     def wanted(self, rows: pa.Table) -> list[Location | fetching.WantedMember]:
         """Say where each member lies on this disk, or which bytes of an archive on the Hub are the member's."""
-        opened = {x.inside: x for x in self.opened}
+        opened = {x.source_path: x for x in self.opened}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
-            _where_it_lies(opened[inside], key, offset, self.description.layouts[layout])
-            for key, inside, offset, layout in zip(snapshot_keys(rows), *columns, strict=True)
+            _locate_member(opened[source_path], key, offset, self.description.layouts[layout])
+            for key, source_path, offset, layout in zip(snapshot_keys(rows), *columns, strict=True)
         ]
 
 
-def _where_it_lies(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
+def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
     """Return where a member lies, given the byte of its archive at which its tensors begin."""
     if archive.path is not None:
         return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
     index, entry = archive.index, archive.index.at(offset)
-    doubt = not entry.verified
-    before = entry.data - entry.start if doubt else 0
-    prove = partial(archives.is_as_predicted, entry=entry, of=index) if doubt else None
+    is_predicted = not entry.verified
+    bytes_before = entry.data - entry.start if is_predicted else 0
+    prove = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
     return fetching.WantedMember(
-        key, tensor_prefix(*key), archive.inside, offset, layout, None, entry.name, before, prove
+        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, bytes_before, prove
     )
 
 
@@ -524,7 +530,7 @@ def open_source(source: str | Path | None, name: str) -> Source:
         SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
         AccessError, NetworkError: see `hub.resolve_address`.
     """
-    return collection_source(name, _place(catalog.find_listing(name).sources[0] if source is None else source))
+    return collection_source(name, _open_place(catalog.find_listing(name).sources[0] if source is None else source))
 
 
 def collection_source(name: str, place: Source) -> Source:
@@ -542,7 +548,7 @@ def collection_source(name: str, place: Source) -> Source:
     return ArchiveSource.of(place, listing, listing.archives)
 
 
-def _place(source: str | Path) -> FolderSource | HubSource:
+def _open_place(source: str | Path) -> FolderSource | HubSource:
     """Return the folder or repo that a text means."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
@@ -555,20 +561,20 @@ def _place(source: str | Path) -> FolderSource | HubSource:
         raise SourceNotFound(
             f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
         )
-    root, found = Path(text), ""
+    root, problem = Path(text), ""
     try:
         root = root.expanduser()
         archives = any((root / known.folder).is_dir() for _, known in catalog.archived_listings())
         if not (root / "manifests").is_dir() and not archives:
             kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
-            found = kinds.get(True, "nothing there")
+            problem = kinds.get(True, "nothing there")
     except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
-        found = str(error)
-    if found:
+        problem = str(error)
+    if problem:
         raise SourceNotFound(
             f"source {text}",
             expected="a folder with manifests/NAME.parquet in it",
-            found=found,
+            found=problem,
             do="Give the folder that holds manifests/ and shards/",
             path=root,
         )

@@ -16,7 +16,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats.catalog import read_json
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
@@ -135,7 +135,7 @@ class Fits:
         problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
         best, tried = fitting.search(type(method), problem, seed=self.seed)
         record = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
-        with replacing(self._search_path(method)) as file:
+        with replace_file(self._search_path(method)) as file:
             file.write(json.dumps(finite_or_null(record), indent=1, allow_nan=False))
         return best
 
@@ -226,7 +226,7 @@ def fit_all(
     refused: dict[str, str] = {}
     if any(fits.existing(method) is None for method in methods):
         # Two calls with one folder: the second waits, and finds what the first has fitted.
-        with cache.locked(cache.writable_folder("local/fits"), str(fits.out.resolve())):
+        with cache.locked_key(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             left = [method for method in methods if fits.existing(method) is None]
             refused = _fitted(fits, left, workers, say)
     fitted = [fits.existing(method) for method in methods]

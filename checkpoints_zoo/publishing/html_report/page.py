@@ -17,7 +17,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.publishing.html_report.definitions import definitions
 from checkpoints_zoo.publishing.html_report.tags import Html, embedded, escape, join, tag
 
@@ -89,7 +89,7 @@ class Page:
         """
         path = path_of(path)
         try:
-            with replacing(path) as file:
+            with replace_file(path) as file:
                 file.write(self.html)
         except OSError as error:
             found = error.strerror or str(error)

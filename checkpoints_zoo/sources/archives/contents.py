@@ -126,14 +126,14 @@ class Index:
             heads = tuple(MemberHeader(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
             entries = tuple(Entry(*entry) for entry in values["entries"])
             others = tuple(Other(*other) for other in values["others"])
-            found = cls(values["name"], values["size"], values["kind"], heads, entries, others)
-            good = values["version"] == VERSION and type(values["version"]) is int and found._is_sound()
+            index = cls(values["name"], values["size"], values["kind"], heads, entries, others)
+            is_valid = values["version"] == VERSION and type(values["version"]) is int and index._is_sound()
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FormatError("index of an archive", expected="what `to_json` writes", found=repr(error)) from error
-        if not good:
+        if not is_valid:
             expected = "what `to_json` writes: members one behind the other within the archive"
             raise FormatError("index of an archive", expected=expected, found=reprlib.repr(values))
-        return found
+        return index
 
     def _is_sound(self) -> bool:
         """Say whether all types are right and no member overlaps another or leaves the archive."""
@@ -177,7 +177,7 @@ class Contents:
             file: its tar header.
             take: reads the archive.
         """
-        if why := _foreign(file):
+        if why := _reason_not_member(file):
             self.others.append(Other(file.name, why, False))
             return None
         named = file.name.lower().endswith(".safetensors")
@@ -224,7 +224,7 @@ class Contents:
         return Index(self.archive, size, "tar", tuple(self.heads), entries, (*self.others, *others))
 
 
-def _foreign(file: TarHeader) -> str:
+def _reason_not_member(file: TarHeader) -> str:
     """Say why a file can be no member, by its tar header; return "" if it can."""
     if leads_out(file.name) or "\0" in file.name:
         return "a name that leads out of the archive's folder"
@@ -256,14 +256,14 @@ def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list
     >>> names_in_order({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
     """
-    found = [_LAST_NUMBER.fullmatch(name) for name in sampled.values()]
-    whole = [match for match in found if match]
-    if len({(m["before"], m["after"]) for m in whole}) != 1 or len(whole) < len(found):
+    matches = [_LAST_NUMBER.fullmatch(name) for name in sampled.values()]
+    numbered = [match for match in matches if match]
+    if len({(m["before"], m["after"]) for m in numbered}) != 1 or len(numbered) < len(matches):
         return None
-    numbers = [int(m["number"]) for m in whole]
-    padding = {len(m["number"]) for m in whole} if any(m["number"].startswith("0") for m in whole) else set()
+    numbers = [int(m["number"]) for m in numbered]
+    padding = {len(m["number"]) for m in numbered} if any(m["number"].startswith("0") for m in numbered) else set()
     width = padding.pop() if len(padding) == 1 else 0
-    before, after = whole[0]["before"], whole[0]["after"]
+    before, after = numbered[0]["before"], numbered[0]["after"]
     hints = [int(digits) for digits in re.findall("[0-9]{1,9}", archive)]
     for first in dict.fromkeys([min(numbers), max(numbers) - count + 1, *hints]):
         if first < 0:
@@ -284,8 +284,8 @@ def numbers_of(names: Sequence[str]) -> list[int]:
     ([7, 3], [0, 1])
     """
     for part in ([name.rpartition("/")[2] for name in names], names):
-        found = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in part]
-        numbers = [int(match["number"]) for match in found if match]
+        matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in part]
+        numbers = [int(match["number"]) for match in matches if match]
         if len(numbers) == len(names) and len(set(numbers)) == len(names) and max(numbers, default=0) < 2**30:
             return numbers
     return list(range(len(names)))

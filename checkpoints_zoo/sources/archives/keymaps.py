@@ -22,11 +22,11 @@ WRAPPERS = (
 INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def unwrap_names(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
+def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> dict[str, str]:
     """Take wrappers off the names of tensors until these fit exactly, by name and shape; return stored -> bare name.
 
     Args:
-        stored, wanted: name -> shape; counters may lack on either side.
+        stored, expected: name -> shape; counters may lack on either side.
 
     Raises:
         LayoutError: nothing fits; what is missing, extra and misshapen at the best is named.
@@ -36,28 +36,30 @@ def unwrap_names(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> di
     >>> unwrap_names({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
-    target = {name: shape for name, shape in wanted.items() if not is_counter(name)}
+    target = {name: shape for name, shape in expected.items() if not is_counter(name)}
     tried: list[tuple[list[str], str]] = []
-    for bare in _bare(list(stored)):
+    for bare in _unwrapped_everywhere(list(stored)):
         if len(set(bare)) < len(bare):  # what was taken off told two tensors apart
             continue
-        found = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
-        wrong, phrase = compare_shapes(found, target)
-        if not wrong:
+        shapes = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
+        names_that_differ, phrase = compare_shapes(shapes, target)
+        if not names_that_differ:
             return dict(zip(stored, bare, strict=True))
-        tried.append((wrong, phrase))
-    wrong, phrase = min(tried, key=lambda one: len(one[0]))
-    raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=wrong[0])
+        tried.append((names_that_differ, phrase))
+    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
+    raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=names_that_differ[0])
 
 
-def _bare(names: list[str]) -> Iterator[list[str]]:
+def _unwrapped_everywhere(names: list[str]) -> Iterator[list[str]]:
     """Yield the names with ever more of what wraps them off."""
     yield from unwrapped(names)
     parts = [name.split(".") for name in names]
-    present = [inside for inside in INSIDE if any(inside in some[1:] for some in parts)]
+    present = [inside for inside in INSIDE if any(inside in name_parts[1:] for name_parts in parts)]
     for count in range(1, len(present) + 1):
         for dropped in combinations(present, count):
-            yield from unwrapped([".".join([some[0], *(p for p in some[1:] if p not in dropped)]) for some in parts])
+            yield from unwrapped(
+                [".".join([name_parts[0], *(p for p in name_parts[1:] if p not in dropped)]) for name_parts in parts]
+            )
 
 
 def unwrapped(names: list[str]) -> Iterator[list[str]]:
@@ -158,22 +160,22 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
     tried = []
     for architecture in UPSTREAM:
         for renamed in _renamings(architecture, bare, tensors):
-            found = {name: shape for name, (_, shape) in renamed.items()}
-            arguments = _NETS[architecture].arguments(found)
-            wanted = tensor_shapes(architecture, **arguments)
-            wanted = {n: s for n, s in wanted.items() if n in found or not is_counter(n)}
-            wrong, phrase = compare_shapes(found, wanted)
-            if not wrong:
+            shapes = {name: shape for name, (_, shape) in renamed.items()}
+            arguments = _NETS[architecture].arguments(shapes)
+            expected = tensor_shapes(architecture, **arguments)
+            expected = {n: s for n, s in expected.items() if n in shapes or not is_counter(n)}
+            names_that_differ, phrase = compare_shapes(shapes, expected)
+            if not names_that_differ:
                 _check_floats(renamed)
                 return Recognised(architecture, arguments, renamed)
-            tried.append((wrong, f"{phrase}, against {architecture}"))
-    wrong, phrase = min(tried, key=lambda one: len(one[0]))
+            tried.append((names_that_differ, f"{phrase}, against {architecture}"))
+    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
     raise LayoutError(
         "tensors of a member",
         expected=f"those of {' or '.join(UPSTREAM)} by name and shape",
         found=phrase,
         do="Give the architecture that the members were trained with",
-        tensor=wrong[0],
+        tensor=names_that_differ[0],
     )
 
 
@@ -258,29 +260,29 @@ def _optunet(classes: int, hidden: int | None) -> dict[str, Shape]:
 _OPTUNETS: tuple[dict[str, Any], ...] = ({"classes": 10, "hidden": None}, {"classes": 10, "hidden": 3})
 
 
-class _Net(NamedTuple):
+class _UpstreamNet(NamedTuple):
     shapes: Callable[..., dict[str, Shape]]
     arguments: Callable[[Mapping[str, Shape]], dict[str, Any]]
 
 
-def _rows(found: Mapping[str, Shape], name: str) -> int:
+def _row_count(shapes: Mapping[str, Shape], name: str) -> int:
     """Return how many rows a matrix has; 10 where there is none, so that it is found to be misshapen."""
-    shape = found.get(name, ())
+    shape = shapes.get(name, ())
     return shape[0] if len(shape) == 2 and shape[0] > 0 else 10
 
 
 _NETS = {
-    "resnet18": _Net(_resnet18, lambda found: {"classes": _rows(found, "fc.weight")}),
-    "resnet20-frn-silu": _Net(
+    "resnet18": _UpstreamNet(_resnet18, lambda found: {"classes": _row_count(found, "fc.weight")}),
+    "resnet20-frn-silu": _UpstreamNet(
         _resnet20,
-        lambda found: {"classes": _rows(found, "fc.weight"), "conv_bias": "conv1.bias" in found},
+        lambda found: {"classes": _row_count(found, "fc.weight"), "conv_bias": "conv1.bias" in found},
     ),
-    "optunet": _Net(
+    "optunet": _UpstreamNet(
         _optunet,
         lambda found: (
-            {"classes": _rows(found, "fc2.weight"), "hidden": _rows(found, "fc1.weight")}
+            {"classes": _row_count(found, "fc2.weight"), "hidden": _row_count(found, "fc1.weight")}
             if "fc1.weight" in found
-            else {"classes": _rows(found, "fc.weight"), "hidden": None}
+            else {"classes": _row_count(found, "fc.weight"), "hidden": None}
         ),
     ),
 }

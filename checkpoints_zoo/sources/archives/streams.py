@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
-from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, tidy_name
+from checkpoints_zoo.sources.archives.tar import LARGEST, damage_error, header_at, tidy_name
 
 MOST_GROWTH = 200  # what unpacks to more times its size holds no weights
 PIECE = 2**20
@@ -37,18 +37,18 @@ def unpack_once(path: Path, key: str, place: Path) -> Path:
     target = place / "unpacked" / f"{key}.tar"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with cache.locked(place, f"unpacked {key}"):
+        with cache.locked_key(place, f"unpacked {key}"):
             if not target.is_file():  # another process may have been faster
                 _unpack(path, target)
     return target
 
 
 def _unpack(path: Path, target: Path) -> None:
-    most = path.stat().st_size * MOST_GROWTH + 2**20
+    limit = path.stat().st_size * MOST_GROWTH + 2**20
     try:
-        with gzip.open(path) as packed, replacing(target, "wb") as file:
+        with gzip.open(path) as packed, replace_file(target, "wb") as file:
             while raw := packed.read(2**20):
-                if file.tell() + len(raw) > most:
+                if file.tell() + len(raw) > limit:
                     expected = f"at most {MOST_GROWTH} times its size unpacked"
                     raise DamagedError(f"archive {path}", expected=expected, found="more", path=path)
                 file.write(raw)
@@ -72,28 +72,28 @@ def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) ->
         DamagedError: the archive is cut, no gzipped tar, or has a damaged or too large member.
     """
     with gzip.GzipFile(fileobj=file) as unpacked:
-        tape, start = _Forward(unpacked, name), 0
+        tape, start = _ForwardReader(unpacked, name), 0
         while True:
             tape.forget(start)
-            found = header_at(tape.take, start, LARGEST, name)
-            if found is None:
+            header = header_at(tape.take, start, LARGEST, name)
+            if header is None:
                 break
             contents = Contents(name)
-            member = contents.add(found, tape.take)
+            member = contents.add(header, tape.take)
             if broken := next((other for other in contents.others if other.member), None):
                 raise DamagedError(broken.why.rstrip("."), path=name)
             if member:
-                if found.size > largest:
+                if header.size > largest:
                     expected = f"at most {largest:,} bytes a member"
-                    raise damaged(name, start, expected, f"{found.size:,} for {found.name!r}")
-                raw = tape.take(found.data, found.size)
-                yield tidy_name(found.name), parse_header(raw, found.size, f"{found.name!r} in {name}"), raw
-            start = found.end
+                    raise damage_error(name, start, expected, f"{header.size:,} for {header.name!r}")
+                raw = tape.take(header.data, header.size)
+                yield tidy_name(header.name), parse_header(raw, header.size, f"{header.name!r} in {name}"), raw
+            start = header.end
         tape.finish(MOST_AFTER)
 
 
 @dataclass
-class _Forward:
+class _ForwardReader:
     """Bytes of a stream from where it was last told to forget on."""
 
     file: gzip.GzipFile
@@ -106,16 +106,16 @@ class _Forward:
             return self.file.read(length)
         except (OSError, EOFError, zlib.error) as error:
             at = self.begin + len(self.kept)
-            raise damaged(self.name, at, "a whole gzip file", str(error) or "its end") from error
+            raise damage_error(self.name, at, "a whole gzip file", str(error) or "its end") from error
 
     def take(self, offset: int, length: int) -> bytes:
         pieces, end = [self.kept], offset + length - self.begin
-        there = len(self.kept)
-        while there < end:  # piece by piece: a size that is a lie costs no memory
-            pieces.append(self._read(min(PIECE, end - there)))
-            there += len(pieces[-1])
+        available = len(self.kept)
+        while available < end:  # piece by piece: a size that is a lie costs no memory
+            pieces.append(self._read(min(PIECE, end - available)))
+            available += len(pieces[-1])
             if not pieces[-1]:
-                raise damaged(self.name, offset, f"{length:,} bytes more", "the end of the tar: it is cut")
+                raise damage_error(self.name, offset, f"{length:,} bytes more", "the end of the tar: it is cut")
         self.kept = b"".join(pieces)
         return self.kept[offset - self.begin :][:length]
 
@@ -125,7 +125,7 @@ class _Forward:
             self.begin, self.kept = self.begin + len(self.kept), b""
             self.kept = self._read(min(PIECE, start - self.begin))
             if not self.kept:
-                raise damaged(self.name, start, "an end mark of zeros", "the end of the tar: it is cut")
+                raise damage_error(self.name, start, "an end mark of zeros", "the end of the tar: it is cut")
         self.begin, self.kept = start, self.kept[start - self.begin :]
 
     def finish(self, most: int) -> None:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index, names_in_order
-from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, ReadExactly, damaged, header_at, is_header, padded
+from checkpoints_zoo.sources.archives.tar import (
+    BLOCK,
+    MOST_EXTRA,
+    ReadExactly,
+    damage_error,
+    header_at,
+    is_header,
+    padded_size,
+)
 
 # (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
 ReadRange = Callable[[int, int], bytes]
@@ -41,9 +49,11 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
     if first[:2] == b"\x1f\x8b":
         return Index(name, size, "gzip")
     if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
-        raise damaged(name, 0, "a tar, or a gzipped one", guess_kind(first) or f"something else: {first[:16]!r}")
-    tape = _Tape(read, size, name, threads, {0: first})
-    return _predicted(tape) or _walked(_Tape(read, size, name, threads, tape.kept, spare=-len(tape.kept)))
+        raise damage_error(name, 0, "a tar, or a gzipped one", guess_kind(first) or f"something else: {first[:16]!r}")
+    tape = _Window(read, size, name, threads, {0: first})
+    return _predict_index(tape) or _index_by_walking(
+        _Window(read, size, name, threads, tape.kept, spare=-len(tape.kept))
+    )
 
 
 def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
@@ -57,42 +67,42 @@ def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Ind
     Raises:
         DamagedError: as for `index_archive`.
     """
-    return _walked(_Tape(read, size, name, threads, {}))
+    return _index_by_walking(_Window(read, size, name, threads, {}))
 
 
-def is_as_predicted(window: bytes, entry: Entry, of: Index) -> bool:
+def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     """Say whether the headers in front of a member's tensors are what the index says; if not, walk the archive.
 
     Args:
         window: bytes of the archive from `entry.start` to its tensors, or further.
         entry: the member.
-        of: the index that it is from.
+        index: the index that it is from.
     """
-    contents = Contents(of.name)
+    contents = Contents(index.name)
     try:
-        take = _taker(window, entry.start, of.name)
-        file = header_at(take, entry.start, of.size, of.name)
-        there = file and contents.add(file, take)
+        take = _reader_of(window, entry.start, index.name)
+        file = header_at(take, entry.start, index.size, index.name)
+        member = file and contents.add(file, take)
     except DamagedError:
         return False
-    head = of.heads[entry.head]
-    return bool(there and (there.name, there.data) == (entry.name, entry.data) and contents.heads == [head])
+    head = index.heads[entry.head]
+    return bool(member and (member.name, member.data) == (entry.name, entry.data) and contents.heads == [head])
 
 
-def _taker(piece: bytes, start: int, archive: str) -> ReadExactly:
+def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
     """Return what reads an archive of which one piece is known, the one that starts at a byte."""
 
     def take(offset: int, length: int) -> bytes:
         raw = piece[offset - start :][:length]
         if len(raw) < length:
-            raise damaged(archive, offset, f"{length:,} bytes", f"{len(raw):,}")
+            raise damage_error(archive, offset, f"{length:,} bytes", f"{len(raw):,}")
         return raw
 
     return take
 
 
 @dataclass
-class _Tape:
+class _Window:
     """Bytes of an archive around the file that is looked at, and some of those after it.
 
     Args:
@@ -124,8 +134,8 @@ class _Tape:
         if start not in self.kept and start not in self.ahead:
             self.count_ahead = 1 if self.ahead else self.count_ahead
             self._read_on(start)
-        found = self.kept.get(start)
-        self.begin, self.piece = start, self.ahead.pop(start) if found is None else found
+        piece = self.kept.get(start)
+        self.begin, self.piece = start, self.ahead.pop(start) if piece is None else piece
 
     def _read_on(self, start: int) -> None:
         """Read from a byte on, and at once where the next files start if sizes repeat."""
@@ -153,19 +163,21 @@ class _Tape:
     def _whole(self, offset: int, length: int) -> bytes:
         raw = self.read(offset, length)
         if len(raw) != length:
-            raise damaged(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
+            raise damage_error(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
         return raw
 
     def take(self, offset: int, length: int) -> bytes:
         """Return bytes of the file that is looked at, reading on where they aren't at hand."""
-        begin, there = offset - self.begin, len(self.piece)
+        begin, available = offset - self.begin, len(self.piece)
         if offset + length > self.size:
-            raise damaged(self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut")
-        if begin + length > there:
+            raise damage_error(
+                self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut"
+            )
+        if begin + length > available:
             # Records and a member's own header are limited: where reads must be spared one is enough for both.
             room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
             until = min(begin + length + room, self.size - self.begin)
-            self.piece += self._whole(self.begin + there, until - there)
+            self.piece += self._whole(self.begin + available, until - available)
             self.spare -= 1
         return self.piece[begin : begin + length]
 
@@ -175,16 +187,16 @@ class _Tape:
         self.spare += 1
         self.strides = [*self.strides[-1:], end - start]
         if self.files > MOST_FILES:
-            raise damaged(self.name, start, f"at most {MOST_FILES:,} files", "more")
-        self.most = max(self.most, padded(lead_end - start))
+            raise damage_error(self.name, start, f"at most {MOST_FILES:,} files", "more")
+        self.most = max(self.most, padded_size(lead_end - start))
         small = len(self.strides) == 2 and max(self.strides) < SMALL
         self.wanted = PIECE if small else max(self.most, LEAST)
 
 
-def _next(tape: _Tape, start: int, contents: Contents) -> int | None:
+def _read_next_file(tape: _Window, start: int, contents: Contents) -> int | None:
     """Look at the file that starts at a byte; return where the next one starts, or None at the end mark."""
     if start >= tape.size:
-        raise damaged(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
+        raise damage_error(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
     tape.goto(start)
     file = header_at(tape.take, start, tape.size, tape.name)
     if file is None:
@@ -195,26 +207,26 @@ def _next(tape: _Tape, start: int, contents: Contents) -> int | None:
     return file.end
 
 
-def _walked(tape: _Tape) -> Index:
+def _index_by_walking(tape: _Window) -> Index:
     contents, start = Contents(tape.name), 0
-    while (after := _next(tape, start, contents)) is not None:
+    while (after := _read_next_file(tape, start, contents)) is not None:
         start = after
     if not contents.entries:
         pickles = any(other.name.lower().endswith((".pt", ".pth", ".ckpt")) for other in contents.others)
-        found = f"none among {len(contents.others)} files"
+        count_text = f"none among {len(contents.others)} files"
         raise DamagedError(
             f"archive {tape.name}", expected="safetensors files in the tar", path=tape.name,
-            found=f"{found}, but files of torch.save" if pickles else found,
+            found=f"{count_text}, but files of torch.save" if pickles else count_text,
             do="Unpack it and give the folder: only there are such files opened" if pickles else "",
         )  # fmt: skip
     return contents.index(tape.size)
 
 
-def _predicted(tape: _Tape) -> Index | None:
+def _predict_index(tape: _Window) -> Index | None:
     """Predict a regular tar from its first two members and a few others; return None where they don't fit."""
     contents, after = Contents(tape.name), 0
     for _ in range(8):
-        following = _next(tape, after, contents)
+        following = _read_next_file(tape, after, contents)
         if following is None:
             return None
         after = following
@@ -222,37 +234,37 @@ def _predicted(tape: _Tape) -> Index | None:
             break
     else:
         return None
-    one, two = contents.entries
-    stride, before = two.start - one.start, two.data - two.start
-    alike = after - two.start == stride and one.head == two.head and one.data - one.start == before
-    count, rest = divmod(tape.size - one.start, stride)
-    if not alike or stride < SMALL or rest < BLOCK or count < 2:
+    first, second = contents.entries
+    stride, before = second.start - first.start, second.data - second.start
+    is_regular = after - second.start == stride and first.head == second.head and first.data - first.start == before
+    count, rest = divmod(tape.size - first.start, stride)
+    if not is_regular or stride < SMALL or rest < BLOCK or count < 2:
         return None
     places = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)} - {0, 1})
     pieces = tape.read_all(
-        [one.start + count * stride, *(one.start + k * stride for k in places)], before + contents.heads[0].lead
+        [first.start + count * stride, *(first.start + k * stride for k in places)], before + contents.heads[0].lead
     )
     tape.kept |= {tape.begin: tape.piece}
-    tape.kept |= {one.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
+    tape.kept |= {first.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
     if pieces[0].strip(b"\0"):
         return None
     for k, piece in zip(places, pieces[1:], strict=True):
-        if not _fits(contents, tape, piece, one.start + k * stride, before, one.head):
+        if not _resembles_first(contents, tape, piece, first.start + k * stride, before, first.head):
             return None
     sampled = dict(zip((0, 1, *places), (e.name for e in contents.entries), strict=True))
     names = names_in_order(sampled, count, tape.name)
     if names is None:
         return None
     entries = tuple(
-        Entry(name, one.start + k * stride, one.data + k * stride, one.head, k in sampled)
+        Entry(name, first.start + k * stride, first.data + k * stride, first.head, k in sampled)
         for k, name in enumerate(names)
     )
     return Index(tape.name, tape.size, "tar", tuple(contents.heads), entries, tuple(contents.others))
 
 
-def _fits(contents: Contents, tape: _Tape, piece: bytes, start: int, before: int, head: int) -> bool:
+def _resembles_first(contents: Contents, tape: _Window, piece: bytes, start: int, before: int, head: int) -> bool:
     """Say whether a sampled piece is the beginning of a member like the first."""
-    take = _taker(piece, start, tape.name)
+    take = _reader_of(piece, start, tape.name)
     try:
         file = header_at(take, start, tape.size, tape.name)
         entry = file and contents.add(file, take)
