@@ -1,8 +1,8 @@
-"""Which collections exist, and what a source says of one.
+"""The catalog of collections, and the description that a source has of each collection.
 
-The catalog (`manifests/*.json` of the package) says where collections lie and what to show before one is read; the
-description (`manifests/NAME.json` of a source) is the truth for that source. Both are data from files: every value
-is checked, nothing in them is run.
+The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. The description
+(`manifests/NAME.json` of a source) decides for that source. Both are data from files: every value is checked, no
+value is run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.A
 
 @dataclass(frozen=True)
 class Archives:
-    """Where a source that has no manifest keeps a collection's archives, and what they can't tell themselves.
+    """A collection that lies in archives without a manifest: its folder, and the facts that archives don't hold.
 
     Args:
-        folder: in the source.
+        folder: of the archives, in the source.
         classes, preprocessing, citation: as in `Description`.
     """
 
@@ -44,7 +44,7 @@ class Archives:
 
     @classmethod
     def from_json(cls, values: Any, path: Path) -> Archives:
-        """Check the JSON of the catalog; return what it says.
+        """Read and check the catalog's JSON on archives; return the object.
 
         Raises:
             FormatError: a key that is missing or of another type.
@@ -56,7 +56,7 @@ class Archives:
 
 @dataclass(frozen=True)
 class Listing:
-    """A line of the catalog: what a collection is and where it lies."""
+    """One collection of the catalog: its summary and its sources."""
 
     name: str
     title: str
@@ -71,20 +71,20 @@ class Listing:
 
 @dataclass(frozen=True)
 class Description:
-    """What a source says of a collection, beside its manifest.
+    """A source's description of a collection: the JSON file beside the manifest.
 
     Args:
         name: of the collection.
         title: one line on what it is.
         architecture: a name in `ARCHITECTURES`, or any other for a net of the user's own.
-        arguments: what that function takes: JSON values only.
+        arguments: of the function that builds the network: JSON values only.
         dataset: name of the images it was trained and tested on.
         classes: names in the order of the logits.
         preprocessing: what `images.Preprocess.from_json` reads.
         layouts: key to layout.
         licence: SPDX name.
         citation: how to cite the collection, as text.
-        base: the source that the bytes lie in, where it is another one: a repo of the Hub at a commit.
+        base: a repo of the Hub at a commit, if the bytes lie there and not in this source; else "".
     """
 
     name: str
@@ -110,7 +110,7 @@ class Description:
 
     @classmethod
     def from_json(cls, values: Any, path: Path) -> Description:
-        """Check the JSON of a source; return the description.
+        """Read and check the JSON of a source; return the description.
 
         Raises:
             FormatError: a newer format, or a key that is missing or of another type.
@@ -228,15 +228,15 @@ def _read_catalog(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listi
 
 
 def archived_listings() -> list[tuple[Listing, Archives]]:
-    """Return the listings of collections that lie in archives somewhere, and what is known of these."""
+    """Return the listings of collections that lie in archives, each with the facts on its archives."""
     return [(each, each.archives) for each in collections().values() if each.archives is not None]
 
 
 def find_listing(name: str) -> Listing:
-    """Look a collection up in the catalog; return its listing.
+    """Find a collection in the catalog; return its listing.
 
     Raises:
-        CollectionNotFound: with the nearest names.
+        CollectionNotFound: the catalog has no such name; the nearest names are suggested.
     """
     known = collections()
     if name not in known:
@@ -245,7 +245,7 @@ def find_listing(name: str) -> Listing:
 
 
 def not_found(name: str, names_there: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
-    """Return the error for a collection that is not there, naming the nearest ones."""
+    """Return the error for an unknown collection; it suggests the nearest names."""
     ordered = sorted(names_there)
     return CollectionNotFound(
         f"collection {name!r}",

@@ -1,9 +1,9 @@
 """Names, dtypes, shapes and offsets of one member's bytes, and the content hash.
 
-A layout and a location (file, offset, nbytes) are all that is needed to read a member. Within a member the
-tensors follow each other without holes: by falling size of their elements, in the order of the module within a
-size, so that every tensor is aligned wherever the member starts at a multiple of eight bytes. What is left to
-such a multiple is filled by `_pad`.
+A layout and a location (file, offset, nbytes) suffice to read a member. The tensors of a member follow each other
+without holes. They are ordered by falling size of their elements; tensors of one element size keep the order of the
+module. So every tensor is aligned if the member starts at a multiple of eight bytes. `_pad` fills the member up to
+the next multiple of eight.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TensorSpec:
     Args:
         name, dtype, shape: the dtype as safetensors spells it.
         offset: within the member, in bytes.
-        stored, stored_shape: what the file's header calls it, where that is something else.
+        stored, stored_shape: its name and shape in the file's header, None where they are the same.
     """
 
     name: str
@@ -78,14 +78,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a member's bytes become named tensors.
+    """The order, names, dtypes and shapes of the tensors in a member's bytes.
 
     Args:
         tensors: in the order of their bytes.
         counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
         pad: zero bytes after the last tensor.
-        lead: bytes of the safetensors header that a member of an archive has of its own, right before its tensors;
-            0 in a shard, where the file has one header for all.
+        lead: bytes of the safetensors header right before the tensors of an archive's member; 0 in a shard, whose one
+            header serves all members.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -115,7 +115,7 @@ class Layout:
     def of_stored(
         cls, tensors: Iterable[tuple[str, str, Shape, str, Shape]], counters: Iterable[str], lead: int
     ) -> Layout:
-        """Describe a member that is a safetensors file of its own, tensors as they lie; return the layout.
+        """Describe a member that is a separate safetensors file, in the order of that file; return the layout.
 
         Args:
             tensors: (name, dtype, shape, name in the file, shape in the file) in the order of their bytes.
@@ -166,17 +166,17 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the tensors that are weights or statistics: counters aside, even where a file has them."""
+        """Name -> shape of weights and statistics, without counters, even if the file stores some."""
         return {t.name: t.shape for t in self.tensors if not is_counter(t.name)}
 
     @cached_property
     def rebuilt(self) -> tuple[str, ...]:
-        """Names of all integer counters, whether a file has them (rounded or infinite perhaps) or not."""
+        """Names of all integer counters, stored in the file (perhaps rounded or infinite) or not."""
         return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype of the weights: the one that most elements have."""
+        """The dtype of most elements."""
         elements: dict[str, int] = {}
         for t in self.tensors:
             elements[t.dtype] = elements.get(t.dtype, 0) + math.prod(t.shape)
@@ -224,7 +224,7 @@ class Layout:
 
 
 def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
-    """Check a tensor's JSON values; return them with what the file calls it, None where they can't be right."""
+    """Check a tensor's JSON values; return them with its name and shape in the file, None if they are invalid."""
     stored_name, stored_shape = stored or (name, shape)
     is_valid = (
         type(name) is type(dtype) is type(stored_name) is str
@@ -235,7 +235,7 @@ def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] 
 
 
 def good_shape(shape: tuple[Any, ...]) -> bool:
-    """Say whether a shape from a file is one that an array can have: no size can overflow."""
+    """Say whether an array can have this shape from a file, so that no size overflows."""
     return (
         len(shape) <= MOST_AXES
         and all(type(s) is int and 0 <= s < LARGEST for s in shape)
@@ -246,7 +246,7 @@ def good_shape(shape: tuple[Any, ...]) -> bool:
 def compare_shapes(
     actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[str], str]:
-    """Compare tensors by name and shape; return the names that differ and a phrase that says how.
+    """Compare tensors by name and shape; return the names that differ, and a phrase on the differences.
 
     >>> compare_shapes({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
@@ -266,8 +266,8 @@ def compare_shapes(
 def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 
-    The same wherever and however the member is stored: tensors in the order of their names, counters left out,
-    float16 and bfloat16 widened to float32 (which loses nothing), little-endian. For each tensor the hash takes
+    The hash does not depend on how the member is stored. Tensors are hashed in the order of their names, without
+    counters, little-endian, float16 and bfloat16 widened to float32 (which is exact). Each tensor adds
     the line `["name","DTYPE",[shape]]` and its values.
 
     Args:
@@ -290,7 +290,7 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
 
 
 def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> list[str]:
-    """Look for values that are not finite; return the names of the tensors that have one.
+    """Return the names of the tensors that have values which are not finite.
 
     Args:
         layout: of the member.

@@ -1,7 +1,7 @@
-"""The manifest: a Parquet table with one row a snapshot, saying what it is and where its bytes lie.
+"""The manifest: a Parquet table with one row for each snapshot: its facts, and the location of its bytes.
 
-What a source says of itself is refused beyond the sizes below, before memory or disk is spent on it. Nothing here
-imports torch or pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import the latter).
+Manifests and descriptions larger than the limits below are refused before memory is spent on them. This module
+imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LONGEST_LIST = 2**20
 
 
 class Described(Protocol):
-    """What says how the bytes of rows are laid out: a collection's description, or that of stored predictions."""
+    """A description of rows with layouts: of a collection, or of stored predictions."""
 
     @property
     def name(self) -> str:
-        """What to call the rows in errors."""
+        """Name of the rows in errors."""
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
@@ -46,7 +46,7 @@ class Described(Protocol):
 
     @property
     def base(self) -> str:
-        """The repo of the Hub, at a commit, that the bytes lie in; "" for the source itself."""
+        """The repo of the Hub, at a commit, that holds the bytes; "" for the source itself."""
 
 
 def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
@@ -85,7 +85,7 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
         path: where to; its folder is made.
         schema: of the file.
     """
-    with replace_file(path, "wb", sync=True) as file:  # given a name, Arrow takes only UTF-8
+    with replace_file(path, "wb", sync=True) as file:  # as a file: Arrow takes only names in UTF-8
         pq.write_table(
             rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
             compression="zstd", store_schema=True, write_page_checksum=True,
@@ -93,7 +93,7 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
 
 
 def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
+    """Read a manifest; return the table. Missing columns become null, unknown columns are left out.
 
     Args:
         path: of the file.
@@ -108,7 +108,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
         footer = pq.read_metadata(content)
         widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
         check_columns(footer, widths, path)
-        # Texts as Parquet keeps them, each once: a few bytes can say that one of them fills a million rows.
+        # Each distinct text once, as Parquet stores it: a few bytes can put one long text into a million rows.
         texts = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
         options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
         with pq.ParquetFile(content, **options) as file:
@@ -119,7 +119,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                     f"manifest {path}", expected="each column once", found=f"{repeated[0]!r} twice", path=path
                 )
             table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
-        table.validate(full=True)  # text that is no UTF-8, and what else damage leaves
+        table.validate(full=True)  # finds text that is no UTF-8, and other damage
         columns, total_bytes = [], 0
         for field in schema:
             if field.name in table.column_names:
@@ -162,12 +162,12 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
 
 
 def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
-    """Check every row of a manifest against its description, trusting nothing.
+    """Check every row of a manifest against its description; nothing is trusted.
 
     Args:
         rows: as `read_manifest` returns them.
         description: the JSON beside it.
-        path: what to call the manifest in errors.
+        path: names the manifest in errors.
 
     Raises:
         FormatError: a null where a value must be, a row twice, an unknown layout.
@@ -218,7 +218,7 @@ def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
 
 
 def path_problem(path_in_source: str) -> str:
-    """Say why a path of a manifest may not be used; return "" if it stays inside its source."""
+    """Return why a path from a manifest is refused, "" if it stays inside its source."""
     parts = PurePosixPath(path_in_source).parts
     path_text = repr(path_in_source if len(path_in_source) <= 200 else f"{path_in_source[:200]}…")
     if not path_in_source or "\0" in path_in_source or "\\" in path_in_source or ":" in path_in_source:
@@ -230,14 +230,14 @@ def path_problem(path_in_source: str) -> str:
 
 
 def check_located(rows: pa.Table, name: str) -> None:
-    """Check that every row has weights somewhere; rows whose status is not ok may have none.
+    """Check that every selected row has weights; a row whose status is not ok may have none.
 
     Args:
         rows: the selected ones.
         name: of the collection, for errors.
 
     Raises:
-        SelectionError: naming the first member without.
+        SelectionError: a member has none; the first one is named.
     """
     if not rows.column("path").null_count:
         return
@@ -258,7 +258,7 @@ def is_null(rows: pa.Table, column: str) -> bool:
 
 
 def take_rows(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
-    """Return the rows at the given positions, in their order."""
+    """Return the rows at these positions, in this order."""
     # pa.array would import pandas; a buffer of int64 does not.
     at = np.ascontiguousarray(positions, dtype=np.int64)
     return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
@@ -270,12 +270,12 @@ def sum_of(rows: pa.Table, column: str) -> int:
 
 
 def check_size(size: int, path: str | Path, thing: str = "") -> None:
-    """Check that a file is no larger than one of its kind, by its name, may be.
+    """Check a file's size against the limit for its suffix.
 
     Args:
         size: in bytes.
-        path: of the file; those that are neither JSON nor Parquet have no limit.
-        thing: what to call it in errors.
+        path: of the file; only JSON and Parquet have a limit.
+        thing: its name in errors.
 
     Raises:
         FormatError: it is larger.
@@ -286,16 +286,16 @@ def check_size(size: int, path: str | Path, thing: str = "") -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check a file on this disk as `check_size` does."""
+    """Check the size of a local file as `check_size` does."""
     check_size(path.stat().st_size, path)
 
 
 def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: Path) -> None:
-    """Check what the footer of a Parquet file says of rows and sizes.
+    """Check the number of rows and the sizes in the footer of a Parquet file.
 
     Args:
         metadata: the footer.
-        columns: that are to be read, and bytes a row that each takes at least.
+        columns: those to be read -> bytes that each takes at least per row.
         path: of the file.
 
     Raises:
@@ -303,7 +303,7 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
     """
     if metadata.num_rows > MOST_ROWS:
         raise _limit_error(f"manifest {path}", f"at most {MOST_ROWS:,} rows", f"{metadata.num_rows:,}", path)
-    # Of whole groups: asked about a column whose statistics are damaged, pyarrow ends the process.
+    # Sizes of whole row groups: pyarrow ends the process when a single column has damaged statistics.
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     sizes.append(metadata.num_rows * sum(columns.values()))
     if min(sizes) < 0 or sum(sizes) > LARGEST_COLUMNS:
@@ -311,10 +311,10 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
 
 
 def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
-    """Check how long the texts of a column are that Parquet holds once each; return the bytes of all columns so far.
+    """Check the total length of a column's texts, unpacked; return the bytes of all columns so far.
 
     Args:
-        column: with its texts still in a dictionary.
+        column: of texts, encoded as a dictionary.
         spent: bytes of the columns before.
         path: of the file.
 
@@ -330,10 +330,10 @@ def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
 
 
 def check_json(values: Any, path: Path) -> None:
-    """Check that no text and no list of a description is longer than any sensible one.
+    """Check the lengths of all texts and lists in a description.
 
     Raises:
-        FormatError: one is.
+        FormatError: one is too long.
     """
     pending = [values]
     while pending:
@@ -352,7 +352,7 @@ def _unpacked_size_error(found: str, path: Path) -> FormatError:
 
 
 def _limit_error(thing: str, expected: str, found: str, path: str | Path) -> FormatError:
-    do = "It is no honest one, or not ours; nothing of it was used"
+    do = "No collection needs that much: get the source again, or tell its producer"
     return FormatError(thing, expected=expected, found=found, do=do, path=path)
 
 

@@ -1,6 +1,6 @@
-"""Which rows of a manifest are meant: by count, condition, ids or a seeded draw; and the citation that names them.
+"""Selecting rows of a manifest by count, condition, ids or a seeded draw; and citations of selections.
 
-A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, what pins it, the collection, the ids in their order
+A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, its commit, the collection, the ids in their order
 (`0-99,205,7@40`: a bare id is the member's final snapshot, `7@40` the one after epoch 40), and the first eight hex
 digits of a hash over the rows.
 """
@@ -40,10 +40,10 @@ def select_rows(
     sample: int | None = None,
     snapshots: bool = False,
 ) -> pa.Table:
-    """Select rows of a manifest; return them, in the order of `members` where given, else of the manifest.
+    """Select rows of a manifest; return them in the order of `members`, without it in the order of the manifest.
 
-    Rows with status ok that are final are meant, unless `where` names `status` (then rows of any status), or
-    `snapshots` is true or `where` names `epoch` or `final` (then snapshots too).
+    Candidates are the final rows with status ok. If `where` names `status`, rows of any status are candidates. If
+    `snapshots` is true, or `where` names `epoch` or `final`, rows that are not final are candidates too.
 
     Args:
         rows: the manifest.
@@ -52,11 +52,11 @@ def select_rows(
         where: an SQL condition on the manifest's columns.
         members: ids, or their text ("0-99,205,7@40").
         sample: seed of the draw: the n rows whose sha256("sample|SEED|MEMBER|EPOCH") come first.
-        snapshots: whether rows that are not final are meant as well.
+        snapshots: whether rows that are not final are candidates too.
 
     Raises:
         SelectionError: a count, condition or combination that can't be met.
-        MemberNotFound: an id that is not there.
+        MemberNotFound: an unknown id.
     """
     if members is not None:
         if where is not None or sample is not None or snapshots:
@@ -142,7 +142,7 @@ def _find_positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]
 
 
 def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
-    """Return the error for an id that is not among the rows."""
+    """Return the error for an id that the rows don't have."""
     members_there = sorted(set(rows.column("member").to_pylist()))
     expected = f"an id among {format_ids([(m, None) for m in members_there])}"
     found = repr(member)
@@ -163,7 +163,7 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
     [(0, None), (1, None), (2, None), (7, 40)]
 
     Raises:
-        SelectionError: no ids, or text that is none.
+        SelectionError: no ids, or text that is not a list of ids.
     """
     keys: list[Key] = []
     if isinstance(members, str):
@@ -204,7 +204,7 @@ def format_ids(keys: Sequence[Key]) -> str:
 
 
 def check_digits(rows: pa.Table) -> str:
-    """Hash which rows these are: (member, epoch, sha256), or the location where the hash is null; return 8 digits."""
+    """Hash (member, epoch, sha256) of the rows, or the location if sha256 is null; return 8 hex digits."""
     digest = hashlib.sha256()
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     for m, e, sha, path, offset, nbytes in zip(*(rows.column(c).to_pylist() for c in names), strict=True):
@@ -229,15 +229,15 @@ class Citation:
 
     @property
     def source(self) -> str:
-        """Where it is to be loaded from: on the Hub at the commit that was cited."""
+        """The source to load from; on the Hub, at the cited commit."""
         return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
 
 
 def parse_citation(text: str) -> Citation | None:
-    """Read a citation; return its parts, or None for text that is none (a collection's name).
+    """Parse a citation; return its parts, or None for the name of a collection.
 
     Raises:
-        SelectionError: text that begins like a citation and is damaged.
+        SelectionError: text with `#` or `@` that is no citation.
     """
     if match := _CITATION.fullmatch(text):
         return Citation(**match.groupdict())
@@ -263,7 +263,7 @@ def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
 
 
 def source_changed(citation: Citation, commit: str, what: str) -> DamagedError:
-    """Return the error for a source that is not any more what was cited."""
+    """Return the error for a source that has changed since it was cited."""
     return DamagedError(
         f"citation of {citation.name}",
         expected=f"{citation.label} at {citation.commit[:12]} with check {citation.check}",

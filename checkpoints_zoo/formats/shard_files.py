@@ -1,7 +1,7 @@
-"""Shards: safetensors files of many members, one contiguous range of bytes each.
+"""Shards: safetensors files of many members; each member is one contiguous range of bytes.
 
-In this order: headers, read with distrust; members' bytes, read in pieces from where they lie; shards, written by
-rename; and the checks of members that need nothing but their bytes and rows, which `verify` and `publish` share.
+The parts, in this order: parsing headers; reading members' bytes through one reused buffer; writing shards by
+rename; and the checks of members that `verify` and `publish` share.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ HEADER_ALIGNMENT = 4096
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 LARGEST_SHARD = 2_000_000_000
 MOST_TENSORS = 32_000
-BUFFER_BYTES = 2**20  # small enough for the cache: what was read is converted and checked from there
-# Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
-# may drop the same again.
+BUFFER_BYTES = 2**20  # small enough for the processor's cache, from which bytes are then converted and checked
+# Methods whose runs may draw the same weights twice: a rejected proposal leaves the chain where it was, and dropout of
+# few units may drop the same units again.
 REPEATING = ("dropout", "hmc", "sghmc", "sgld")
 
 Bytes = bytes | bytearray | memoryview
@@ -57,8 +57,8 @@ class Header:
 
 
 def guess_kind(first: bytes) -> str:
-    """Name what a file that is no safetensors file seems to be, by its first bytes; return "" if unknown."""
-    if first[8:9] == b"{":  # whatever the length before it looks like
+    """Guess by its first bytes what a file is if it is no safetensors file; return "" if unknown."""
+    if first[8:9] == b"{":  # a safetensors header, even if its length looks like another kind's mark
         return ""
     start = first[:512].lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
@@ -80,10 +80,10 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     Args:
         prefix: the first bytes of the file, at least up to the end of the header.
         size: bytes of the whole file.
-        path: what to call the file in errors.
+        path: names the file in errors.
 
     Raises:
-        DamagedError: the file is cut, something else, or its offsets overlap, leave holes or leave the file.
+        DamagedError: the file is cut or no safetensors file, or its offsets overlap, leave holes or exceed the file.
     """
 
     def damaged(expected: str, found: str, tensor: str | None = None) -> DamagedError:
@@ -97,7 +97,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     length = header_length(prefix, size, path)
     try:
         values = json.loads(prefix[8 : 8 + length].decode())
-        "".join(values).encode()  # JSON can spell names that are no text
+        "".join(values).encode()  # JSON can hold names that are not valid Unicode
         metadata = values.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
             raise ValueError("__metadata__ must be text by name")
@@ -157,15 +157,15 @@ def read_header(path: Path) -> Header:
 
 
 def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
-    """Compare the header that a member of an archive has of its own with its layout.
+    """Compare the header in front of an archive's member with its layout.
 
     Args:
-        raw: the header's bytes, as many as the layout's lead.
+        raw: the header's bytes, `layout.lead` of them.
         layout: of the member.
-        path: what to call the member in errors.
+        path: names the member in errors.
 
     Raises:
-        DamagedError: it is no safetensors header, or one with other tensors; the first of them is named.
+        DamagedError: it is no safetensors header, or has other tensors; the first one is named.
     """
     header = parse_header(raw, layout.lead + layout.nbytes, path)
     actual = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
@@ -195,11 +195,11 @@ def _tensor_text(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], in
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one snapshot's bytes lie.
+    """The location of one snapshot's bytes.
 
     Args:
         member: its id, for errors.
-        prefix: what stands before its tensor names in the file ("000123/").
+        prefix: of its tensor names in the file ("000123/").
         path: the file.
         offset: of the first byte in the file.
         layout: of the bytes.
@@ -215,9 +215,9 @@ class Location:
 def read_members(
     locations: Sequence[Location], buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[tuple[list[Location], memoryview]]:
-    """Read members' bytes in pieces through one reused buffer; yield (members, their bytes one after another).
+    """Read members' bytes through one reused buffer; yield (members, their bytes one after another).
 
-    The bytes are only good until the next piece is asked for.
+    The bytes are valid until the next step of the iterator.
 
     Raises:
         DamagedError: a file is cut.
@@ -225,13 +225,13 @@ def read_members(
     for group in neighbours(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
         file_size = group[0].path.stat().st_size
-        if file_size < group[0].offset + size:  # before memory is asked for
+        if file_size < group[0].offset + size:  # before memory is allocated
             raise _cut_error(group[0], group[0].offset + size, file_size)
         yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
 def neighbours(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
-    """Join neighbours in one file into groups of at most so many bytes, or of one member."""
+    """Group members that lie one after another in a file; yield groups of at most `most` bytes, or of one member."""
     group: list[Location] = []
     for x in locations:
         last = group[-1] if group else x
@@ -248,7 +248,7 @@ _thread = threading.local()
 
 
 def reused_buffer(size: int) -> memoryview:
-    """Return this thread's buffer, grown to so many bytes: fresh memory costs more than reading into old."""
+    """Return `size` bytes of this thread's buffer: new memory would cost more than the reading itself."""
     if len(getattr(_thread, "buffer", b"")) < size:
         _thread.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
     memory: memoryview = _thread.buffer
@@ -256,7 +256,7 @@ def reused_buffer(size: int) -> memoryview:
 
 
 def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
-    """Read bytes of a file into the buffer; return it."""
+    """Read a location's file from an offset on until the buffer is full; return the buffer."""
     with location.path.open("rb", buffering=0) as file:
         read_at(file, location, offset, buffer)
     return buffer
@@ -293,7 +293,7 @@ def hash_members(locations: Sequence[Location]) -> list[str]:
 
 
 def tensor_prefix(member: int, epoch: int | None = None) -> str:
-    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
+    """Return the prefix of a snapshot's tensor names in a shard; epoch None for the final snapshot.
 
     >>> tensor_prefix(123), tensor_prefix(123, 40)
     ('000123/', '000123@40/')
@@ -306,7 +306,7 @@ def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
 
     Args:
         layout: of every member.
-        prefixes: what stands before the tensor names of each member ("000123/").
+        prefixes: of each member's tensor names ("000123/").
     """
     tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -329,7 +329,7 @@ def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
 
 
 def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
-    """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
+    """Return how many consecutive member ids share a shard: at most 2 GB, and at most 32,000 tensors."""
     tensors = len(layout.tensors) + bool(layout.pad)
     nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
     return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
@@ -349,16 +349,16 @@ def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tup
 
 
 def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
-    """Write a shard under a name that holds its number and content hash, by rename; return its path.
+    """Write a shard by rename under the name NUMBER-HASH.safetensors; return its path.
 
-    The same members give the same bytes and so the same name; other bytes never take a name that was used.
+    The same members give the same bytes and the same name; other bytes get another name.
 
     Args:
         folder: where to; it is made.
         number: of the shard.
         layout: of every member.
         prefixes: of the members, in the order they are to lie in.
-        members: their bytes, one in memory at a time.
+        members: their bytes; one member is in memory at a time.
 
     Raises:
         UsageError: a prefix twice, more or fewer members than prefixes, or bytes that are not as many as the layout's.
@@ -391,9 +391,9 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
 
 
 def shard_layout(layout: Layout) -> Layout:
-    """Return the layout that members of any layout get in a shard: our order, statistics in float32, no counters.
+    """Return the layout of a shard for members of any layout: our order, statistics in float32, no counters.
 
-    Nothing of that changes a value, so the content hash stays.
+    No value changes, so the content hash stays the same.
     """
     tensors = [t for t in layout.tensors if not is_counter(t.name)]
     dtypes = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in tensors]
@@ -401,10 +401,10 @@ def shard_layout(layout: Layout) -> Layout:
 
 
 def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
-    """Bring a member's bytes from its layout into the one that `shard_layout` gives for it; return them.
+    """Rearrange a member's bytes from its layout to `shard_layout(layout)`; return them.
 
     Args:
-        layout: that they lie in.
+        layout: of these bytes.
         member: the bytes, from its first tensor on.
         target: `sharded(layout)`.
     """
@@ -422,13 +422,13 @@ def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something about a member that is not as it should be.
+    """A problem that a check has found in a member.
 
     Args:
         collection: its name.
         member: its id, None for the collection as a whole.
         kind: "bytes", "hash", "finite", "duplicate" or "accuracy".
-        text: what was expected and found.
+        text: "expected …; found …".
     """
 
     collection: str
@@ -442,15 +442,15 @@ class Problem:
 
 
 def check_bytes(location: Location, claimed: str | None, finite: bool = True) -> tuple[list[tuple[str, str]], str]:
-    """Check one member's place, hash and values; return (kind, text) of what is wrong, and its hash.
+    """Check one member's location, hash and values; return (kind, text) of each problem, and its hash.
 
     Args:
         location: of its bytes.
         claimed: the manifest's sha256.
-        finite: whether its values are to be finite.
+        finite: whether its values must be finite.
 
     Raises:
-        DamagedError: the file does not have the member's tensors there.
+        DamagedError: the file does not have the member's tensors at this location.
     """
     check_against_files([location])
     _, raw = next(iter(read_members([location])))
@@ -464,9 +464,9 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
 
 
 def check_against_files(locations: Sequence[Location]) -> None:
-    """Check that the files have the members' tensors where the manifest says."""
+    """Check that the files' headers have the members' tensors at their locations."""
     headers: dict[Path, Header] = {}
-    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
+    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
     right_headers: set[tuple[int, bytes]] = set()
     for x in locations:
         if x.layout.lead:
@@ -490,17 +490,17 @@ def _read_header_once(path: Path, stamp: tuple[int, ...]) -> Header:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
+    """Return a file's identity, which differs once it was changed or replaced (users can't set its ctime)."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> None:
-    """Check a member of an archive, which has a header of its own before its tensors.
+    """Check the header in front of a member of an archive.
 
     Args:
-        x: of the member.
-        right_headers: (layout, header) of members that were found right: the next one is likely the same to the byte.
+        x: the member's location.
+        right_headers: (layout, header) of members that passed: most headers are equal, and compared once.
     """
     layout = x.layout
     begin, size = x.offset - layout.lead, x.path.stat().st_size
@@ -534,10 +534,10 @@ def _misplaced_error(
 
 
 def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
-    """Find members that hold the same weights, draws of one run that may repeat aside; return the problems.
+    """Find members with equal weights, except draws of one run whose method may repeat; return the problems.
 
     Args:
-        collections: name, rows, and the content hash of each row, None for one that does not count.
+        collections: name, rows, and the content hash of each row, None for rows to ignore.
     """
     first: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
     problems = []

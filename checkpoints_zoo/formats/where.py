@@ -1,8 +1,8 @@
-"""Which rows of a table meet an SQL condition: parsed by DuckDB, checked node by node, then run on those.
+"""Rows of a table that meet an SQL condition. DuckDB parses it, each node is checked, then DuckDB runs it.
 
-A condition is one expression on the table's columns, whose names are matched exactly; nothing runs before
-every node of its tree was found on the lists below. A comparison with null is neither true nor false and
-selects nothing, as in SQL; NaN equals itself and is greater than every other number, as in DuckDB.
+A condition is one expression on the table's columns, whose names are matched exactly. It runs only if the lists
+below allow every node of its tree. As in SQL, a comparison with null is neither true nor false and selects nothing.
+As in DuckDB, NaN equals itself and is greater than every other number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.text import did_you_mean
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-LONGEST, DEEPEST = 10_000, 100  # characters; expressions inside each other, where a chain of ANDs is one
+LONGEST, DEEPEST = 10_000, 100  # characters; nested expressions (a chain of ANDs counts once)
 FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
 _LIKE_OPERATORS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
 _LIKE = _LIKE_OPERATORS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
@@ -45,8 +45,8 @@ _SETTINGS = """SET threads = 1; SET TimeZone = 'UTC'; SET autoload_known_extensi
 SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
 _EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
-# The condition must be the end of one statement and the inside of parentheses in another, the same tree in
-# both and nothing else changed: text that leaves its place can't. The second one's checked tree is what runs.
+# The condition is put at the end of one statement and inside parentheses in another. Both must give the same tree
+# and leave the rest of the statement unchanged, which text that breaks out can't do. The second tree runs.
 _FRAMES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
 
 
@@ -113,7 +113,7 @@ def _error(condition: str, expected: str, found: str, do: str = "") -> Selection
 
 
 def _shorten_message(message: str) -> str:
-    """Cut one of DuckDB's messages down to the part that helps whoever wrote the condition; return it."""
+    """Shorten a message of DuckDB to the part that helps the author of the condition; return it."""
     first = re.split(r"\n|\. You might| - an explicit| when casting|, expected format", message)[0]
     for symbol, word in _LIKE_OPERATORS.items():
         first = first.replace(f"'{symbol}(", f"'{word}(")
@@ -121,7 +121,7 @@ def _shorten_message(message: str) -> str:
 
 
 def _connect() -> DuckDBPyConnection:
-    """Open a database in memory that reaches no file, network, extension or Python variable; return it."""
+    """Open a database in memory without access to files, network, extensions or Python variables; return it."""
     import duckdb
 
     return duckdb.connect(":memory:").execute(_SETTINGS)
@@ -156,8 +156,8 @@ def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[t
 
 
 def _parse_frame(connection: DuckDBPyConnection, part: str, condition: str) -> tuple[dict[str, Any], Any]:
-    """Parse a condition in the frame for a part; return DuckDB's trees of all else, and of that part."""
-    # In base64 no letter of it can act on this query; a bound parameter would make DuckDB import pandas.
+    """Parse a condition inside one of the frames; return the tree around the condition, and its own tree."""
+    # In base64, so that it can't change this query; a bound parameter would make DuckDB import pandas.
     text = base64.b64encode(_FRAMES[part].format(condition).encode()).decode()
     rows = connection.execute(f"SELECT json_serialize_sql(decode(from_base64('{text}')))").fetchall()
     tree = json.loads(rows[0][0], object_pairs_hook=_without_positions)
@@ -165,7 +165,7 @@ def _parse_frame(connection: DuckDBPyConnection, part: str, condition: str) -> t
 
 
 def _without_positions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of a tree, without its place in the text, which differs by frame."""
+    """Return a tree's node without its position in the text, which differs between the frames."""
     node = {key: value for key, value in pairs if key != "query_location"}
     kind = node.get("type")
     if isinstance(kind, dict) and kind["id"] == "DECIMAL":
@@ -177,7 +177,7 @@ def _without_positions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _column_uses(node: Any, condition: str, depth: int = 0, asks: bool = False) -> Iterator[tuple[str, bool]]:
-    """Check a node and all below it; yield each use of a column, and whether it asks about nulls."""
+    """Check a node and all nodes below it; yield each used column, and whether its nulls are handled."""
     if depth > DEEPEST:
         raise RecursionError
     if "class" in node:
@@ -192,12 +192,12 @@ def _column_uses(node: Any, condition: str, depth: int = 0, asks: bool = False) 
 
 
 def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all objects right below one of DuckDB's JSON, in order."""
+    """Return the direct child nodes of a node of DuckDB's JSON, in order."""
     return [x for v in node.values() for x in (v if isinstance(v, list) else [v]) if isinstance(x, dict)]
 
 
 def _forbidden_part(node: dict[str, Any]) -> str:
-    """Say in plain words what a node is if it is not allowed; return "" if it is."""
+    """Describe a node that is not allowed in plain words; return "" for an allowed one."""
     kind, name, operands = node["class"], node.get("function_name", ""), node.get("children", [])
     if node["alias"]:
         return f"a value with a name, {node['alias'][:80]}"
@@ -223,7 +223,7 @@ def _forbidden_part(node: dict[str, Any]) -> str:
 
 
 def _duckdb_type(table: pa.Table, name: str) -> str:
-    """Return the DuckDB type of a column, "" if it can't be in a condition."""
+    """Return the DuckDB type of a column, "" if a condition can't use it."""
     kind = table.schema.field(name).type
     if pa.types.is_timestamp(kind):
         return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
@@ -248,7 +248,7 @@ def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -
 
 
 def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[str]) -> None:
-    """Copy columns into the database's one table, `rows`."""
+    """Copy columns into the table `rows` of the database."""
     # As JSON: given the Arrow table, DuckDB would import pyarrow.dataset, and that pandas.
     columns = [f"unnest(range({table.num_rows}))"]
     for name in names:
@@ -260,7 +260,7 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[st
 
 
 def _column_ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:
-    """Yield, for each comparison of a column of numbers with constants, what the column ranges over."""
+    """Yield the range of each numeric column that the condition compares with constants."""
     if node.get("class") in ("BETWEEN", "COMPARISON") or node.get("type") in ("COMPARE_IN", "COMPARE_NOT_IN"):
         names = [name for name, _ in _column_uses(node, "")]
         if len(names) == 1 and any(part.get("class") == "COLUMN_REF" for part in _children(node)):

@@ -1,7 +1,7 @@
-"""Copies of members: a source of its own in a folder, whatever source and layout the members come from.
+"""Copying members from any source into a folder that is a source too.
 
-Shards are written first, each under its name only once it is whole, then the description, the manifest last. So what
-was in the folder stays readable, and a copy that was killed goes on with the shards that are there.
+Shards are written first, by rename, then the description, and the manifest last. So the earlier content of the
+folder stays readable, and a killed copy continues with the shards that are there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from checkpoints_zoo.sources.source import FolderSource, SelectedMembers
 
 Row = dict[str, Any]
 
-# What members of one collection must have in common, wherever they come from.
+# Fields of the description that all members of one collection share.
 COMMON_FIELDS = ("architecture", "arguments", "dataset", "classes", "preprocessing", "licence", "citation")
 
 _SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
@@ -36,25 +36,25 @@ _SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
 def copy_members(
     selected: SelectedMembers, dest: Path, say: Callable[[str], object] = lambda text: None
 ) -> SelectedMembers:
-    """Write members into a folder as a source of its own, or add them to the one there; return them as they lie there.
+    """Write members into a folder as a source, or add them to the source there; return the copied members.
 
     Args:
-        selected: the members; rows without weights are taken over as they are.
+        selected: the members; rows without weights are copied too.
         dest: the folder; other collections in it stay.
-        say: told of each shard.
+        say: called with a line for each shard.
 
     Raises:
         UsageError, FormatError: see `plan_copy`.
-        DamagedError: a member whose bytes are not what its row says.
+        DamagedError: a member whose bytes differ from its row.
         StorageError: no room, or a folder that can't be written to.
-        NetworkError, AccessError, SourceNotFound: the members can't be had.
+        NetworkError, AccessError, SourceNotFound: the members can't be fetched.
     """
     name, root = selected.description.name, dest.expanduser().absolute()
-    locks = cache.writable_folder("local/copies")  # the folder itself is to hold nothing but the source
+    locks = cache.writable_folder("local/copies")  # not in the folder, which holds nothing but the source
     with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         plan = plan_copy(selected, dest)
         folder = root / "shards" / name
-        for leftover in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
+        for leftover in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # of a killed copy
             leftover.unlink()
         disk.check_room(root, sum(s.nbytes for s in plan.shards if not similar_files(folder, s)))
         for shard in plan.shards:
@@ -72,7 +72,7 @@ def copy_members(
 
 
 def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
-    """Write description and manifest, remove shards that were replaced, by a killed copy too; return the members."""
+    """Write description and manifest, and delete shards that no row names; return the copied members."""
     target, name = plan.target, plan.description.name
     table = manifest.build_manifest(plan.rows)
     manifest.check_rows(table, plan.description, target.manifest_path(name))
@@ -93,9 +93,9 @@ def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
 def _locate_members(
     shard: PlannedShard, selected: SelectedMembers, target: FolderSource
 ) -> tuple[list[Location], SelectedMembers]:
-    """Find the bytes of a shard's members, bringing them here; return where they lie, and the members as they are now.
+    """Find the bytes of a shard's members; return their locations, and the selected members with current rows.
 
-    Reading an archive can show that its members lie elsewhere than was thought. Then these are others than `selected`.
+    Reading an archive can show that its members lie elsewhere than predicted. Then the rows differ from `selected`.
     """
     source_positions = [p.at for p in shard.pieces if p.at is not None]
     from_source = iter(
@@ -121,15 +121,15 @@ def _locate_members(
 
 @dataclass
 class CopyPlan:
-    """What a copy is about.
+    """The plan of a copy.
 
     Args:
         target: the source that it makes or adds to.
-        description: as it will be.
+        description: of the result.
         rows: of the new manifest.
         adds: whether the folder has members of the collection already.
-        shards: that are to be written.
-        cached: bytes that pass through the member cache, those that are there already included.
+        shards: the ones to write.
+        cached: bytes that pass through the member cache, including those already in it.
     """
 
     target: FolderSource
@@ -141,20 +141,20 @@ class CopyPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the shards that are to be written."""
+        """Bytes of the shards to write."""
         return sum(shard.nbytes for shard in self.shards)
 
 
 def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
-    """Work out what a copy of members would write, reading no weights; return it.
+    """Plan a copy of members without reading weights; return the plan.
 
     Args:
         selected: the members.
         dest: the folder.
 
     Raises:
-        UsageError: the folder is the source itself, or has members under these ids or this name that do not fit.
-        FormatError, DamagedError: the manifest that is there breaks the format.
+        UsageError: the folder is the source itself, or has other members under these ids or this name.
+        FormatError, DamagedError: the folder's manifest breaks the format.
     """
     name = selected.description.name
     root = dest.expanduser().absolute()
@@ -184,7 +184,7 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _merge_descriptions(new: Description, rows: pa.Table, existing: Description | None, dest: Path) -> Description:
-    """Put the descriptions of what comes and what is there together; return the one of both."""
+    """Merge the descriptions of the new members and of the folder; return the result."""
     used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
     layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used}
     if existing is None:
@@ -206,7 +206,7 @@ def _merge_descriptions(new: Description, rows: pa.Table, existing: Description 
 
 
 def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple[Row, PlannedSnapshot | None]:
-    """Put what a row says and what is known of it in the folder together; return the row, and its piece if new."""
+    """Merge a row with the folder's row of the same snapshot; return it, and the snapshot to write if it is new."""
     merged = row if old_row is None else {c: old_row[c] if v is None and c != "reason" else v for c, v in row.items()}
     if row["path"] is None:
         return merged if old_row is None or old_row["final"] == row["final"] else old_row, None
@@ -241,7 +241,7 @@ def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
 
 
 def _most_snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Count the snapshots that a member has at most, of which it follows how many members share a shard."""
+    """Return the largest number of snapshots of a member, which decides how many members share a shard."""
     counts = Counter(row["member"] for row in rows if row["path"] is not None)
     return max(counts.values(), default=1)
 
@@ -249,7 +249,7 @@ def _most_snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
 def _plan_shards(
     description: Description, rows: Sequence[Row], new_pieces: Mapping[tuple[int, int], PlannedSnapshot], snapshots: int
 ) -> list[PlannedShard]:
-    """Say which shards are to be written: those that get a new member, with all that belongs into them."""
+    """Return the shards to write: those with a new member, each with all of its members."""
     shards: dict[tuple[str, int], PlannedShard] = {}
     members_per_shard = {
         key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()
@@ -265,12 +265,12 @@ def _plan_shards(
 
 @dataclass
 class PlannedSnapshot:
-    """A snapshot in a shard that is to be written.
+    """A snapshot in a shard to write.
 
     Args:
-        row: of the new manifest, which gets the place and the hash.
-        at: its position among the rows to be copied, None for one that lies in the folder already.
-        sha256: what its content must hash to, None where nobody knows.
+        row: of the new manifest; location and hash are filled in after writing.
+        at: its position among the rows to copy, None if it lies in the folder already.
+        sha256: expected content hash, None if unknown.
     """
 
     row: Row
@@ -289,7 +289,7 @@ class PlannedSnapshot:
 
 @dataclass
 class PlannedShard:
-    """A shard that is to be written: its number, the key of its layout, and its snapshots in order."""
+    """A shard to write: its number, the key of its layout, and its snapshots in order."""
 
     number: int
     key: str
@@ -308,7 +308,7 @@ class PlannedShard:
 
 def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], name: str) -> Path:
     """Write a shard, unless it is there; return its path."""
-    if similar_files(folder, shard):  # of members that nobody has hashed before
+    if similar_files(folder, shard):  # hash the members without a known hash
         for piece, x in zip(shard.pieces, locations, strict=True):
             piece.sha256 = piece.sha256 or content_hash(x.layout, _read_member(x))
         if path := find_finished(folder, shard):
@@ -318,7 +318,7 @@ def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Locatio
 
 
 def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
-    """Look for a shard that an earlier copy has written whole; return its path, None where there is none."""
+    """Look for the same shard, written by an earlier copy; return its path, None if there is none."""
     expected = [piece.sha256 for piece in shard.pieces]
     if None in expected:
         return None
@@ -332,7 +332,7 @@ def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
 
 
 def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
-    """List the files that have a shard's number, header and size; return their paths."""
+    """List the files with the same number, header and size as a shard; return their paths."""
     header = shard_header(shard.layout, shard.prefixes)
     size, paths = len(header) + len(shard.pieces) * shard.layout.nbytes, []
     for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
@@ -344,7 +344,7 @@ def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
 
 
 def _read_checked(shard: PlannedShard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
-    """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
+    """Read and check a shard's members one by one; yield their bytes in the shard's layout."""
     for piece, location in zip(shard.pieces, locations, strict=True):
         raw = _read_member(location)
         digest = content_hash(location.layout, raw)
@@ -367,7 +367,7 @@ def _read_member(location: Location) -> memoryview:
 
 
 def record_place(shard: PlannedShard, inside: str) -> None:
-    """Write down in the rows of a shard's members where they lie now."""
+    """Write the new locations and hashes into the rows of a shard's members."""
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.pieces):
         location = (inside, start + i * step, step, shard.key, shard.layout.dtype)

@@ -1,4 +1,4 @@
-"""Members of a repo on the Hub, brought to this disk: what is here already, and the rest by a few range reads."""
+"""Fetching members of a repo on the Hub: cached ones are used, the missing ones come by a few range reads."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
 
 GAP = 256 * 2**10  # bytes that cost less than another request
-LARGEST_RANGE = 32 * 2**20  # several connections share a longer one
+LARGEST_RANGE = 32 * 2**20  # bytes; a longer range is split over several connections
 CONNECTIONS = 8
-WHOLE_FILE_SHARE = 0.4  # share of a file from which on all of it is fetched
+WHOLE_FILE_SHARE = 0.4  # a file is fetched whole if the members take a larger share of it
 
-_remote_files: dict[tuple[Repo, str], RemoteFile] = {}  # files that were read from: one HEAD each for a process
+_remote_files: dict[tuple[Repo, str], RemoteFile] = {}  # one HEAD for each file in a process
 
 
 @dataclass(frozen=True)
 class WantedMember:
-    """A snapshot whose bytes are asked for, as its row says.
+    """A request for the bytes of one snapshot, from its row.
 
     Args:
         key: member, and epoch where it is not the final one.
-        prefix: what stands before its tensor names in the shard.
+        prefix: of its tensor names in the shard.
         repo_path: path of the file in the repo.
         offset: of its first tensor in the file.
         layout: of its bytes.
-        sha256: of its content, None where nobody knows.
-        called: its name in the archive that it lies in.
-        before: bytes in front of it that are to be read as well, to see that it is called so.
-        prove: looks at these and at its own header; says whether the bytes are the member's, None for no doubt.
+        sha256: of its content, None if unknown.
+        name_in_archive: its name in the archive that holds it.
+        bytes_before: number of bytes in front of it that are read too, since they prove its name.
+        is_proven: says whether these bytes and its header belong to the member; None where no proof is needed.
     """
 
     key: Key
@@ -52,13 +52,13 @@ class WantedMember:
     offset: int
     layout: Layout = field(compare=False)
     sha256: str | None
-    called: str = ""
-    before: int = 0
-    prove: Callable[[bytes], bool] | None = field(default=None, compare=False)
+    name_in_archive: str = ""
+    bytes_before: int = 0
+    is_proven: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
     @property
     def begin(self) -> int:
-        return self.offset - self.layout.lead - self.before
+        return self.offset - self.layout.lead - self.bytes_before
 
     @property
     def end(self) -> int:
@@ -67,7 +67,7 @@ class WantedMember:
 
 @dataclass(frozen=True)
 class _Download:
-    """A member to be fetched, and the file it is to become."""
+    """A member to be fetched, and the file that it is written to."""
 
     wanted: WantedMember
     remote: RemoteFile
@@ -75,11 +75,11 @@ class _Download:
 
 
 class _Stopped(Exception):
-    """Another thread has failed: this one need not go on."""
+    """Another thread has failed, so this one stops."""
 
 
 def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
-    """Ask where a file of a repo lies, once in a process; return it.
+    """Ask the Hub for a file's link, ETag and size, once in a process; return them.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
@@ -90,10 +90,10 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
 
 
 def fetch_rows(repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True) -> list[Location]:
-    """Bring the bytes of a manifest's rows from a repo to this disk; return where they lie now.
+    """Fetch the bytes of a manifest's rows from a repo; return their locations on this disk.
 
     Args:
-        repo: that they lie in.
+        repo: that holds the bytes.
         described: the description beside the manifest.
         rows: of the manifest.
         whole: as in `fetch_members`.
@@ -111,18 +111,18 @@ def fetch_rows(repo: Repo, described: manifest.Described, rows: pa.Table, whole:
 
 
 def fetch_members(repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True) -> list[Location]:
-    """Bring members that nobody doubts to this disk, all that are missing in one go; return where they lie now.
+    """Fetch members with known locations, the missing ones together; return their locations on this disk.
 
     Args:
-        repo: at the commit that the rows are of.
+        repo: at the commit of the rows.
         name: of the collection, for errors.
         wanted: the members.
-        whole: whether a file of which most is missing may be fetched whole, into the client's cache.
+        whole: whether a file may be fetched whole, into the client's cache, if most of it is needed.
 
     Raises:
-        NetworkError: no answer, or offline with members missing: they are listed.
+        NetworkError: no answer; or offline, and members are missing, which are listed.
         AccessError, SourceNotFound: a file that may not be read, or is not there.
-        DamagedError: bytes that are not what the manifest says; they are not kept.
+        DamagedError: bytes that differ from the manifest; they are not stored.
         StorageError: the disk is full.
     """
     locations, _ = fetch_predicted(repo, name, wanted, whole)
@@ -132,10 +132,10 @@ def fetch_members(repo: Repo, name: str, wanted: Sequence[WantedMember], whole: 
 def fetch_predicted(
     repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True
 ) -> tuple[dict[WantedMember, Location], list[str]]:
-    """Bring members to this disk as `fetch_members` does; return their locations, and the paths of irregular archives.
+    """Fetch members as `fetch_members` does; return their locations, and the paths of irregular archives.
 
-    In an irregular archive a member lies elsewhere than was predicted. As soon as one is known, nothing more is
-    fetched, and members may be missing among those that are returned.
+    In an irregular archive a member lies elsewhere than predicted. After the first irregular one nothing more is
+    fetched, and some locations are missing.
     """
     from huggingface_hub import is_offline_mode
 
@@ -157,7 +157,7 @@ def fetch_predicted(
 def _find_local(
     repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes]
 ) -> tuple[dict[WantedMember, Location], list[str]]:
-    """Look for members in the client's cache, then in ours; return those found, and the paths of irregular archives."""
+    """Look for members in the client's cache, then in ours; return locations, and the paths of irregular archives."""
     files = {x.repo_path: None for x in wanted}
     whole_files = {repo_path: path for repo_path in files if (path := hub.cached_file(repo, repo_path)) is not None}
     records = {
@@ -168,14 +168,14 @@ def _find_local(
     locations, irregular = {}, set[str]()
     for x in wanted:
         if x.repo_path in whole_files:
-            if x.prove is not None and not x.prove(_read_bytes(whole_files[x.repo_path], x.begin, x.offset)):
+            if x.is_proven is not None and not x.is_proven(_read_bytes(whole_files[x.repo_path], x.begin, x.offset)):
                 irregular.add(x.repo_path)
                 continue
             locations[x] = Location(x.key[0], x.prefix, whole_files[x.repo_path], x.offset, x.layout)
         elif (record := records[x.repo_path]) is not None:
             head = heads[id(x.layout)]
             start = len(head) or x.layout.lead
-            name = cache.member_file_name(record[0], x.offset, x.layout, head, x.called)
+            name = cache.member_file_name(record[0], x.offset, x.layout, head, x.name_in_archive)
             path = cache.find_member(repo.id, name, start + x.layout.nbytes)
             if path is not None:
                 locations[x] = Location(x.key[0], "", path, start, x.layout)
@@ -191,14 +191,14 @@ def _read_bytes(path: Path, begin: int, end: int) -> bytes:
 def _fetch_missing(
     repo: Repo, name: str, missing: Sequence[WantedMember], heads: Mapping[int, bytes], partly_cached: set[str]
 ) -> set[str]:
-    """Fetch members, whole files where most of one is missing and nothing of it is here (`partly_cached`) yet.
+    """Fetch members: a whole file if most of it is needed and nothing of it is cached (`partly_cached`), else ranges.
 
-    Return the paths of archives that were found irregular on the way.
+    Return the paths of irregular archives.
     """
     files: dict[str, list[WantedMember]] = {}
     for x in missing:
         files.setdefault(x.repo_path, []).append(x)
-    # A link that has run out by now is renewed on the way. One that brought nothing good is asked for anew.
+    # An expired link is renewed while reading. After an error the link is asked for again.
     known_remotes = {
         repo_path: remote for repo_path in files if (remote := _remote_files.pop((repo, repo_path), None)) is not None
     }
@@ -213,9 +213,9 @@ def _fetch_missing(
 
     with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
         remotes = dict(zip(files, pool.map(ask, files), strict=True))
-        for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: nobody waits in a circle
+        for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: no deadlock
             locks.enter_context(cache.locked_key(folder, etag))
-        already_there, _ = _find_local(repo, missing, heads)  # another process may have been faster
+        already_there, _ = _find_local(repo, missing, heads)  # another process may have fetched some
         parts, irregular = [], set[str]()
         for repo_path, remote in remotes.items():
             still_missing = [x for x in files[repo_path] if x not in already_there]
@@ -225,8 +225,12 @@ def _fetch_missing(
                 continue
             for x in still_missing:
                 head = heads[id(x.layout)]
-                path = folder / "members" / cache.member_file_name(remote.etag, x.offset, x.layout, head, x.called)
-                parts.append(_Download(x, remote, cache.Draft(path, head, x.end - x.begin, x.before)))
+                path = (
+                    folder
+                    / "members"
+                    / cache.member_file_name(remote.etag, x.offset, x.layout, head, x.name_in_archive)
+                )
+                parts.append(_Download(x, remote, cache.Draft(path, head, x.end - x.begin, x.bytes_before)))
         if parts:
             cache.check_room(folder, sum(p.draft.size for p in parts))
             irregular = _read_ranges(parts, name, pool)
@@ -235,9 +239,9 @@ def _fetch_missing(
 
 
 def _read_ranges(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor) -> set[str]:
-    """Read members' bytes over several connections, each into its file; keep those that arrived even if one fails.
+    """Read members' bytes over several connections, each into its file; those that arrived stay if another fails.
 
-    Return the paths of archives that were found irregular; the first one ends the reading.
+    Return the paths of irregular archives; the first one ends the reading.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
@@ -277,7 +281,7 @@ def _read_ranges(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor
 
 
 def _plan_ranges(parts: Sequence[_Download]) -> Iterator[tuple[list[_Download], int, int]]:
-    """Join members that lie close together, and cut what is long; yield (members, begin, end)."""
+    """Join members that lie close together into ranges, and split long ranges; yield (members, begin, end)."""
     runs: list[list[_Download]] = []
     reached = 0
     for part in sorted(parts, key=lambda p: (p.wanted.repo_path, p.wanted.begin)):
@@ -296,9 +300,9 @@ def _plan_ranges(parts: Sequence[_Download]) -> Iterator[tuple[list[_Download], 
 
 
 def _check_and_keep(part: _Download) -> bool:
-    """Check a member that has arrived, once more from afresh where it is not what it should be, and keep it.
+    """Check a member that has arrived, and store it; one that is wrong is read a second time.
 
-    Return False if the bytes are another member's than was predicted; then they are not kept.
+    Return False if the bytes belong to another member than predicted; then they are not stored.
     """
     if _is_proven(part) and _find_damage(part) is None:
         part.draft.keep()
@@ -322,13 +326,13 @@ def _check_and_keep(part: _Download) -> bool:
 
 
 def _is_proven(part: _Download) -> bool:
-    """Say whether bytes that have arrived are the member's, by the headers in front of its tensors."""
+    """Say whether the headers in front of the tensors belong to the member."""
     x = part.wanted
-    return x.prove is None or x.prove(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
+    return x.is_proven is None or x.is_proven(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
 
 
 def _find_damage(part: _Download) -> DamagedError | None:
-    """Return the error for bytes that are not what the manifest says, None where they are."""
+    """Return the error for bytes that differ from the manifest, None for right ones."""
     x = part.wanted
     if not x.layout.lead and x.sha256 is None:
         return None
@@ -348,7 +352,7 @@ def _find_damage(part: _Download) -> DamagedError | None:
         member_text,
         expected=f"sha256 {x.sha256[:16]}… in the {x.layout.nbytes:,} bytes at {x.offset:,}",
         found=f"{digest[:16]}…, twice",
-        do="Nothing of it was kept: tell the producer, or try another network",
+        do="Nothing of it was stored: tell the producer, or try another network",
         member=x.key[0],
         path=x.repo_path,
     )

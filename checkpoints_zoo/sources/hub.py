@@ -1,6 +1,6 @@
-"""Names and files on the Hub: an address at a revision -> a commit -> a local file; and what the client's errors mean.
+"""The Hub: from an address and revision to a commit and to local files; and our errors for those of its client.
 
-Everything after `resolve_address` names the commit, so a new commit under a running program changes nothing for it. The
+All calls after `resolve_address` name the commit, so a running program does not see newer commits. The
 client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. It is
 imported where it is used, since it takes half a second.
 """
@@ -67,10 +67,10 @@ class Repo:
 
 
 def resolve_address(address: str) -> Repo:
-    """Find the commit that an address means now; return the repo at it. Offline, the commit it last meant here.
+    """Find the commit of an address; return the repo at it. Offline, the commit that was found here last.
 
     Args:
-        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main where none is given.
+        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main by default.
 
     Raises:
         SourceNotFound: an address of another form, no such repo, or no such revision in it.
@@ -103,7 +103,7 @@ def resolve_address(address: str) -> Repo:
             ) from error
         return Repo(id, str(known.resolved))
     with translated_errors(label, f"revision {revision!r} of {label}"):
-        # Not the client's resolve_revision: with the Hub out of reach it goes on with an older commit.
+        # Not the client's resolve_revision, which continues with an older commit if the Hub does not answer.
         response = http_backoff(
             "GET",
             f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
@@ -147,7 +147,7 @@ def _parse(address: str) -> tuple[str, str]:
 
 
 def _record_revision(id: str, revision: str, commit: str) -> None:
-    """Note what a revision means where the client does, for its own and our offline mode."""
+    """Record a revision's commit where the client does, for offline mode."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -158,18 +158,18 @@ def _record_revision(id: str, revision: str, commit: str) -> None:
         if not path.is_file() or path.read_text() != commit:
             with replace_file(path) as file:
                 file.write(commit)
-    except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
+    except OSError:  # a cache that can't be written to: offline mode then does not know the commit
         return
 
 
 def split_address(address: str, what: str) -> tuple[str, str]:
-    """Take an address apart; return that of the repo, and the path inside it, "" for none.
+    """Split an address; return the address of the repo, and the path in it ("" for none).
 
-    An address of another form is returned as it is: `hub.resolve_address` says what is wrong with it.
+    An address of another form is returned unchanged: `hub.resolve_address` explains what is wrong with it.
 
     Args:
         address: on the Hub.
-        what: lies there, for errors.
+        what: a noun for errors.
 
     Raises:
         SourceNotFound: a path that leads out of the repo.
@@ -193,12 +193,12 @@ def split_address(address: str, what: str) -> tuple[str, str]:
 
 @cache
 def client_info() -> dict[str, Any]:
-    """Return what every request says of who asks."""
+    """Return the name and version of this package, which every request sends."""
     return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
 
 
 def snapshot(repo: Repo) -> Path:
-    """Return the folder that has a commit's files in the client's cache."""
+    """Return the folder of a commit's files in the client's cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -207,7 +207,7 @@ def snapshot(repo: Repo) -> Path:
 
 
 def cached_file(repo: Repo, repo_path: str) -> Path | None:
-    """Look for a whole file in the client's cache; return its path, None where it is not there."""
+    """Look for a whole file in the client's cache; return its path, None if it is missing."""
     from huggingface_hub import try_to_load_from_cache
 
     for folder in (None, *fallback_folders()):
@@ -218,7 +218,7 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 
 
 def has_file(repo: Repo, repo_path: str) -> bool:
-    """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
+    """Say whether a repo has a file at its commit: the Hub is asked at most once, offline the cache alone.
 
     Raises:
         AccessError, NetworkError: as in `resolve_address`.
@@ -238,9 +238,9 @@ def has_file(repo: Repo, repo_path: str) -> bool:
 
 
 def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
-    """List the files in a folder of a repo, or all below it; return their paths, [] where there is no such folder.
+    """List the files in a folder of a repo, or all below it; return their paths, [] for no such folder.
 
-    Offline, those in the cache.
+    Offline, the cached files are listed.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
@@ -262,12 +262,12 @@ def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
 
 
 def fetch_file(repo: Repo, repo_path: str) -> Path:
-    """Get a whole file through the client's cache, and check what came against its hash; return its path.
+    """Get a whole file through the client's cache, checked against its announced hash; return its path.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
-        DamagedError: other bytes came than were announced; they are not kept.
-        FormatError: a manifest or description larger than any may be.
+        DamagedError: other bytes arrived than were announced; they are deleted.
+        FormatError: a manifest or description that is too large.
     """
     from huggingface_hub import constants, hf_hub_download
 
@@ -283,12 +283,12 @@ def fetch_file(repo: Repo, repo_path: str) -> Path:
     with translated_errors(repo.label, what):
         try:
             path = retry_patiently(lambda: download(None), RETRIED_STATUSES)
-        except OSError as error:  # the client's own, of answers, have no number
+        except OSError as error:  # those that the client raises itself have no number
             if error.errno not in READ_ONLY_ERRORS:
                 raise
             folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
             path = retry_patiently(lambda: download(folder), RETRIED_STATUSES)
-    # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
+    # The client links to a file named by the ETag; with Xet that file is a link to one of another name.
     named = path.parent / path.readlink() if path.is_symlink() else path
     blob = path.resolve()
     announced, actual = named.name, _hash_like(named.name, blob)
@@ -308,16 +308,16 @@ def fetch_file(repo: Repo, repo_path: str) -> Path:
 
 
 def _bounded_bar(repo_path: str, what: str) -> type[Any]:
-    """Return a progress bar for the Hub's client that ends a download which is, or becomes, too large.
+    """Return a progress bar for the Hub's client that stops a download which is too large.
 
     Args:
-        repo_path: the file's path in the repo; only manifests and descriptions are bounded.
-        what: to call it in errors.
+        repo_path: the file's path in the repo; only manifests and predictions are limited.
+        what: names the file in errors.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bounded(tqdm):
-        """The client's own bar, that knows how much may come."""
+        """The client's progress bar with a limit on the bytes."""
 
         came = 0
 
@@ -339,7 +339,7 @@ def _bounded_bar(repo_path: str, what: str) -> type[Any]:
 
 
 def _hash_like(announced: str, path: Path) -> str:
-    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" where the name is none."""
+    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" if the ETag is neither."""
     if re.fullmatch("[0-9a-f]{64}", announced):
         digest = hashlib.sha256()
     elif re.fullmatch("[0-9a-f]{40}", announced):
@@ -353,11 +353,11 @@ def _hash_like(announced: str, path: Path) -> str:
 
 
 def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
-    """Call the client again after answers that it gives up on at once; return what it returns.
+    """Call the client, up to five times after errors that pass; return its result.
 
     Args:
         call: of the client.
-        statuses: that pass.
+        statuses: HTTP statuses after which the call is repeated.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -366,7 +366,7 @@ def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
             return call()
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
-            # One that comes wrapped was tried often enough by the client itself, 408 aside.
+            # The client repeats wrapped errors itself, except 408.
             passing = statuses if direct is error else (408,)
             if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in passing:
                 raise
@@ -376,12 +376,12 @@ def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
 
 @contextmanager
 def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]:
-    """Turn the client's errors into ours.
+    """Turn the client's errors in the block into ours.
 
     Args:
         label: of the repo.
-        what: is asked for.
-        to: what permission it takes.
+        what: names the thing that is asked for.
+        to: the needed permission, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
@@ -391,14 +391,14 @@ def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]
         yield
     except ZooError:
         raise
-    except LocalEntryNotFoundError as error:  # it wraps what came back from the Hub
+    except LocalEntryNotFoundError as error:  # it wraps the error of the request
         raise translate_error(error.__cause__ or error, label, what, to) from error
     except (httpx.HTTPError, OSError, JSONDecodeError) as error:
         raise translate_error(error, label, what, to) from error
 
 
 def translate_error(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
-    """Return our error for one of the client's, or the error itself where it has nothing to do with the network."""
+    """Return our error for one of the client's, or the error itself if it has nothing to do with the network."""
     from huggingface_hub.errors import (
         FileMetadataError,
         GatedRepoError,
@@ -433,7 +433,7 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
         return NetworkError(what, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
     if isinstance(error, JSONDecodeError):
         return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
-    if isinstance(error, OSError) and "file should be of size" in str(error):  # the client has no class for it
+    if isinstance(error, OSError) and "file should be of size" in str(error):  # the client raises a plain OSError
         return NetworkError(what, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         reason = "no bytes for too long"
@@ -463,10 +463,10 @@ def _status_error(response: Any, what: str, to: str) -> ZooError:
 
 
 def check_endpoint() -> None:
-    """Check that the Hub's address is one.
+    """Check that HF_ENDPOINT is a web address.
 
     Raises:
-        UsageError: HF_ENDPOINT is something else.
+        UsageError: it is not.
     """
     parts = urlsplit(endpoint())
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -486,17 +486,17 @@ def host() -> str:
 
 
 def is_hub_link(link: str) -> bool:
-    """Say whether a link leads to the Hub itself: to that origin alone a token may go."""
+    """Say whether a link leads to the Hub itself: a token is sent to no other origin."""
     hub, other = urlsplit(endpoint()), urlsplit(link)
     return (hub.scheme, hub.netloc) == (other.scheme, other.netloc)
 
 
 def fallback_folder(refused: Path, error: OSError) -> Path:
-    """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
+    """Return a temporary folder that replaces a cache which can't be written to; warn once.
 
     Args:
         refused: the cache's folder.
-        error: why it can't be written to.
+        error: of the write.
     """
     if not _fallback:
         _fallback.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
@@ -510,5 +510,5 @@ def fallback_folder(refused: Path, error: OSError) -> Path:
 
 
 def fallback_folders() -> list[Path]:
-    """Return that folder if there is one."""
+    """Return the folders of `fallback_folder`, one or none."""
     return _fallback[:]

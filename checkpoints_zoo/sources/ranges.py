@@ -1,4 +1,4 @@
-"""Byte ranges of a file on the Hub: one HEAD says where it lies, ranges come over the signed link it gives."""
+"""Byte ranges of a file on the Hub: one HEAD gives a signed link, ranges are read over that link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo
 
-TRIES = 5  # of one range, beyond those that the client makes by itself on 429 and 5xx
+TRIES = 5  # of one range; the client itself repeats after 429 and 5xx
 SNIFFED = 512
 
 Sink = Callable[[int, bytes], None]
@@ -26,9 +26,9 @@ class RemoteFile:
 
     Args:
         repo, repo_path: which file.
-        etag: of its content, the same wherever it lies.
+        etag: of its content, the same in every repo.
         size: in bytes.
-        link: where its bytes are; signed, and good for some time.
+        link: to its bytes; signed, and valid for some time.
     """
 
     repo: Repo
@@ -46,7 +46,7 @@ class RemoteFile:
 
     @classmethod
     def of(cls, repo: Repo, repo_path: str) -> RemoteFile:
-        """Ask where a file lies, by one HEAD; return it.
+        """Ask the Hub for a file's link, ETag and size by one HEAD; return the file.
 
         Raises:
             SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
@@ -69,10 +69,10 @@ class RemoteFile:
         return cls(repo, repo_path, metadata.etag, metadata.size, metadata.location)
 
     def check_size(self, end: int) -> None:
-        """Check that the file reaches as far as the manifest says.
+        """Check that the file is as long as the manifest needs.
 
         Raises:
-            DamagedError: it is shorter; or something else, which is named.
+            DamagedError: it is shorter; the error names what it seems to be.
         """
         if end <= self.size:
             return
@@ -84,7 +84,7 @@ class RemoteFile:
         )  # fmt: skip
 
     def first(self) -> bytes:
-        """Read the first bytes, to say what the file is; return them, b"" where they can't be had."""
+        """Read the first bytes, which show the file's kind; return them, b"" if they can't be read."""
         content = bytearray()
         try:
             self.read(0, min(SNIFFED, self.size), lambda _, piece: content.extend(piece))
@@ -103,7 +103,7 @@ class RemoteFile:
         return bytes(content)
 
     def read(self, begin: int, end: int, sink: Sink) -> None:
-        """Read a range and hand on what arrives; a cut or stalled one is taken up where it broke off.
+        """Read a range and pass the bytes on as they arrive; after a break the reading continues where it stopped.
 
         Args:
             begin, end: the range, in bytes.
@@ -112,7 +112,7 @@ class RemoteFile:
         Raises:
             NetworkError: it broke off too often, or the server does not do ranges.
             AccessError: no permission, a fresh link or not.
-            DamagedError: something else came.
+            DamagedError: something else arrived.
         """
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
@@ -138,7 +138,7 @@ class RemoteFile:
             time.sleep(min(2 ** (failures - 1), 8))
 
     def _stream(self, link: str, cursor: _Cursor) -> bool:
-        """Read on from where the cursor is; return False where the link is not good any more."""
+        """Read on from the cursor; return False if the link has expired."""
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ class RemoteFile:
             http_stream_backoff,
         )  # fmt: skip
 
-        on_hub = hub.is_hub_link(link)  # a token goes to the Hub alone, never to where the bytes lie
+        on_hub = hub.is_hub_link(link)  # a token goes to the Hub alone, never to the storage behind the link
         headers = build_hf_headers(token=None if on_hub else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
@@ -158,7 +158,7 @@ class RemoteFile:
                 if response.status_code in (401, 403) and not on_hub:
                     return False
                 hf_raise_for_status(response)
-                pieces = response.iter_bytes()  # as it comes: what arrived before a cut is used
+                pieces = response.iter_bytes()  # piece by piece: bytes that arrive before a break are used
                 self._check(response.status_code, response.headers, cursor, pieces)
                 self._proved = True
                 for piece in pieces:
@@ -171,7 +171,7 @@ class RemoteFile:
         return True
 
     def _check(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:
-        """Check that an answer is the range asked for, of the file asked for."""
+        """Check that an answer is the requested range of the requested file."""
         if status == 206:
             match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("content-range", ""))
             if match and int(match[1]) == cursor.at and match[2] in ("*", str(self.size)):
@@ -196,8 +196,8 @@ class RemoteFile:
         """Ask for a new link, once for all threads.
 
         Raises:
-            AccessError: the link was new and has given nothing.
-            DamagedError: the file has become another.
+            AccessError: a new link was refused too.
+            DamagedError: the file has changed.
         """
         with self._renewing:
             if self.link != link:

@@ -1,12 +1,12 @@
-"""Sources: what each one can do, its three kinds, and the way from a name or a citation to the selected rows.
+"""Sources: the interface, its three kinds, and the selection of members by name or citation.
 
 | kind | its manifest | its members |
 |---|---|---|
-| `FolderSource` | a file, pinned by its hash | files, from which it never leads out |
-| `HubSource` | a file at a commit, which comes whole | byte ranges, which are kept in the cache |
-| `ArchiveSource` | an index of archives in a folder or a repo | parts of the archives |
+| `FolderSource` | a file, pinned by its hash | files inside the folder |
+| `HubSource` | a file at a commit | byte ranges, stored in the cache |
+| `ArchiveSource` | made from an index of archives in a folder or repo | byte ranges of the archives |
 
-`open_source` chooses. What a manifest says is checked before a byte of a shard is read.
+`open_source` chooses the kind. A manifest is checked before a byte of a shard is read.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
 
-# What archives hold, by their place, names and sizes: read once in a process.
+# By name of the collection and its indexes: each is built once in a process.
 _archived_collections: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A place with collections: manifests, the bytes that they name, and predictions beside them.
+    """A place with collections: manifests, members' bytes, and predictions beside them.
 
     Args:
         root: the folder; of a repo, the one of its commit in the client's cache.
         label: how a citation names it: "embedded", a file URI, or an address on the Hub.
-        repo: on the Hub, at its commit; None for what lies on this machine.
+        repo: the repo of the Hub at its commit; None for a local source.
     """
 
     root: Path
@@ -58,7 +58,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def display_name(self) -> str:
-        """What to call it to a reader."""
+        """Its name in texts for people."""
 
     @abstractmethod
     def collections(self) -> list[str]:
@@ -66,7 +66,7 @@ class Source(ABC):
 
     @abstractmethod
     def commit(self, name: str) -> str:
-        """Return 40 hex digits that pin what the source says of a collection."""
+        """Return 40 hex digits that pin the manifest and description of a collection."""
 
     @abstractmethod
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
@@ -81,9 +81,7 @@ class Source(ABC):
 
     @abstractmethod
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows, each of which has some; return where they lie on this machine.
-
-        What is missing here is fetched in one go.
+        """Find the bytes of rows; return their locations on this machine. Missing bytes are fetched together.
 
         Args:
             described: the description of the collection, or of stored predictions.
@@ -95,23 +93,23 @@ class Source(ABC):
         """
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows as they are now that members were read; others than before only out of archives.
+        """Return selected rows with their current locations, which reading an archive may have corrected.
 
         Raises:
-            DamagedError: one of them is no member after all.
+            DamagedError: one of the rows turned out to be no member.
         """
         return rows
 
     @abstractmethod
     def list_files(self, folder: str) -> list[str]:
-        """List the files below a folder of the source; return their paths in it, [] where there is no such folder."""
+        """List all files below a folder of the source; return their paths in the source, [] for no such folder."""
 
     @abstractmethod
     def local_path(self, source_path: str) -> Path:
-        """Find a file that a manifest names, fetching it where it is not here; return its path.
+        """Find a file that a manifest names, and fetch it if it is not on this machine; return its path.
 
         Raises:
-            DamagedError: the path, or a link on it, leads out of the source; or other bytes came than were announced.
+            DamagedError: the path, or a link on it, leads out of the source; or other bytes than announced arrived.
             SourceNotFound: there is no such file.
             NetworkError, AccessError: a repo that can't be read.
         """
@@ -119,13 +117,13 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class FolderSource(Source):
-    """A folder with `manifests/` and what they name."""
+    """A folder with `manifests/` and the files that they name."""
 
     repo: None = field(default=None, init=False, repr=False)
 
     @property
     def display_name(self) -> str:
-        """What to call it to a reader."""
+        """Its name in texts for people."""
         return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
@@ -156,7 +154,7 @@ class FolderSource(Source):
         return self.manifest_path(name).with_suffix(".json")
 
     def commit(self, name: str) -> str:
-        """Hash a collection's manifest and description; return 40 hex digits that pin what the source says."""
+        """Hash a collection's manifest and description; return 40 hex digits."""
         digest = hashlib.sha256()
         for path in (self.manifest_path(name), self.description_path(name)):
             try:
@@ -174,7 +172,7 @@ class FolderSource(Source):
         return _read_checked(name, *paths)
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows; return where they lie. Those that lie in a repo of the Hub are brought here."""
+        """Find the bytes of rows; return their locations. Those in a repo of the Hub (`base`) are fetched."""
         if described.base:
             return fetching.fetch_rows(hub.resolve_address(described.base), described, rows)
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
@@ -186,7 +184,7 @@ class FolderSource(Source):
         ]
 
     def list_files(self, folder: str) -> list[str]:
-        """List the files below a folder of the source, behind links too but no folder twice; return their paths."""
+        """List all files below a folder, also behind links but each folder once; return their paths in the source."""
         paths, seen = list[str](), set[tuple[int, int]]()
         for folder_path, folders, names in os.walk(self.root / folder, followlinks=True):
             stat = Path(folder_path).stat()
@@ -231,7 +229,7 @@ class FolderSource(Source):
         return path
 
     def allowed_folders(self) -> list[Path]:
-        """Return the folders that a link inside the source may lead into: those of whoever laid the links."""
+        """Return the folders that a link inside the source may lead into."""
         if self.label == EMBEDDED:  # installers link packages into their own cache
             return [Path(self.root.anchor)]
         if self.root.parent.name == "snapshots" and self.root.parents[1].name.startswith("datasets--"):
@@ -247,12 +245,12 @@ class HubSource(Source):
 
     @classmethod
     def of(cls, repo: hub.Repo) -> HubSource:
-        """Return the source that a repo at a commit is."""
+        """Return the source of a repo at a commit."""
         return cls(hub.snapshot(repo), repo.label, repo)
 
     @property
     def display_name(self) -> str:
-        """What to call it to a reader."""
+        """Its name in texts for people."""
         return str(self.repo)
 
     def collections(self) -> list[str]:
@@ -294,7 +292,7 @@ class HubSource(Source):
             raise _missing_file_error(self, self.root / source_path, name) from error
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie."""
+        """Fetch the missing bytes of rows together; return all locations."""
         return fetching.fetch_rows(
             hub.resolve_address(described.base) if described.base else self.repo, described, rows
         )
@@ -355,12 +353,12 @@ def _read_checked_once(
 
 @dataclass(frozen=True)
 class ArchiveSource(Source):
-    """Archives of one collection, in a folder or a repo. All but that collection is as the folder or repo has it.
+    """Archives of one collection in a folder or a repo. Other files are read from that folder or repo as usual.
 
     Args:
         place: the folder or repo.
         listing: the catalog's line on the collection.
-        archives: of the listing: where the archives lie, and what they can't tell themselves.
+        archives: the listing's facts on the archives.
     """
 
     place: FolderSource | HubSource
@@ -369,12 +367,12 @@ class ArchiveSource(Source):
 
     @classmethod
     def of(cls, place: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
-        """Return the source that a collection's archives at a place are."""
+        """Return the source of a collection's archives at a place."""
         return cls(place.root, place.label, place.repo, place, listing, archives)
 
     @property
     def display_name(self) -> str:
-        """What to call it to a reader."""
+        """Its name in texts for people."""
         return self.place.display_name
 
     def collections(self) -> list[str]:
@@ -382,19 +380,19 @@ class ArchiveSource(Source):
         return self.place.collections()
 
     def commit(self, name: str) -> str:
-        """Return the repo's commit; in a folder hash where the members lie, in place of a manifest's hash."""
+        """Return the repo's commit; for a folder, a hash of the members' locations."""
         if self.repo is not None:
             return self.repo.commit
         places = [[*key, *place] for key, place in self._holdings().places.items()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
-        """Index the archives, and write down what they hold as a manifest would; return description and rows."""
+        """Index the archives; return a description and rows like a manifest's."""
         collection = self._holdings()
         return collection.description, collection.rows
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find members in the archives, bringing those here that are not; return where they lie."""
+        """Find members in the archives, and fetch the missing ones; return their locations."""
         if described.name != self.listing.name:  # predictions, which lie beside the archives
             return self.place.locate(described, rows)
         while True:
@@ -410,7 +408,7 @@ class ArchiveSource(Source):
                 indexing.walk_remote(self.repo, source_path)
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows as they are now that members were read: an archive may have been found irregular."""
+        """Return selected rows with their current locations: reading may have shown that an archive is irregular."""
         return self._holdings().updated_rows(rows)
 
     def list_files(self, folder: str) -> list[str]:
@@ -431,7 +429,7 @@ class ArchiveSource(Source):
 
 @dataclass(frozen=True)
 class ArchivedCollection:
-    """What archives hold, written down as a source with a manifest would.
+    """A collection in archives: description and rows as a source with a manifest has them.
 
     Args:
         opened: the archives.
@@ -446,15 +444,15 @@ class ArchivedCollection:
 
     @classmethod
     def of(cls, listing: Listing, facts: Archives, opened: Sequence[OpenedArchive], label: str) -> ArchivedCollection:
-        """Write down what archives hold; return that.
+        """Make description and rows from the indexes of archives; return the collection.
 
         Args:
-            listing, facts: the catalog's line on the collection, and what it says of the archives.
+            listing, facts: of the collection in the catalog, and of its archives.
             opened: these archives.
             label: of the source, for errors.
 
         Raises:
-            DamagedError, LayoutError: no members, or of no net that is known.
+            DamagedError, LayoutError: no members, or members of an unknown network.
             FormatError: a net with another number of classes than the catalog says.
         """
         rows, layouts, net = archives.rows_of_archives({x.source_path: x.index for x in opened})
@@ -474,10 +472,10 @@ class ArchivedCollection:
         return cls(tuple(opened), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
 
     def updated_rows(self, rows: pa.Table) -> pa.Table:
-        """Find rows that were selected before an archive had to be walked; return them as they are now.
+        """Find rows that were selected by a predicted index; return them with their current locations.
 
         Raises:
-            DamagedError: one of them is no member after all.
+            DamagedError: one of the rows turned out to be no member.
         """
         keys = snapshot_keys(rows)
         old_places = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
@@ -496,7 +494,7 @@ class ArchivedCollection:
         return updated
 
     def wanted(self, rows: pa.Table) -> list[Location | fetching.WantedMember]:
-        """Say where each member lies on this disk, or which bytes of an archive on the Hub are the member's."""
+        """Return the location of each local member, or the request for the bytes of one on the Hub."""
         opened = {x.source_path: x for x in self.opened}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
@@ -506,7 +504,7 @@ class ArchivedCollection:
 
 
 def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
-    """Return where a member lies, given the byte of its archive at which its tensors begin."""
+    """Return the location, or the request, of the member whose tensors begin at an offset of an archive."""
     if archive.path is not None:
         return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
     index, entry = archive.index, archive.index.at(offset)
@@ -519,26 +517,26 @@ def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout
 
 
 def open_source(source: str | Path | None, name: str) -> Source:
-    """Find the source that a name is to be read from; return it.
+    """Open the source of a collection; return it.
 
     Args:
         source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
-        name: of the collection; "" for a folder or repo as a whole.
+        name: of the collection; "" for the whole folder or repo.
 
     Raises:
         CollectionNotFound: no source given, and the name is not in the catalog.
-        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
+        SourceNotFound: no such folder, a folder without manifests, or no such repo or revision.
         AccessError, NetworkError: see `hub.resolve_address`.
     """
     return collection_source(name, _open_place(catalog.find_listing(name).sources[0] if source is None else source))
 
 
 def collection_source(name: str, place: Source) -> Source:
-    """Choose between the manifest and the archives that a place has of a collection; return the source to read it from.
+    """Choose between the manifest and the archives of a collection at a place; return the source to read.
 
     Args:
         name: of the collection.
-        place: a folder or repo, which is returned where it has a manifest, or neither.
+        place: a folder or repo; returned itself if it has a manifest, or no archives.
     """
     listing = catalog.collections().get(name)
     if listing is None or listing.archives is None or not isinstance(place, FolderSource | HubSource):
@@ -549,7 +547,7 @@ def collection_source(name: str, place: Source) -> Source:
 
 
 def _open_place(source: str | Path) -> FolderSource | HubSource:
-    """Return the folder or repo that a text means."""
+    """Return the folder or repo that an address names."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
@@ -568,7 +566,7 @@ def _open_place(source: str | Path) -> FolderSource | HubSource:
         if not (root / "manifests").is_dir() and not archives:
             kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
             problem = kinds.get(True, "nothing there")
-    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home folder of an unknown user
         problem = str(error)
     if problem:
         raise SourceNotFound(
@@ -583,13 +581,13 @@ def _open_place(source: str | Path) -> FolderSource | HubSource:
 
 @dataclass(frozen=True)
 class SelectedMembers:
-    """What a source says of selected members.
+    """Selected members of a collection: the rows, the description, and the source that they come from.
 
     Args:
-        source, commit: where, and what pins it.
-        description: the source's JSON on the collection.
+        source, commit: the source, and the commit (or hash) that pins it.
+        description: of the collection.
         rows: the selected ones.
-        of: members of the whole collection.
+        of: number of members of the whole collection.
     """
 
     source: Source
@@ -613,7 +611,7 @@ def select_members(
     snapshots: bool = False,
     source: str | Path | None = None,
 ) -> SelectedMembers:
-    """Select members of a collection by its manifest, importing neither torch nor pandas; return what it says of them.
+    """Select members of a collection by its manifest, without torch and pandas; return them.
 
     Args, Raises: as of `loading.load`.
     """

@@ -1,4 +1,4 @@
-"""Indexes of the archives of a source: each is found once, and kept in the member cache beside the members."""
+"""Indexes of the archives of a source: each is built once, and stored in the member cache."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
 
 SUFFIXES = (".tgz", ".tar", ".tar.gz")
-ARCHIVES_AT_ONCE = 3  # archives; each is read over several connections
+ARCHIVES_AT_ONCE = 3  # each is read over several connections
 
-_indexes: dict[tuple[Any, ...], Index] = {}  # each is read or found once in a process
+_indexes: dict[tuple[Any, ...], Index] = {}  # each is loaded or built once in a process
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class OpenedArchive:
-    """An archive whose members can be read.
+    """An indexed archive.
 
     Args:
         source_path: its path in the source.
-        index: what it holds.
-        path: of the file on this disk that its members' offsets count in: the archive, or the tar that a gzipped one
-            became; None for one on the Hub, of which members are read by ranges.
+        path: of the tar on this disk: the archive, or the unpacked one if it is gzipped; None for a tar on the Hub,
+            whose members are read by ranges.
     """
 
     source_path: str
@@ -42,16 +41,16 @@ class OpenedArchive:
 
 
 def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
-    """Pick a collection's archives from a source's files; return their paths in the order of the numbers in them."""
+    """Select a collection's archives from a source's files; return their paths, ordered by the numbers in them."""
     selected = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(SUFFIXES)]
     return sorted(selected, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
 def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
-    """List a collection's archives in a repo, by one request for a commit; return their paths.
+    """List a collection's archives in a repo, by one request for each commit; return their paths.
 
     Raises:
-        NetworkError: no answer; or offline, and the repo was never listed here.
+        NetworkError: no answer; or offline, and the commit was never listed here.
     """
     record = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
     paths = _load_json(repo.id, record)
@@ -63,11 +62,11 @@ def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
 
 
 def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
-    """Index archives of a repo, those not indexed before by a few range reads each; return them.
+    """Index archives of a repo, by a few range reads each if there is no stored index; return them.
 
     Raises:
         NetworkError, AccessError, SourceNotFound: see `hub.resolve_address`.
-        DamagedError: no archive, or one that is cut.
+        DamagedError: a file that is no archive, or is cut.
     """
     if len(paths) == 1:
         return [_open_remote(repo, paths[0], archive.index_archive)]
@@ -76,10 +75,10 @@ def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
 
 
 def walk_remote(repo: hub.Repo, source_path: str) -> None:
-    """Read all headers of an archive of a repo, and keep that index in place of the predicted one."""
+    """Read all headers of an archive of a repo, and store that index in place of the predicted one."""
     record = cache.read_file_record(repo.id, repo.commit, source_path)
     index = _load_index(repo.id, _index_path(record[0]), record[1]) if record else None
-    if index and all(e.verified for e in index.entries):  # another process has been there
+    if index and all(e.verified for e in index.entries):  # another process has read all headers
         _indexes[repo, source_path] = index
     else:
         _open_remote(repo, source_path, archive.walk_archive, anew=True)
@@ -113,7 +112,7 @@ def _open_remote(
 
 
 def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index) -> OpenedArchive:
-    """Unpack an archive if it is gzipped, which can't be read in part; return it opened."""
+    """Unpack an archive if it is gzipped; return it."""
     if index.kind != "gzip":
         return OpenedArchive(source_path, index, None)
     path = hub.cached_file(repo, source_path) or hub.fetch_file(repo, source_path)
@@ -125,7 +124,7 @@ def _index_path(etag: str) -> Path:
 
 
 def _load_index(repo: str, file_name: Path, size: int) -> Index | None:
-    """Read an index that was kept; return None where there is none that can be used."""
+    """Load a stored index; return None if there is none, or one of another file."""
     try:
         index = Index.from_json(_load_json(repo, file_name))
     except FormatError:
@@ -160,8 +159,8 @@ def open_local(root: Path, paths: Sequence[str]) -> list[OpenedArchive]:
     """Index archives on this disk, every header read; return them.
 
     Raises:
-        DamagedError: no archive, or one that is cut.
-        StorageError: no room for what a gzipped one unpacks to.
+        DamagedError: a file that is no archive, or is cut.
+        StorageError: no room to unpack a gzipped one.
     """
     return [_open_local(root / source_path, source_path) for source_path in paths]
 

@@ -1,4 +1,4 @@
-"""From the index of archives to the rows of a manifest, and the layouts that their members' bytes have."""
+"""Rows of a manifest, and layouts, from the indexes of archives."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class MemberRange:
     """The byte range of one member inside a file of a source.
 
     Args:
-        name: of its own file, which may have its number.
+        name: of its file, which may contain its number.
         path: of the file in the source that holds its bytes.
-        offset: of its first tensor there.
-        head: what its tensors are.
+        offset: of its first tensor in that file.
+        head: its tensors.
     """
 
     name: str
@@ -41,12 +41,12 @@ class MemberRange:
 
 @dataclass(frozen=True)
 class MemberGroup:
-    """Members that are numbered together, those of one archive or one folder.
+    """Members that are numbered together: those of one archive or one folder.
 
     Args:
-        members: with their places.
-        broken: (name, why) of damaged ones.
-        numbers: of the members, then of the damaged ones; () for what their names say.
+        members: their byte ranges.
+        broken: (name, reason) of damaged members.
+        numbers: of the members, then of the damaged ones; () to take them from the names.
     """
 
     members: Sequence[MemberRange]
@@ -54,15 +54,15 @@ class MemberGroup:
     numbers: Sequence[int] = ()
 
 
-# Says which net a head's tensors are, and how they lie; raises LayoutError for tensors that are of none.
+# Recognises the network of a head's tensors; returns it and the layout, or raises LayoutError.
 IdentifyNet = Callable[[MemberHeader], tuple[Recognised, Layout]]
 
 
 def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
-    """Tell which net a header's tensors are; return that and their layout under our names.
+    """Recognise the network of a header's tensors; return it, and the layout under our names.
 
     Raises:
-        LayoutError: none that is known.
+        LayoutError: an unknown network.
     """
     stored = tensors_of(head)
     net = recognise(stored)
@@ -78,16 +78,16 @@ def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
 def rows_of_archives(
     indexes: Mapping[str, Index],
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Write the manifest of a collection that lies in archives; return rows, layouts, and architecture with arguments.
+    """Make the manifest of a collection in archives; return rows, layouts, and the architecture with its arguments.
 
-    A member's id is the number in its name; where an archive's numbers were taken by those before, it counts on after
-    the largest of them. Members of other nets than most are `excluded`, damaged ones `failed`.
+    A member's id is the number in its name. If earlier archives use one of an archive's numbers, all its numbers are
+    shifted behind the largest. Members of another network than most are `excluded`, damaged ones `failed`.
 
     Args:
         indexes: path in the source -> index, in the collection's order.
 
     Raises:
-        LayoutError: the members are none of the nets that are known.
+        LayoutError: members of unknown networks.
         DamagedError: no members.
         UsageError: a gzipped archive.
     """
@@ -103,7 +103,7 @@ def rows_of_archives(
 
 
 def archive_group(path: str, index: Index) -> MemberGroup:
-    """Return an archive's members with their places, given its path in the source."""
+    """Return the members of an archive, given its path in the source."""
     heads = index.heads
     members = [MemberRange(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
     return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
@@ -112,17 +112,17 @@ def archive_group(path: str, index: Index) -> MemberGroup:
 def rows_of_groups(
     groups: Sequence[MemberGroup], identify: IdentifyNet
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Write the manifest of members wherever they lie, numbered as `rows_of_archives` says; return what it returns.
+    """Make the manifest of groups of members; ids and result as in `rows_of_archives`.
 
     Args:
         groups: in the collection's order.
-        identify: which net a head's tensors are.
+        identify: recognises the network of a head's tensors.
 
     Raises:
-        LayoutError: no member is of a net that is known.
+        LayoutError: no member of a known network.
         DamagedError: no members.
     """
-    # By identity: heads are few, and a hash over all of their names takes long.
+    # Keyed by identity: heads are few, and hashing all of their names takes long.
     heads = {id(m.head): m.head for group in groups for m in group.members}
     nets = {key: _identify(head, identify) for key, head in heads.items()}
     majority = _majority_net(Counter(id(m.head) for group in groups for m in group.members), nets)
@@ -135,7 +135,7 @@ def rows_of_groups(
             shift = max(used_numbers) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]
         used_numbers |= set(numbers)
-        # The numbers of the damaged members come last; their rows are made below.
+        # The numbers of the damaged members come last.
         for member, number in zip(group.members, numbers[: len(group.members)], strict=True):
             row = _new_row(number) | shared_columns[id(member.head)]
             if row["status"] == "ok":
@@ -156,7 +156,7 @@ def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[Recognised, La
 def _shared_columns(
     net: tuple[Recognised, Layout] | LayoutError, majority: Recognised, layouts: dict[str, Layout]
 ) -> dict[str, Any]:
-    """Return what the rows of members with one header have in common, its layout among those known by now."""
+    """Return the columns that all members with one header share; its layout is added to `layouts`."""
     if isinstance(net, LayoutError):
         return {"status": "excluded", "reason": str(net)}
     if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
@@ -171,7 +171,7 @@ def _new_row(number: int) -> dict[str, Any]:
 
 
 def _majority_net(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
-    """Return the net that most members are, given how many have each head."""
+    """Return the network of most members, given the number of members of each head."""
     if not counts:
         raise DamagedError("archives or folder", expected="members", found="none")
     votes: dict[str, tuple[int, Recognised]] = {}
@@ -186,7 +186,7 @@ def _majority_net(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised
 
 
 def layout_key(architecture: str, layout: Layout) -> str:
-    """Name a layout; return a key that is the same for the same layout."""
+    """Return the key of a layout: its architecture and a hash."""
     text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
     return f"{architecture}-{hashlib.sha256(text).hexdigest()[:8]}"
 
@@ -194,12 +194,12 @@ def layout_key(architecture: str, layout: Layout) -> str:
 def source_of_archive(
     paths: Path | Iterable[Path], root: Path | None = None, facts: Mapping[str, Any] | None = None
 ) -> tuple[Description, pa.Table]:
-    """Walk archives on disk; return the description and manifest of the collection that lies in them.
+    """Index local archives; return the description and manifest of the collection in them.
 
     Args:
         paths: of the archives, in the collection's order.
-        root: the source's folder, from which the rows' paths count; None for that of the first archive.
-        facts: what the archives can't tell, as fields of `Description`: name, title, dataset, classes and so on.
+        root: the source's folder, to which the rows' paths are relative; None for that of the first archive.
+        facts: fields of `Description` that archives don't hold: name, title, dataset, classes and so on.
 
     Raises:
         DamagedError, LayoutError, UsageError: see `index` and `rows_of_archives`.
@@ -238,7 +238,7 @@ def index_file(path: Path) -> Index:
 
         size = path.stat().st_size
         index = walking.index_archive(read, size, str(path), threads=1)
-        # On disk headers cost next to nothing: nothing stays predicted.
+        # Reading all headers of a local file is cheap: no member stays predicted.
         return (
             index if all(e.verified for e in index.entries) else walking.walk_archive(read, size, str(path), threads=1)
         )

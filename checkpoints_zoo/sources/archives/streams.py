@@ -1,4 +1,4 @@
-"""Gzipped archives, which can't be read in part: unpacked once into the member cache, or read from front to back."""
+"""Gzipped archives: unpacked once into the member cache, or read once from start to end."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import LARGEST, damage_error, header_at, tidy_name
 
-MOST_GROWTH = 200  # what unpacks to more times its size holds no weights
+MOST_GROWTH = 200  # times its size: no archive of weights unpacks to more
 PIECE = 2**20
 LARGEST_MEMBER = 2**33
-MOST_AFTER = 2**26  # bytes after the end mark that are looked at, for gzip's own checksum at its end
+MOST_AFTER = 2**26  # bytes that are read after the end mark, up to gzip's checksum
 
 
 def unpack_once(path: Path, key: str, place: Path) -> Path:
-    """Unpack a gzipped file, unless that was done before; return where it lies.
+    """Unpack a gzipped file, once; return the path of the tar.
 
     Args:
         path: of the file.
-        key: names its content.
+        key: identifies its content.
         place: a repo's folder in the cache.
 
     Raises:
-        DamagedError: the file is cut, or unpacks to far more than weights would.
+        DamagedError: the file is cut, or unpacks to more than `MOST_GROWTH` times its size.
         StorageError: the disk is full.
     """
     target = place / "unpacked" / f"{key}.tar"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with cache.locked_key(place, f"unpacked {key}"):
-            if not target.is_file():  # another process may have been faster
+            if not target.is_file():  # another process may have unpacked it
                 _unpack(path, target)
     return target
 
@@ -61,12 +61,12 @@ def _unpack(path: Path, target: Path) -> None:
 
 
 def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
-    """Read a gzipped tar once; yield (name, header, the whole file's bytes) of each member, one in memory at a time.
+    """Read a gzipped tar once; yield (name, header, bytes of the file) of each member, one in memory at a time.
 
     Args:
         file: opened for reading bytes.
         name: of the archive, for errors.
-        largest: bytes of a member that are still accepted.
+        largest: limit of a member's bytes.
 
     Raises:
         DamagedError: the archive is cut, no gzipped tar, or has a damaged or too large member.
@@ -94,7 +94,7 @@ def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) ->
 
 @dataclass
 class _ForwardReader:
-    """Bytes of a stream from where it was last told to forget on."""
+    """The bytes of a stream that `forget` has not dropped yet."""
 
     file: gzip.GzipFile
     name: str
@@ -111,7 +111,7 @@ class _ForwardReader:
     def take(self, offset: int, length: int) -> bytes:
         pieces, end = [self.kept], offset + length - self.begin
         available = len(self.kept)
-        while available < end:  # piece by piece: a size that is a lie costs no memory
+        while available < end:  # piece by piece: a false size costs no memory
             pieces.append(self._read(min(PIECE, end - available)))
             available += len(pieces[-1])
             if not pieces[-1]:
@@ -120,7 +120,7 @@ class _ForwardReader:
         return self.kept[offset - self.begin :][:length]
 
     def forget(self, start: int) -> None:
-        """Leave out everything before a byte."""
+        """Drop everything before an offset."""
         while self.begin + len(self.kept) < start:
             self.begin, self.kept = self.begin + len(self.kept), b""
             self.kept = self._read(min(PIECE, start - self.begin))
@@ -129,6 +129,6 @@ class _ForwardReader:
         self.begin, self.kept = start, self.kept[start - self.begin :]
 
     def finish(self, most: int) -> None:
-        """Read what follows the end mark, so that gzip compares its checksum."""
+        """Read the bytes after the end mark, so that gzip compares its checksum."""
         while most > 0 and (raw := self._read(PIECE)):
             most -= len(raw)

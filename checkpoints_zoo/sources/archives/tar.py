@@ -1,4 +1,4 @@
-"""Headers of tar files, read with distrust: ustar, pax, GNU and the oldest format."""
+"""Headers of tar files: ustar, pax, GNU and the oldest format. All fields are checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from checkpoints_zoo.errors import DamagedError
 
 BLOCK = 512
-MOST_EXTRA = 2**20  # bytes of pax records and long names before one header
-MOST_RECORDS = 8  # of them
+MOST_EXTRA = 2**20  # bytes of pax records and long names before one file
+MOST_RECORDS = 8  # pax records and long names before one file
 LARGEST = 2**62
 
 # (offset, length) -> exactly so many bytes of the archive.
@@ -24,14 +24,14 @@ _PAX_LENGTH = re.compile(rb"([0-9]{1,8}) ")
 
 @dataclass(frozen=True, slots=True)
 class TarHeader:
-    """What a tar says of one of its files.
+    """The header of one file in a tar.
 
     Args:
-        name: without "./" and doubled slashes; anything else may stand in it.
-        start: first byte of all that belongs to the file, pax records and long names before its header included.
+        name: without "./" and doubled slashes; otherwise unchecked.
+        start: first byte of the file's records: pax records and long names come before its header.
         data: first byte of its contents.
         size: of its contents, in bytes.
-        kind: "" for a plain file, or what else it is.
+        kind: "" for a plain file, else a noun for its kind.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TarHeader:
 
     @property
     def end(self) -> int:
-        """Where the next one starts."""
+        """Offset of the next file."""
         return self.data + padded_size(self.size)
 
 
@@ -55,26 +55,26 @@ def damage_error(archive: str, at: int, expected: str, found: str, do: str = "Ge
 
 
 def is_header(block: bytes) -> bool:
-    """Say whether a block of 512 bytes is the header of a file in a tar: its checksum says so."""
+    """Say whether a block of 512 bytes is the header of a file in a tar, by its checksum."""
     if len(block) < BLOCK or not block.rstrip(b"\0"):
         return False
     stored = re.match(rb" *([0-7]{1,7})[ \0]", block[148:156])
     rest = block[:148] + b" " * 8 + block[156:BLOCK]
-    # Some old programs added the bytes up as signed ones.
+    # Some old programs summed signed bytes.
     return stored is not None and int(stored[1], 8) in (sum(rest), sum(b - 256 * (b > 127) for b in rest))
 
 
 def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHeader | None:
-    """Read the header of the file that starts at a byte of a tar; return it, or None at the tar's end mark.
+    """Read the header of the file at an offset of a tar; return it, or None at the end mark.
 
     Args:
         take: reads the archive.
-        start: where, in bytes.
-        size: of the archive; `LARGEST` where it isn't known.
-        archive: what to call it in errors.
+        start: the offset.
+        size: of the archive; `LARGEST` if it is unknown.
+        archive: its name in errors.
 
     Raises:
-        DamagedError: no header there, one that contradicts itself, or contents that reach beyond the archive.
+        DamagedError: no header at the offset, an inconsistent one, or contents beyond the archive's end.
     """
     at, extra, long, pax = start, 0, "", dict[str, str]()
     for _ in range(MOST_RECORDS + 1):
@@ -106,7 +106,7 @@ def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHead
 def _build_header(
     block: bytes, kind: str, count: int, known: TarHeader, size: int, archive: str, pax: dict[str, str]
 ) -> TarHeader:
-    """Put a header block and what the records before it said together; return the header."""
+    """Combine a header block with the records before it; return the header."""
     at, name = known.data, known.name or _decode(block[:100])
     if not known.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
         name = f"{prefix}/{name}"
@@ -122,7 +122,7 @@ def _build_header(
     if kind == "\0" and name.endswith("/"):
         kind_text = OTHER_KINDS["5"]
     data = at + BLOCK
-    count = 0 if kind_text and kind in "123456\0" else count  # links and folders may have a size, but no contents
+    count = 0 if kind_text and kind in "123456\0" else count  # links and folders may state a size, but have no contents
     if data + count > size:
         expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
         raise damage_error(archive, at, expected, "an archive that is cut, or a wrong size")
@@ -130,13 +130,13 @@ def _build_header(
 
 
 def tidy_name(name: str) -> str:
-    """Leave out of a name what changes nothing: "./" and doubled slashes; return it."""
+    """Remove "./" and doubled slashes from a name; return it."""
     parts = "/".join(part for part in name.split("/") if part not in ("", "."))
     return f"/{parts}" if name.startswith("/") else parts
 
 
 def leads_out(name: str) -> bool:
-    """Say whether a name would leave the folder that a tar is unpacked in."""
+    """Say whether a name leads out of the folder that a tar is unpacked in."""
     return name.startswith("/") or ".." in name.split("/")
 
 
@@ -145,7 +145,7 @@ def _decode(raw: bytes) -> str:
 
 
 def _parse_number(field: bytes, at: int, archive: str) -> int:
-    """Read a size: octal, or base 256 where it is too large for that."""
+    """Parse a size: octal, or base 256 for a large one."""
     if field[0] in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     else:
@@ -159,7 +159,7 @@ def _parse_number(field: bytes, at: int, archive: str) -> int:
 
 
 def _parse_pax(raw: bytes, at: int, archive: str) -> dict[str, str]:
-    """Read pax records, "LENGTH KEY=VALUE\\n" each; return the values by key."""
+    """Parse pax records, "LENGTH KEY=VALUE\\n" each; return the values by key."""
     records, begin = {}, 0
     while begin < len(raw) and raw[begin:].strip(b"\0"):
         match = _PAX_LENGTH.match(raw, begin)

@@ -1,4 +1,4 @@
-"""The index of a tar: predicted from a few of its headers where they are regular, else read header by header."""
+"""Indexing a tar: predicted from a few headers if they are regular, else read header by header."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from checkpoints_zoo.sources.archives.tar import (
     padded_size,
 )
 
-# (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
+# (offset, length) -> bytes, fewer at the end of the file; called from several threads.
 ReadRange = Callable[[int, int], bytes]
 
 FIRST = 2**16  # bytes of the first read
-SMALL = 2**18  # members closer together than this are read in pieces of PIECE bytes, several at a time
+SMALL = 2**18  # if members are smaller than this, PIECE bytes are read at a time
 PIECE = 2**20
 LEAST = 2**14
 SAMPLES = 27
@@ -31,19 +31,19 @@ MOST_FILES = 2**20
 
 
 def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
-    """Find out what an archive holds from few of its bytes; return its index.
+    """Index an archive by reading few of its bytes; return the index.
 
-    Where all sampled headers fit one size and the numeric or lexicographic order of names, the others are predicted:
-    `is_as_predicted` tells, once a member is read, whether it is the right one. Otherwise the archive is walked.
+    If all sampled headers have one size and their names are in numeric or alphabetic order, the other headers are
+    predicted; `is_as_predicted` checks the prediction when a member is read. Otherwise all headers are read.
 
     Args:
-        read: (offset, length) -> bytes, a request each; called from several threads at once.
+        read: (offset, length) -> bytes by one request; called from several threads.
         size: of the archive, in bytes.
         name: of the archive, for errors.
-        threads: reads at once; 1 calls `read` from this thread alone.
+        threads: number of parallel reads; 1 reads in this thread.
 
     Raises:
-        DamagedError: no tar, nor a gzipped one; or a tar that is cut or contradicts itself.
+        DamagedError: neither a tar nor a gzipped one; or a tar that is cut or inconsistent.
     """
     first = read(0, min(size, FIRST))
     if first[:2] == b"\x1f\x8b":
@@ -57,9 +57,9 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
 
 
 def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
-    """Read a whole tar header by header; return its index.
+    """Read all headers of a tar; return its index.
 
-    One read a file, and at most twice as many and four in all; where sizes repeat, the next ones are read at once.
+    One read for each file, at most twice as many plus four; if sizes repeat, the next headers are read in parallel.
 
     Args:
         read, size, name, threads: as for `index_archive`.
@@ -71,12 +71,12 @@ def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Ind
 
 
 def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
-    """Say whether the headers in front of a member's tensors are what the index says; if not, walk the archive.
+    """Say whether the headers in front of a member's tensors agree with the index.
 
     Args:
-        window: bytes of the archive from `entry.start` to its tensors, or further.
+        window: bytes of the archive from `entry.start` to the tensors, or more.
         entry: the member.
-        index: the index that it is from.
+        index: the index of the archive.
     """
     contents = Contents(index.name)
     try:
@@ -90,7 +90,7 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
 
 
 def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
-    """Return what reads an archive of which one piece is known, the one that starts at a byte."""
+    """Return a reader of an archive that has one piece of it, which starts at an offset."""
 
     def take(offset: int, length: int) -> bytes:
         raw = piece[offset - start :][:length]
@@ -103,12 +103,12 @@ def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
 
 @dataclass
 class _Window:
-    """Bytes of an archive around the file that is looked at, and some of those after it.
+    """A window on an archive: the bytes at the current file, and pieces that were read ahead.
 
     Args:
         read, size, name, threads: as for `index_archive`.
-        kept: pieces that were read already, by offset.
-        spare: reads that may still turn out to be useless, without more than two a file in all.
+        kept: pieces that were read before, by offset.
+        spare: reads ahead that may be useless, so that there are at most two reads for each file.
     """
 
     read: ReadRange
@@ -120,14 +120,14 @@ class _Window:
     begin: int = 0
     piece: bytes = b""
     wanted: int = FIRST
-    most: int = BLOCK  # bytes that one file needed
+    most: int = BLOCK  # bytes that the headers of one file took at most
     files: int = 0
     count_ahead: int = 1
     ahead: dict[int, bytes] = field(default_factory=dict)
     strides: list[int] = field(default_factory=list)
 
     def goto(self, start: int) -> None:
-        """Move to the file that starts at a byte."""
+        """Move to the file at an offset."""
         needed = min(start + self.most, self.size)
         if self.begin <= start and needed <= self.begin + len(self.piece):
             return
@@ -138,7 +138,7 @@ class _Window:
         self.begin, self.piece = start, self.ahead.pop(start) if piece is None else piece
 
     def _read_on(self, start: int) -> None:
-        """Read from a byte on, and at once where the next files start if sizes repeat."""
+        """Read a piece at an offset; if sizes repeat, also the pieces of the next files, in parallel."""
         count = 0
         even = len(self.strides) == 2 and self.strides[0] == self.strides[1] > self.wanted
         if even and self.threads > 1:
@@ -150,7 +150,7 @@ class _Window:
         self.ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
 
     def read_all(self, starts: list[int], length: int) -> list[bytes]:
-        """Read pieces of one length, several at once; return them."""
+        """Read pieces of one length in parallel; return them."""
 
         def one(at: int) -> bytes:
             return self._whole(at, min(length, self.size - at))
@@ -167,14 +167,14 @@ class _Window:
         return raw
 
     def take(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file that is looked at, reading on where they aren't at hand."""
+        """Return bytes of the current file; missing ones are read."""
         begin, available = offset - self.begin, len(self.piece)
         if offset + length > self.size:
             raise damage_error(
                 self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut"
             )
         if begin + length > available:
-            # Records and a member's own header are limited: where reads must be spared one is enough for both.
+            # Records and header have limited sizes: if reads must be saved, one read gets both.
             room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
             until = min(begin + length + room, self.size - self.begin)
             self.piece += self._whole(self.begin + available, until - available)
@@ -182,7 +182,7 @@ class _Window:
         return self.piece[begin : begin + length]
 
     def passed(self, start: int, end: int, lead_end: int) -> None:
-        """Learn from a file that was looked at: how far apart they are, and how many bytes to read of each."""
+        """Update the distance of files, and the bytes to read of each, after a file."""
         self.files += 1
         self.spare += 1
         self.strides = [*self.strides[-1:], end - start]
@@ -194,7 +194,7 @@ class _Window:
 
 
 def _read_next_file(tape: _Window, start: int, contents: Contents) -> int | None:
-    """Look at the file that starts at a byte; return where the next one starts, or None at the end mark."""
+    """Read the header of the file at an offset; return the offset of the next file, None at the end mark."""
     if start >= tape.size:
         raise damage_error(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
     tape.goto(start)
@@ -223,7 +223,7 @@ def _index_by_walking(tape: _Window) -> Index:
 
 
 def _predict_index(tape: _Window) -> Index | None:
-    """Predict a regular tar from its first two members and a few others; return None where they don't fit."""
+    """Predict the index of a regular tar from its first two members and a few others; return None for another tar."""
     contents, after = Contents(tape.name), 0
     for _ in range(8):
         following = _read_next_file(tape, after, contents)
@@ -263,7 +263,7 @@ def _predict_index(tape: _Window) -> Index | None:
 
 
 def _resembles_first(contents: Contents, tape: _Window, piece: bytes, start: int, before: int, head: int) -> bool:
-    """Say whether a sampled piece is the beginning of a member like the first."""
+    """Say whether a sampled piece begins a member with the first member's header."""
     take = _reader_of(piece, start, tape.name)
     try:
         file = header_at(take, start, tape.size, tape.name)
