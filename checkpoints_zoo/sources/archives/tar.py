@@ -1,4 +1,8 @@
-"""Headers of tar files: ustar, pax, GNU and the oldest format. All fields are checked."""
+"""Headers of tar files: ustar, pax, GNU and the oldest format. Every field that is used is checked.
+
+Not `tarfile.TarInfo.frombuf`: it accepts the sizes "-5", "0o5" and "1_0", refuses a header whose mode or owner is no
+number although nothing depends on them, and joins the times in an old GNU header to the name.
+"""
 
 from __future__ import annotations
 
