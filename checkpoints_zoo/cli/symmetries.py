@@ -157,7 +157,13 @@ def _table_output(symmetry_table: Table, tensors: bool) -> tuple[dict[str, Any],
 def _mass_output(
     members: Collection, out: Output, options: dict[str, Any], along: bool, plot: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.populations.mass import along_training, last_snapshots, mass_figure, masses_of, minimal_mass
+    from checkpoints_zoo.populations.mass import (
+        along_training,
+        last_snapshots,
+        mass_figure,
+        minimal_mass,
+        select_masses,
+    )
 
     epochs = [int(epoch) for epoch in members.rows.column("epoch").to_pylist()]
     if along and len(set(epochs)) < 2:
@@ -165,7 +171,7 @@ def _mass_output(
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, minimising their mass …")
     masses = minimal_mass(members, **options)
-    final = masses_of(masses, last_snapshots(masses, epochs)) if along else masses
+    final = select_masses(masses, last_snapshots(masses, epochs)) if along else masses
     values: dict[str, Any] = {
         "mass": _mass_values(masses, epochs) | {k: v for k, v in options.items() if k != "device"}
     }
@@ -246,14 +252,14 @@ def align_command(
     """
     if barrier and isinstance(to, str):
         raise click.UsageError("--barrier needs --to ID: lines start at a member, not at the mean.")
-    from checkpoints_zoo.populations.alignment_table import alignment_of
+    from checkpoints_zoo.populations.alignment_table import measure_alignment
 
     members = selection.load()
     if to is None and len(members):
         to = members.ids[0]
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, aligned to {to} …")
     aligned = members.align(to)
-    result = alignment_of(aligned)
+    result = measure_alignment(aligned)
     values: dict[str, Any] = json.loads(result.to_json())
     lines = None
     if barrier:

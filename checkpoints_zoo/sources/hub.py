@@ -12,6 +12,7 @@ import errno
 import hashlib
 import re
 import shutil
+import socket
 import tempfile
 import time
 import warnings
@@ -25,6 +26,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
@@ -32,6 +34,7 @@ from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 
 LIBRARY = "checkpoints_zoo"
+CONNECTION_SECONDS = 10
 SCHEME = "hf://"
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -44,6 +47,7 @@ T = TypeVar("T")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _fallback: list[Path] = []
+_connected: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -388,6 +392,7 @@ def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]
 
     check_endpoint()
     try:
+        check_connection()
         yield
     except ZooError:
         raise
@@ -473,6 +478,31 @@ def check_endpoint() -> None:
         raise UsageError(
             "HF_ENDPOINT", expected="https://HOST", found=repr(endpoint())[:120], do="Correct it, or unset it"
         )
+
+
+def check_connection() -> None:
+    """Check that the Hub, or the proxy on the way, takes connections; once it has, this process does not ask again.
+
+    The client repeats a request for half a minute if there is no network.
+
+    Raises:
+        ConnectionError: it takes none.
+    """
+    from huggingface_hub import is_offline_mode
+
+    address = endpoint()
+    if address in _connected or is_offline_mode():
+        return
+    parts = urlsplit(address)
+    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    first = urlsplit(proxy) if proxy else parts
+    port = first.port or {"http": 80, "https": 443}.get(first.scheme)
+    if first.hostname is not None and port is not None:
+        try:
+            socket.create_connection((first.hostname, port), timeout=CONNECTION_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+    _connected.add(address)
 
 
 def endpoint() -> str:

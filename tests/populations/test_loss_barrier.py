@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
@@ -18,11 +16,10 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.populations import loss_barrier
 from checkpoints_zoo.populations import untrained_networks as evaluating
 from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, interpolate
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
-from checkpoints_zoo.populations.untrained_networks import Evaluator, Inputs, make_evaluator
+from checkpoints_zoo.populations.untrained_networks import Evaluator, InputBatches, make_evaluator
 from checkpoints_zoo.symmetry import Element, random_element
 from tests.support.few_digits import some
 
@@ -180,7 +177,7 @@ def test_a_linear_model_rises_nowhere_above_the_chord() -> None:
     # Its loss is convex in the weights.
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     assert TEST.labels is not None
-    inputs = Inputs(TEST, Preprocess((8, 8), 1, (0.3,), (0.4,)), torch.device("cpu"), 64)
+    inputs = InputBatches(TEST, Preprocess((8, 8), 1, (0.3,), (0.4,)), torch.device("cpu"), 64)
     judge = Evaluator(net, inputs, TEST.labels, None)
     generator = torch.Generator().manual_seed(0)
     ends = [{n: torch.randn(t.shape, generator=generator) * s for n, t in net.state_dict().items()} for s in (0.1, 0.3)]
@@ -217,9 +214,9 @@ def test_all_lines_start_from_the_chosen_member() -> None:
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     members = zoo.load("convnet-digits", n=3)
     whole = barrier(members, data=TEST, points=5)
-    monkeypatch.setattr("checkpoints_zoo.populations.loss_barrier.PIECE", 20_000)
+    monkeypatch.setattr("checkpoints_zoo.populations.loss_barrier.STACK_BYTES", 20_000)
     torch.testing.assert_close(barrier(members, data=TEST, points=5).losses, whole.losses, rtol=1e-5, atol=1e-7)
-    assert evaluating.PIECE > 20_000
+    assert evaluating.STACK_BYTES > 20_000
 
 
 def test_results_as_frame_and_json() -> None:
@@ -277,21 +274,3 @@ def test_integers_that_agree_stay() -> None:
     line = interpolate(ends, ends, torch.linspace(0, 1, 3))
     assert line["n"].tolist() == [[1, 2]] * 3
     assert torch.equal(line["w"], ends["w"].expand(3, 1))
-
-
-def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
-    members = zoo.load("convnet-digits", n=3)
-    before, after = (barrier(m, data=TEST, points=3) for m in (members, members.align(to=0)))
-    figure: Figure = loss_barrier.draw_barriers(before, after, "convnet-digits")
-    panels = {axes.get_label(): axes for axes in figure.axes}
-    means = [line for line in panels["loss"].lines if line.get_linewidth() > 2]
-    np.testing.assert_allclose(np.asarray(means[0].get_ydata()), before.losses.mean(0).numpy())
-    np.testing.assert_allclose(np.asarray(means[1].get_ydata()), after.losses.mean(0).numpy())
-    path = loss_barrier.barrier_figure(before, after, tmp_path / "new" / "b.png", name="convnet-digits")
-    again = loss_barrier.barrier_figure(before, after, tmp_path / "c.png", name="convnet-digits")
-    assert path.read_bytes() == again.read_bytes()
-    assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="expected the same pairs before and after alignment; found 2 and 1, not all"):
-        loss_barrier.barrier_figure(before, barrier(members[:2], data=TEST, points=3), tmp_path / "d.png")
-    with pytest.raises(UsageError, match=r"expected a name that ends in \.png"):
-        loss_barrier.barrier_figure(before, after, tmp_path / "d.pdf")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.populations import channel_exchangeability
-from checkpoints_zoo.populations.channel_exchangeability import check_layers, holm, largest
+from checkpoints_zoo.populations.channel_exchangeability import adjust_p_values_by_holm, check_layers, largest_weights
 from checkpoints_zoo.symmetry import Table, permute, random_element, symmetries
 from tests.support.scenarios import build
 from tests.support.symmetry_nets import NETS, table_of
@@ -54,7 +54,7 @@ def test_p_is_uniform_where_units_are_alike(table: Table, members: int, dtype: t
 @pytest.mark.slow
 def test_ties_of_coarse_weights_do_not_favour_a_unit(table: Table) -> None:
     params = {n: t.round() for n, t in population(table, 3000, 0).items()}
-    top = largest(table, params)["4"]
+    top = largest_weights(table, params)["4"]
     assert ((top == top.amax(1, keepdim=True)).sum(1) > 1).double().mean() > 0.5
     assert check_layers(table, params).p > 0.001
 
@@ -122,7 +122,7 @@ def test_a_permutation_drawn_for_each_member_makes_units_alike() -> None:
 def test_every_units_largest_weight_by_hand(name: str) -> None:
     table = table_of(name)
     params = population(table, 3, 5)
-    found = largest(table, params)
+    found = largest_weights(table, params)
     assert list(found) == [n for n, group in table.groups.items() if group.writers]
     for n, values in found.items():
         tensor, axis = table.groups[n].writers[0]
@@ -136,7 +136,7 @@ def test_every_units_largest_weight_by_hand(name: str) -> None:
             ]
             assert float(values[member, unit]) == own[member, rows].max()
     drawn = random_element(table, torch.Generator().manual_seed(0), members=3).permutations
-    moved = largest(table, permute(table, params, drawn))
+    moved = largest_weights(table, permute(table, params, drawn))
     assert all(torch.equal(moved[n], values.gather(1, drawn[n])) for n, values in found.items())
 
 
@@ -158,9 +158,9 @@ def test_blocks_that_stay_are_tested_each_for_itself() -> None:
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert adjust_p_values_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert adjust_p_values_by_holm([0.9, 0.8]) == [1.0, 1.0]
+    assert adjust_p_values_by_holm([]) == []
 
 
 def test_equal_seeds_give_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:

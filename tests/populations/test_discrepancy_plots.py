@@ -76,8 +76,8 @@ def test_as_stored_alone_and_what_the_texts_say() -> None:
         "MMD²: unbiased, mean over kernels. p: 999 permutations; not adjusted for many layers."
     )
     other = made(4, 0.1, ("resnet18-cifar100", "resnet18-cifar100-swag"))
-    assert discrepancy.title_of(other) == "resnet18-cifar100 (100 members) against resnet18-cifar100-swag (1,000)"
-    assert discrepancy.title_of(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
+    assert discrepancy.title(other) == "resnet18-cifar100 (100 members) against resnet18-cifar100-swag (1,000)"
+    assert discrepancy.title(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
 
 
 @pytest.mark.slow

@@ -16,17 +16,18 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.populations.discrepancy import MMD, mmd, mmd_of_stacks, ns
+from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.kernels import (
     bandwidths,
-    choices,
-    distances,
-    kernels_of,
-    layers,
+    choose_kernels,
+    draw_permutations,
+    measure_distances,
     permutation_test,
-    unbiased,
+    tensors_by_layer,
+    unbiased_mmd2,
 )
 from checkpoints_zoo.symmetry import Element, random_element
+from tests.support.weight_stacks import mmd_of_stacks
 
 Stacked = dict[str, Tensor]
 
@@ -107,7 +108,7 @@ def test_distances_of_blocks_are_those_of_the_whole() -> None:
         for at in range(start, 11, 4):
             yield {n: t[at : at + 4] for n, t in stacked.items()}
 
-    found = distances(blocks, 11, layers(stacked), torch.device("cpu"))
+    found = measure_distances(blocks, 11, tensors_by_layer(stacked), torch.device("cpu"))
     assert calls == [0, 4, 8, 11]
     for name, names in {"conv": ["conv.weight", "conv.bias"], "fc": ["fc.weight"], "all": list(stacked)}.items():
         x = flat(stacked, names)
@@ -154,10 +155,12 @@ def p_values(shift: float, draws: int, members: tuple[int, int] = (6, 9), permut
         sets[1] += shift
         together = {"w": torch.cat(sets)}
         groups, place = {"w": ["w"]}, torch.device("cpu")
-        apart = distances(lambda start, t=together: [] if start else [t], sum(members), groups, place)["w"]
+        distances = measure_distances(lambda start, t=together: [] if start else [t], sum(members), groups, place)["w"]
         found.append(
             permutation_test(
-                apart, kernels_of(apart, members[0], "pooled", None), choices(*members, permutations, seed)
+                distances,
+                choose_kernels(distances, members[0], "pooled", None),
+                draw_permutations(*members, permutations, seed),
             )[1]
         )
     return found
@@ -179,7 +182,10 @@ def test_p_value_is_the_share_of_relabellings_that_are_as_far_apart() -> None:
     found = mmd_of_stacks(first, second, permutations=60, widths={"gaussian": [15.0]}, seed=7)["all"]
     names = list(first)
     x = np.r_[flat(first, names), flat(second, names)]
-    values = [double_sum(x[chosen], x[~chosen], "gaussian", 15.0) for chosen in choices(5, 4, 60, 7).T.bool().numpy()]
+    values = [
+        double_sum(x[chosen], x[~chosen], "gaussian", 15.0)
+        for chosen in draw_permutations(5, 4, 60, 7).T.bool().numpy()
+    ]
     assert values[0] == pytest.approx(found.value, abs=1e-6)
     assert found.p_value == (1 + sum(v >= values[0] - 1e-12 for v in values[1:])) / 61
 
@@ -189,7 +195,7 @@ def test_seeds_give_the_same_and_choices_are_of_the_size_of_the_set() -> None:
     a, b, c = (mmd_of_stacks(first, second, permutations=200, seed=s) for s in (1, 1, 2))
     assert a == b
     assert (a.value, a.p_value) != (c.value, c.p_value)
-    drawn_sets = choices(5, 4, 200, 1)
+    drawn_sets = draw_permutations(5, 4, 200, 1)
     assert drawn_sets.shape == (9, 201)
     assert bool((drawn_sets.sum(0) == 5).all())
     assert drawn_sets[:, 0].tolist() == [1] * 5 + [0] * 4
@@ -215,7 +221,7 @@ def test_the_unbiased_estimate_of_a_kernel_by_hand() -> None:
     kernel = torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.0]])
     kernel = torch.block_diag(kernel, torch.ones(1))
     kernel[3, :3] = kernel[:3, 3] = 0.2
-    found = unbiased(kernel, torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]))
+    found = unbiased_mmd2(kernel, torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]))
     assert found.tolist() == pytest.approx(
         [0.5 + 0.2 - 2 * (0.1 + 0.2 + 0.3 + 0.2) / 4, 0.1 + 0.2 - 2 * (0.5 + 0.2 + 0.3 + 0.2) / 4], abs=1e-7
     )

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.populations.alignment_table import Alignment, alignment, alignment_of, draw
+from checkpoints_zoo.populations.alignment_table import Alignment, alignment, draw, measure_alignment
 from checkpoints_zoo.populations.loss_barrier import barrier
 from tests.support.matching_oracles import count_swaps
 
@@ -90,11 +90,11 @@ def test_what_was_matched_is_not_matched_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(matching, "match_weights", counted)
     members = zoo.load("convnet-digits", n=4)
     aligned = members.align(to=1)
-    found = alignment_of(aligned)
+    found = measure_alignment(aligned)
     aligned.stack()
     aligned.symmetries()
     assert sum(matched) == 3  # all but the reference
-    part = alignment_of(aligned[2:])
+    part = measure_alignment(aligned[2:])
     assert sum(matched) == 3
     assert torch.equal(part.after, found.after[2:])
     assert torch.equal(found.before, alignment(members, to=1).before)
@@ -104,7 +104,7 @@ def test_refusals() -> None:
     members = zoo.load("convnet-digits", n=2)
     for viewed in (members, members.align().canonicalize(permute="max")):
         with pytest.raises(UsageError, match="alignment of convnet-digits: expected members that were aligned last"):
-            alignment_of(viewed)
+            measure_alignment(viewed)
     with pytest.raises(MemberNotFound):
         alignment(members, to=7)
     with pytest.raises(UsageError, match=r"picture .*p\.jpg: expected a name that ends in \.png"):

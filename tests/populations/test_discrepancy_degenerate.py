@@ -13,9 +13,9 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.discrepancy import mmd_of_stacks
-from checkpoints_zoo.populations.kernels import choices
-from tests.populations.test_mmd import assert_double_sums, double_sum, drawn, flat
+from checkpoints_zoo.populations.kernels import draw_permutations
+from tests.populations.test_discrepancy import assert_double_sums, double_sum, drawn, flat
+from tests.support.weight_stacks import mmd_of_stacks
 
 Stacked = dict[str, Tensor]
 
@@ -65,7 +65,9 @@ def test_a_p_value_counts_relabellings_that_tie() -> None:
     first, second = ({"w": torch.tensor(x, dtype=torch.float32)[:, None]} for x in ([0, 0, 0, 1], [1, 1, 0, 1]))
     found = mmd_of_stacks(first, second, permutations=200, widths={"gaussian": [1.5]}, seed=1)["w"]
     every = np.r_[flat(first, ["w"]), flat(second, ["w"])]
-    values = [double_sum(every[c], every[~c], "gaussian", 1.5) for c in choices(4, 4, 200, 1).T.bool().numpy()]
+    values = [
+        double_sum(every[c], every[~c], "gaussian", 1.5) for c in draw_permutations(4, 4, 200, 1).T.bool().numpy()
+    ]
     reached = sum(v >= values[0] - 1e-9 for v in values[1:])
     assert 20 < reached < 200
     assert found.p_value == (1 + reached) / 201

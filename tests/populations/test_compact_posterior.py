@@ -23,7 +23,7 @@ from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.evaluation import drawing, metrics
 from checkpoints_zoo.populations import compact_posterior
 from checkpoints_zoo.populations.compact_posterior import Compact, fit_compact_posterior
-from checkpoints_zoo.populations.gaussian import Gaussian, fit, fit_subsets
+from checkpoints_zoo.populations.gaussian import Gaussian, fit_gaussian, fit_subsets
 from checkpoints_zoo.populations.loss_barrier import barrier
 from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from checkpoints_zoo.symmetry import permute, random_element, symmetries
@@ -45,7 +45,7 @@ def normals(*shape: int, seed: int = 0) -> Tensor:
 @settings(max_examples=40)
 def test_mean_and_variance_are_numpys(members: int, width: int, far: float, seed: int) -> None:
     values = normals(members, 2, width, seed=seed) + far
-    found = fit({"w": values, "bn.running_mean": normals(members, width)})
+    found = fit_gaussian({"w": values, "bn.running_mean": normals(members, width)})
     exact = values.double().numpy()
     np.testing.assert_allclose(found.mean["w"], exact.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found.std["w"], exact.std(0, ddof=1), rtol=1e-6, atol=1e-12)
@@ -63,7 +63,7 @@ def test_subsets_in_batches_are_fits_of_their_own() -> None:
             np.testing.assert_allclose(found.mean[name], exact.mean(0), rtol=1e-6, atol=1e-7)
             np.testing.assert_allclose(found.std[name], exact.std(0, ddof=1), rtol=1e-6)
         assert found.fixed["n"].tolist() == [1, 1]
-    left = fit_subsets(parts, subsets, leave={"b"})[0]
+    left = fit_subsets(parts, subsets, excluded={"b"})[0]
     assert list(left.mean) == ["a"]
     assert list(left.fixed) == ["n"]
 
@@ -72,9 +72,9 @@ def test_what_cannot_be_fitted() -> None:
     with pytest.raises(
         UsageError, match="members to fit a Gaussian to: expected two or more: one has no variance; foun"
     ):
-        fit({"w": torch.ones(1, 2)})
+        fit_gaussian({"w": torch.ones(1, 2)})
     with pytest.raises(UsageError, match="tensor 'n': expected the same integers in all members; found others"):
-        fit({"w": torch.ones(2, 2), "n": torch.tensor([[1], [2]])})
+        fit_gaussian({"w": torch.ones(2, 2), "n": torch.tensor([[1], [2]])})
 
 
 def test_samples_are_normal_and_do_not_depend_on_their_company() -> None:
@@ -92,7 +92,7 @@ def test_samples_are_normal_and_do_not_depend_on_their_company() -> None:
 
 @pytest.mark.parametrize("rule", ["sigma", "snr"])
 def test_pruning_keeps_what_numpy_ranks_first(rule: str) -> None:
-    q = fit({"a": normals(5, 6, 3), "b": normals(5, 7, seed=2)})
+    q = fit_gaussian({"a": normals(5, 6, 3), "b": normals(5, 7, seed=2)})
     mean, std = (np.concatenate([t.numpy().ravel() for t in p.values()]) for p in (q.mean, q.std))
     keys = std if rule == "sigma" else -np.abs(mean) / std
     levels = [0.0, 0.2, 0.5, 0.9, 1.0]
@@ -263,8 +263,8 @@ def test_the_same_seed_gives_the_same_figures_in_any_pieces(monkeypatch: pytest.
     members = zoo.load("convnet-digits", n=5)
     options: dict[str, Any] = {"samples": 3, "splits": 2, "levels": [0.0, 0.5]}
     first = fit_compact_posterior(members, TEST, seed=1, **options)
-    monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.PIECE", 20_000)
-    monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.PIECE", 30_000)
+    monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.STACK_BYTES", 20_000)
+    monkeypatch.setattr("checkpoints_zoo.populations.compact_posterior.STACK_BYTES", 30_000)
     again = fit_compact_posterior(members, TEST, seed=1, **options).to_frame()
     np.testing.assert_allclose(again["value"], first.to_frame()["value"], rtol=1e-5)
     other = fit_compact_posterior(members, TEST, seed=2, **options)

@@ -22,8 +22,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.populations.divergence import Pairs, compare, embedding, over_inputs
-from checkpoints_zoo.populations.pairwise_information import Pairwise, correlation, measure, pairwise
+from checkpoints_zoo.populations.divergence import Pairs, compare_pairs, embedding
+from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise, summarise_pairs
 
 NATS = 1e-6
 
@@ -68,7 +68,7 @@ def assert_symmetric(pairs: Pairs) -> None:
 )
 def test_informations_of_random_logits(members: int, inputs: int, classes: int, noise: float, scale: float) -> None:
     logits = drawn(members, inputs, classes, noise, scale)
-    found = compare(logits)
+    found = compare_pairs(logits)
     np.testing.assert_allclose(found.information, informations(logits.double().softmax(-1)), rtol=0, atol=NATS)
     assert_symmetric(found)
     assert found.inputs == inputs
@@ -85,7 +85,7 @@ def test_informations_of_any_probabilities(classes: int, alpha: float, seed: int
     probs = torch.tensor(random.dirichlet(np.full(classes, alpha), (4, 3)))
     probs[:, 1] = probs[:, 1].float().half().double()  # rounded, so that they don't sum to one
     probs[0, 0] = torch.eye(classes, dtype=torch.float64)[0]
-    found = compare(probs, kind="probabilities")
+    found = compare_pairs(probs, kind="probabilities")
     # Not the mean over many inputs, in which errors would cancel.
     np.testing.assert_allclose(found.information, informations(probs), rtol=0, atol=1.3 * NATS)
 
@@ -106,7 +106,7 @@ def test_the_bound_of_an_embedding_holds_between_the_points_it_was_found_on(clas
 
 def test_probabilities_of_0_and_1() -> None:
     probs = torch.eye(4)[torch.tensor([[0, 0], [1, 0], [1, 2], [0, 0]])]
-    found = compare(probs, kind="probabilities")
+    found = compare_pairs(probs, kind="probabilities")
     expected = math.log(2) * np.array([[0, 0.5, 1, 0], [0.5, 0, 0.5, 0.5], [1, 0.5, 0, 1], [0, 0.5, 1, 0]])
     np.testing.assert_allclose(found.information, expected, rtol=0, atol=NATS)
     np.testing.assert_array_equal(found.disagreement, expected / math.log(2))
@@ -117,13 +117,13 @@ def test_logits_of_minus_infinity_are_probabilities_of_0() -> None:
     logits = drawn(4, 9, 5)
     logits[:, :, 3] = -math.inf
     np.testing.assert_allclose(
-        compare(logits).information, informations(logits.double().softmax(-1)), rtol=0, atol=NATS
+        compare_pairs(logits).information, informations(logits.double().softmax(-1)), rtol=0, atol=NATS
     )
 
 
 def test_logits_within_0_and_1_stay_logits() -> None:
     given = torch.rand(3, 20, 4, generator=torch.Generator().manual_seed(1)).softmax(-1)
-    as_logits, as_probs = compare(given), compare(given, kind="probabilities")
+    as_logits, as_probs = compare_pairs(given), compare_pairs(given, kind="probabilities")
     np.testing.assert_allclose(as_logits.information, informations(given.double().softmax(-1)), rtol=0, atol=NATS)
     np.testing.assert_allclose(as_probs.information, informations(given), rtol=0, atol=NATS)
     assert float(as_probs.information[0, 1]) > 3 * float(as_logits.information[0, 1])
@@ -132,7 +132,7 @@ def test_logits_within_0_and_1_stay_logits() -> None:
 def test_equal_members_have_none_and_members_that_hardly_differ_have_it_in_full() -> None:
     logits = drawn(6, 100, 100, noise=1e-3).double()
     logits[4] = logits[1]
-    found = compare(logits.softmax(-1), kind="probabilities")
+    found = compare_pairs(logits.softmax(-1), kind="probabilities")
     expected = informations(logits.softmax(-1))
     assert float(found.information[1, 4]) < 1e-12
     known = expected > 0
@@ -145,7 +145,7 @@ def test_equal_members_have_none_and_members_that_hardly_differ_have_it_in_full(
 def test_pairs_as_torch_uncertainty_has_them(oracle: Callable[[str], ModuleType]) -> None:
     tu = oracle("torch_uncertainty.metrics.classification")
     probs = drawn(6, 50, 10).softmax(-1)
-    found = compare(probs, kind="probabilities")
+    found = compare_pairs(probs, kind="probabilities")
     for i, j in itertools.combinations(range(6), 2):
         information, disagreement = tu.MutualInformation(), tu.Disagreement()
         for metric in (information, disagreement):
@@ -158,17 +158,16 @@ def test_disagreement_counts_inputs_and_takes_the_first_of_equal_classes() -> No
     logits = torch.randint(0, 3, (7, 400, 4), generator=torch.Generator().manual_seed(0)).float()
     top = logits.numpy().argmax(-1)
     expected = (top[:, None] != top[None]).mean(-1)
-    np.testing.assert_allclose(compare(logits).disagreement, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(compare_pairs(logits).disagreement, expected, rtol=0, atol=1e-12)
 
 
 def test_pieces_give_what_the_whole_gives() -> None:
     logits = drawn(8, 70, 10)
-    whole = compare(logits)
+    whole = compare_pairs(logits)
     others = [
-        compare(logits, memory=1),
-        compare(torch.split(logits, 9, dim=1)),
-        compare(iter(torch.split(logits, 33, dim=1))),
-        compare(over_inputs(torch.split(logits, 3), 16)),
+        compare_pairs(logits, memory=1),
+        compare_pairs(torch.split(logits, 9, dim=1)),
+        compare_pairs(iter(torch.split(logits, 33, dim=1))),
     ]
     for found in others:
         np.testing.assert_allclose(found.information, whole.information, rtol=0, atol=1e-7)
@@ -181,17 +180,17 @@ def test_pieces_give_what_the_whole_gives() -> None:
 def test_other_dtypes_are_taken_as_the_values_they_are(dtype: torch.dtype) -> None:
     logits = drawn(5, 30, 10).to(dtype)
     expected = informations(logits.double().softmax(-1))
-    np.testing.assert_allclose(compare(logits).information, expected, rtol=0, atol=NATS)
+    np.testing.assert_allclose(compare_pairs(logits).information, expected, rtol=0, atol=NATS)
 
 
 def test_what_the_caller_allows_elsewhere_changes_nothing() -> None:
     logits = drawn(5, 30, 10)
-    expected = compare(logits).information
+    expected = compare_pairs(logits).information
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = compare(logits.requires_grad_()).information
+            found = compare_pairs(logits.requires_grad_()).information
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
@@ -243,17 +242,8 @@ def test_what_the_caller_allows_elsewhere_changes_nothing() -> None:
 )  # fmt: skip
 def test_what_is_no_predictions_is_refused(given: Any, kind: Any, text: str) -> None:
     with pytest.raises(UsageError) as error:
-        compare(given, kind=kind)
+        compare_pairs(given, kind=kind)
     assert str(error.value) == text
-
-
-def test_blocks_of_members_that_can_be_walked_once_are_refused() -> None:
-    with pytest.raises(UsageError) as error:
-        list(over_inputs(iter([torch.zeros(2, 3, 4)]), 2))
-    assert str(error.value) == "blocks of members: expected a list or the like, and a size from 1; found an iterator."
-    with pytest.raises(UsageError) as error:
-        list(over_inputs([torch.zeros(2, 3, 4), torch.zeros(2, 4, 4)], 10))
-    assert str(error.value) == "blocks of members: expected the same inputs in each; found different numbers of them."
 
 
 def matrices(members: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -293,17 +283,16 @@ def assert_interval(found: Interval, expected: Interval) -> None:
 def test_means_and_correlation_with_the_jackknife_over_members(members: int) -> None:
     x, y = matrices(members, seed=members)
     zero = torch.zeros_like(x)
-    found = measure(Pairs(x, zero, 5), Pairs(y, zero, 5))
+    found = summarise_pairs(Pairs(x, zero, 5), Pairs(y, zero, 5))
     mean, r = by_hand(x, y)
     assert_interval(found["mi_id"], mean)
     assert_interval(found["correlation"], r)
-    assert correlation(x, y) == found["correlation"]
     assert found["disagreement"] == Interval(0.0, 0.0, 0.0)
 
 
 def test_figures_that_are_the_same_for_all_pairs_have_no_correlation() -> None:
     same = torch.full((5, 5), 0.1, dtype=torch.float64).fill_diagonal_(0)
-    found = measure(Pairs(same, same, 1), Pairs(matrices(5, 0)[0], same, 1))
+    found = summarise_pairs(Pairs(same, same, 1), Pairs(matrices(5, 0)[0], same, 1))
     assert math.isnan(found["correlation"].value)
     assert found["correlation"].low is None
     assert found["mi_id"].value == pytest.approx(0.1, abs=1e-15)
@@ -313,7 +302,7 @@ def test_figures_that_are_the_same_for_all_pairs_have_no_correlation() -> None:
 
 
 def test_two_members_are_one_pair_without_intervals() -> None:
-    found = measure(compare(drawn(2, 30, 4)))
+    found = summarise_pairs(compare_pairs(drawn(2, 30, 4)))
     assert list(found.figures) == ["mi_id", "disagreement"]
     assert (len(found), found["mi_id"].low, found["mi_id"].high) == (1, None, None)
     assert found["mi_id"].value == pytest.approx(informations(drawn(2, 30, 4).softmax(-1))[0, 1], abs=NATS)
@@ -324,13 +313,8 @@ def test_two_members_are_one_pair_without_intervals() -> None:
 
 def test_matrices_of_other_members_are_refused() -> None:
     with pytest.raises(UsageError) as error:
-        measure(compare(drawn(2, 3, 4)), compare(drawn(3, 3, 4)))
+        summarise_pairs(compare_pairs(drawn(2, 3, 4)), compare_pairs(drawn(3, 3, 4)))
     assert str(error.value) == "members: expected as many in each; found 2 and 3."
-    with pytest.raises(UsageError) as error:
-        correlation(torch.zeros(2, 2), torch.zeros(3, 3))
-    assert str(error.value) == (
-        "figures of pairs: expected two matrices (member, member), of two or more; found shapes (2, 2) and (3, 3)."
-    )
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +382,7 @@ def test_one_member_has_no_pair() -> None:
 def test_no_interval_leaves_the_range_of_its_figure() -> None:
     generator = torch.Generator().manual_seed(3)
     votes = torch.stack([torch.randint(4, (6,), generator=generator) for _ in range(3)] + [torch.zeros(6).long()])
-    figures = measure(compare(8 * torch.nn.functional.one_hot(votes, 4).float())).figures
+    figures = summarise_pairs(compare_pairs(8 * torch.nn.functional.one_hot(votes, 4).float())).figures
     low, high = figures["disagreement"].low, figures["disagreement"].high
     assert low is not None
     assert high is not None

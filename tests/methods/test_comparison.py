@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.methods.comparing import comparison
-from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, escaped, stated
+from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, escape_latex, format_estimate
 from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
 from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS
@@ -94,10 +94,10 @@ def test_latex_is_a_booktabs_table_with_a_row_a_method(found: Comparison) -> Non
     ]  # fmt: skip
     cells = next(line for line in lines if line.startswith("swag & one mode")).removesuffix(r" \\").split(" & ")
     accuracy = found["swag", "one"]["accuracy"]
-    assert cells[4] == "$" + stated(accuracy).replace("±", r" \pm ") + "$"
+    assert cells[4] == "$" + format_estimate(accuracy).replace("±", r" \pm ") + "$"
     assert float(cells[4][1:].split(" ")[0]) == pytest.approx(100 * accuracy.value, abs=0.06)
     assert all(line.count("&") == 13 for line in lines if line.endswith(r"\\"))
-    assert escaped(r"a_b&c%d\e{f}") == r"a\_b\&c\%d\textbackslash{}e\{f\}"
+    assert escape_latex(r"a_b&c%d\e{f}") == r"a\_b\&c\%d\textbackslash{}e\{f\}"
     odd = replace(found, rows=(replace(found.rows[0], method="my_50%"), *found.rows[1:]))
     assert r"my\_50\% & one mode" in odd.to_latex()
 
@@ -117,12 +117,16 @@ def test_text_says_what_everything_means(found: Comparison) -> None:
         str(RUNS),
         "×",
         str(DRAWS),
-        stated(found["swag", "one"]["mmd"]),
+        format_estimate(found["swag", "one"]["mmd"]),
     ]
     assert "20 kernels; bandwidths from the reference's own pairs" in blocks[3]
-    assert (stated(Estimate(0.123456)), stated(Estimate(math.nan)), stated(None)) == ("12.3", "-", "-")
-    assert stated(Estimate(0.9771, 0.9731, 0.9811)) == "97.7±0.4"
-    assert stated(Estimate(0.0002, -0.0011, 0.0015)) == "0.02±0.13"
+    assert (format_estimate(Estimate(0.123456)), format_estimate(Estimate(math.nan)), format_estimate(None)) == (
+        "12.3",
+        "-",
+        "-",
+    )
+    assert format_estimate(Estimate(0.9771, 0.9731, 0.9811)) == "97.7±0.4"
+    assert format_estimate(Estimate(0.0002, -0.0011, 0.0015)) == "0.02±0.13"
 
 
 @pytest.mark.slow
