@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import one_line
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
         UsageError: a place that can't be written to.
     """
     try:
-        with replacing(path, "wb") as file, _drawing(STYLE):
+        with replace_file(path, "wb") as file, _drawing(STYLE):
             metadata = {"Title": title, "Software": "checkpoints_zoo"}
             _prepared(make()).savefig(file, format="png", backend="agg", metadata=metadata)
     except OSError as error:

@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.publishing import cards
-from tests.formats.test_markup import READER
+from tests.formats.test_text import READER
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "checkpoints_zoo" / "embedded"

@@ -16,7 +16,7 @@ from markdown_it.token import Token
 
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.cards import Section
-from tests.formats.test_markup import HOSTILE, cells, seen, tokens
+from tests.formats.test_text import HOSTILE, cells, seen, tokens
 from tests.publishing.test_cards import ABOUT, ALL, REPO, body, front, some, tables
 
 TEXTS = ("title", "architecture", "dataset", "licence", "citation")
