@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import one_line
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DPI = 150
 BARS = 20  # largest number of bars of a histogram
 # Okabe & Ito, Color universal design (2008): colour-blind readers can distinguish these colours.
-BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+BLUE, RED, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#606060"
 STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
@@ -77,7 +77,7 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
         UsageError: a place that can't be written to.
     """
     try:
-        with replacing(path, "wb") as file, _drawing(STYLE):
+        with replace_file(path, "wb") as file, _drawing(STYLE):
             metadata = {"Title": title, "Software": "checkpoints_zoo"}
             _prepared(make()).savefig(file, format="png", backend="agg", metadata=metadata)
     except OSError as error:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import svg_element
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.publishing.html_report.definitions import TERMS
 from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 
@@ -89,7 +89,7 @@ class Page:
         """
         path = path_of(path)
         try:
-            with replacing(path) as file:
+            with replace_file(path) as file:
                 file.write(self.html)
         except OSError as error:
             raise UsageError(
