@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
@@ -120,6 +121,7 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
     custom_data = None if data is None else _claimed(members, images.of(data))
     hashes = members.rows.column("sha256").to_pylist()
     actual: list[str | None] = [None] * len(members)
+    positioned: list[tuple[int, Problem]] = []
     damaged: dict[str, list[int]] = {}
     for at, location in enumerate(_brought(members) if len(members) else ()):
         try:
@@ -127,7 +129,7 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
                 raise location
             found, actual[at] = check_bytes(location, hashes[at])
         except THEIRS as error:
-            damaged.setdefault(str(error), []).append(members.ids[at])
+            damaged.setdefault(str(error), []).append(at)
             continue
         except UNREACHABLE as error:
             result.error = result.error or error
@@ -137,15 +139,15 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
         result.hashed += hashes[at] is not None
         if hashes[at] is None:
             result.impossible["hash, since the rows have none"] += 1
-        result.problems += [Problem(members.name, members.ids[at], kind, text) for kind, text in found]
+        positioned += [(at, Problem(members.name, members.ids[at], kind, text)) for kind, text in found]
         if not found:
             sound.append(at)
-    for text, ids in damaged.items():  # one file of many members is named once
-        if len(ids) == 1:
-            result.problems.append(Problem(members.name, ids[0], "bytes", text))
-        else:
-            named = format_ids([(member, None) for member in sorted(set(ids))])
-            result.problems.append(Problem(members.name, None, "bytes", f"members {named}: {text}"))
+    for text, positions in damaged.items():  # one file of many members is named once
+        ids = sorted({members.ids[at] for at in positions})
+        named = "" if len(ids) == 1 else f"members {format_ids([(member, None) for member in ids])}: "
+        problem = Problem(members.name, None if named else ids[0], "bytes", f"{named}{text}")
+        positioned.append((positions[0], problem))
+    result.problems += [problem for _, problem in sorted(positioned, key=itemgetter(0))]
     known = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
     result.problems += find_duplicates([(members.name, members.rows, known)])
     measure_again(members, sound, sample, result, custom_data)
