@@ -95,7 +95,7 @@ def _load_other(selection: Selection, name: str, source: str | None) -> Collecti
 def _result_table(result: MMD | NS) -> str:
     rows = []
     for row in result.rows():
-        texts = {NAMES[key]: f"{row[key]:.3g}" for key in NAMES if key in row}
+        texts = {NAMES[key]: "-" if row[key] is None else f"{row[key]:.3g}" for key in NAMES if key in row}
         rows.append({"layer": row["group"], "weights": f"{row['weights']:,}"} | texts)
     return table(rows, right=list(rows[0])[1:])
 
@@ -115,7 +115,11 @@ def _explanation(result: MMD | NS, halves: bool) -> str:
         permute = f"permute {result.permute}" if result.permute else ""
         removed = ", ".join(word for word in (scale, permute, "streams" if result.streams else "") if word) or "none"
         lines.append(f"NS: MMD² with symmetries removed ({removed}).")
-    lines.append(
-        f"p: share of {as_stored.permutations:,} permutations with at least this MMD²; not adjusted for many layers."
-    )
+    if as_stored.p_value is None:
+        lines.append("No p: a set has fewer than two independent members or runs, or both sets share one.")
+    else:
+        lines.append(
+            f"p: share of {as_stored.permutations:,} permutations with at least this MMD²; not adjusted for many"
+            " layers. Of draws, runs are exchanged, or one draw of each run."
+        )
     return "\n".join(lines)

@@ -96,9 +96,9 @@ def _discrepancies(weighed: Weighed, before: MMD) -> Rows:
     header = (*header, "NS (10⁻³)", "p") if after is not None else header
     rows = []
     for name, x in list(before.groups.items())[-MOST_ROWS:]:
-        cells = [name, f"{x.weights:,}", _thousandths(x.value), f"{x.p_value:.3f}"]
+        cells = [name, f"{x.weights:,}", _thousandths(x.value), _p_text(x.p_value)]
         rows.append(
-            [*cells, _thousandths(after[name].value), f"{after[name].p_value:.3f}"] if after is not None else cells
+            [*cells, _thousandths(after[name].value), _p_text(after[name].p_value)] if after is not None else cells
         )
     first, second = before.members
     without = (", and ", word("ns"), ": without their symmetries") if after is not None else ()
@@ -108,6 +108,10 @@ def _discrepancies(weighed: Weighed, before: MMD) -> Rows:
         f". p: test with {before.permutations:,} permutations; halves of one population differ by chance alone.",
     )  # fmt: skip
     return Rows("halves", header, rows, caption)
+
+
+def _p_text(p_value: float | None) -> str:
+    return "-" if p_value is None else f"{p_value:.3f}"
 
 
 def _thousandths(value: float) -> str:
