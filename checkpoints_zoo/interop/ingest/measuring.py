@@ -1,4 +1,4 @@
-"""Hashes and accuracies of members whose manifest lacks them: each member is read once, in batches."""
+"""Fill a manifest's hashes and test figures: each member that lacks them is read once, in batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
-PROGRESS_STEPS = 20  # of the progress that is told
+PROGRESS_STEPS = 20  # progress messages in all
 Row = dict[str, Any]
 
 
@@ -36,18 +36,18 @@ def fill_columns(
     device: str,
     say: Say,
 ) -> None:
-    """Read the members whose rows lack a hash, or figures on images if some are given, and write these down.
+    """Read the members whose rows lack a hash or, with test images, figures; write these into the manifest.
 
     Args:
         source: a folder with the collection's manifest.
         name: of the collection.
-        test_images: test images; None for hashes alone.
-        build: of a net that the package lacks.
-        device: what the members run on.
-        say: told of the progress.
+        test_images: to measure the members on; None for hashes only.
+        build: builds a net that the package lacks.
+        device: where the members are measured.
+        say: called with lines of text on the progress.
 
     Raises:
-        UsageError: images that are not for these members.
+        UsageError: the images do not fit the members.
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read.
     """
     description, table = source.read_collection(name)
@@ -74,12 +74,12 @@ def fill_columns(
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
-    """Say whether a row's member is to be read: it has no hash, or is to be measured on other images."""
+    """Return whether a row's member must be read: it has no hash, or no figures on these images."""
     return row["sha256"] is None or (eval_data is not None and row["status"] == "ok" and row["eval_data"] != eval_data)
 
 
 def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows in batches of some members and bytes, one at least."""
+    """Yield rows in batches of limited members and bytes; each batch has at least one row."""
     batch: list[Row] = []
     for row in rows:
         full = len(batch) == BATCH_MEMBERS or (len(batch) + 1) * row["nbytes"] > BATCH_BYTES
@@ -93,7 +93,7 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 @contextmanager
 def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Find the members of a source, or borrow them from the one that they lie in."""
+    """Yield the locations of members on this disk; members of a repo are fetched for the block."""
     if description.base:
         with borrow_members(hub.resolve_address(description.base), description, rows) as locations:
             yield locations
@@ -103,10 +103,10 @@ def _local_members(source: FolderSource, description: Description, rows: Sequenc
 
 @contextmanager
 def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Bring members from a repo for a while: those that were not in the member cache before leave it afterwards.
+    """Fetch members of a repo for the block; those that were not in the member cache before are deleted at its end.
 
     Args:
-        repo, description: where they lie.
+        repo, description: of the members.
         rows: of the members, in the order of their ids.
     """
     cached_before = cache.member_files(repo.id)
@@ -119,10 +119,10 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
 
 
 def read_and_check(row: Row, location: Location) -> memoryview:
-    """Read a member, and write its hash into its row; mark it as failed where a value is not finite. Return its bytes.
+    """Read a member and write its hash into its row; mark it as failed if a value is not finite. Return its bytes.
 
     Raises:
-        DamagedError: its file has not the tensors that the row says, or others than before.
+        DamagedError: the file lacks the tensors of the row, or has changed.
     """
     shard_files.check_against_files([location])
     _, raw = next(iter(shard_files.read_members([location])))
@@ -131,16 +131,16 @@ def read_and_check(row: Row, location: Location) -> memoryview:
 
 
 def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> None:
-    """Write a member's hash into its row, and mark it as failed where a value is not finite.
+    """Write a member's hash into its row; mark it as failed if a value is not finite.
 
     Raises:
-        DamagedError: the row has another hash.
+        DamagedError: the row has another hash already.
     """
     digest = content_hash(location.layout, raw)
     if row["sha256"] not in (None, digest):
         raise DamagedError(
             f"member {row['member']} in file {location.path}",
-            expected=f"sha256 {row['sha256'][:16]}…, as its row says",
+            expected=f"sha256 {row['sha256'][:16]}…, as in its row",
             found=f"{digest[:16]}…",
             do="The file has changed: import it under another name",
             member=row["member"],
@@ -159,7 +159,7 @@ def _measure(
     build: Callable[[], nn.Module] | None,
     device: str,
 ) -> None:
-    """Measure members and write the figures into their rows; mark those as failed whose logits are not finite."""
+    """Measure members and write the figures into their rows; mark members as failed if their logits are not finite."""
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.evaluation import single_members
 
@@ -180,7 +180,7 @@ def _measure(
 
 
 def mark_duplicates(rows: Sequence[Row]) -> None:
-    """Mark members that have the weights of one before as excluded, by their hashes."""
+    """Mark members as excluded if an earlier member has the same hash."""
     first: dict[str, int] = {}
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
         if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
@@ -192,7 +192,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
 
 
 def progress_reporter(say: Say, name: str, total: int) -> Callable[[int], None]:
-    """Return what tells how many are done, some twenty times in all."""
+    """Return a function that reports the number done; it sends about twenty messages in all."""
     last_step = 0
 
     def report(done: int) -> None:

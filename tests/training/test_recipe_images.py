@@ -82,7 +82,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no names": (
         lambda: (some(3, 0, classes=None), some(3, 0)),
-        "images of recipe 'mine', train: expected labels and the names of their classes; found numbers without names.",
+        "images of recipe 'mine', train: expected labels and the names of their classes; "
+        "found labels without class names.",
     ),
     "another size": (
         lambda: (some(3, 0), some(3, 0, size=5)),

@@ -1,4 +1,4 @@
-"""What a user knows and files of weights can't tell: columns of the manifest, and the facts of a description."""
+"""Columns of the manifest and facts of the description that the user gives, since files of weights do not hold them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description, Listing
 from checkpoints_zoo.formats.columns import SCHEMA
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
 from checkpoints_zoo.formats.text import did_you_mean, first_few
@@ -26,27 +26,33 @@ from checkpoints_zoo.interop.ingest.networks import Build
 from checkpoints_zoo.sources.source import FolderSource, open_source
 
 Row = dict[str, Any]
-# From file -> member to member -> columns.
+# Maps file -> member to member -> columns.
 ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
-FILE_COLUMN = "file"  # the column of a table that says whose row it is
-IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # what an import finds out itself
+FILE_COLUMN = "file"  # the column of a table with the file of each row
+IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # columns that the import fills itself
 SPLITS = ("train", "validation", "test")
 EMPTY_FACTS: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
 }  # fmt: skip
 IMAGE_FACTS = ("dataset", "classes", "preprocessing")
-FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError)  # what nets raise for other inputs
+FORWARD_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AssertionError,
+    IndexError,
+)  # exceptions of nets for inputs of a wrong shape
 
 
 def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
-    """Check columns; return member -> its values.
+    """Check columns; return member -> column -> value.
 
     Args:
-        columns: column -> a value for all members, or one for each, in the order of their ids.
+        columns: column -> one value for all members, or a value for each, in the order of their ids.
         ids: of the members.
 
     Raises:
-        UsageError: no such column, one that is not the user's to give, a value of another type or too few.
+        UsageError: an unknown column, one that the import fills, a value of another type, or too few values.
     """
     check_names(columns)
     rows: dict[int, Row] = {member: {} for member in sorted(ids)}
@@ -57,7 +63,7 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
         if len(member_values) != len(rows):
             raise UsageError(
                 f"column {name!r}",
-                expected=f"{len(rows)} values, one a member, or one for all",
+                expected=f"{len(rows)} values, one for each member, or a single value",
                 found=f"{len(member_values)}",
             )
         for (member, row), value in zip(rows.items(), member_values, strict=True):
@@ -66,10 +72,10 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
 
 
 def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
-    """Check a table of columns by file; return member -> its values.
+    """Check a table of columns by file; return member -> column -> value.
 
     Args:
-        table: a file's path in the folder, or its name where that is its alone -> column -> value.
+        table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
         files: path -> member.
 
     Raises:
@@ -99,11 +105,11 @@ def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str,
 
 
 def read_csv(path: Path) -> dict[str, Row]:
-    """Read a table whose column "file" says whose row it is; return file -> column -> text, None where it is empty.
+    """Read a CSV table with a column "file"; return file -> column -> text, None for empty cells.
 
     Raises:
-        SourceNotFound: no such file, or one that can't be read.
-        FormatError: no table, none with that column, or a file twice.
+        SourceNotFound: the file is missing or can't be read.
+        FormatError: the file is no table, lacks that column, or has two rows for a file.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -127,10 +133,10 @@ def read_csv(path: Path) -> dict[str, Row]:
 
 
 def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Row]:
-    """Return the rows of a table by their files.
+    """Return the rows of a table by file.
 
     Raises:
-        FormatError: a file twice.
+        FormatError: two rows for a file.
     """
     table: dict[str, Row] = {}
     for row in rows:
@@ -142,14 +148,14 @@ def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Ro
 
 
 def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
-    """Return what tells the columns of a table by member.
+    """Return the function that maps a table's columns to members.
 
     Args:
         table: file -> column -> value.
-        measured: whether test figures are measured, and so may not be given.
+        measured: whether test figures are measured; then the table may not contain them.
 
     Raises:
-        UsageError: no such columns.
+        UsageError: unknown columns.
     """
     names = {name for row in table.values() for name in row}
     check_names(names)
@@ -159,15 +165,17 @@ def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> Colum
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Check that columns are in the dictionary, and the user's to give.
+    """Check that columns exist in the manifest and are not filled by the import.
 
     Raises:
-        UsageError: naming the first that is not.
+        UsageError: one is not; the error names it.
     """
     allowed = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
     for name in names:
         if name in IMPORT_COLUMNS:
-            raise UsageError(f"column {name!r}", expected="one that the files can't tell", found="one that they do")
+            raise UsageError(
+                f"column {name!r}", expected="a column that the import does not fill", found="one that it fills"
+            )
         if name not in allowed:
             raise UsageError(
                 f"column {name!r}",
@@ -179,18 +187,18 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_unmeasured(names: Iterable[str]) -> None:
-    """Check that no figure is given that is measured as well.
+    """Check that the user gives no figure that is measured.
 
     Raises:
-        UsageError: one is.
+        UsageError: one is given.
     """
     if repeated := [name for name in names if name in FIGURES]:
-        raise UsageError("test figures", expected="given ones, or images to measure them on",
+        raise UsageError("test figures", expected="columns with figures, or images to measure them on",
                          found=f"both, for {', '.join(repeated)}")  # fmt: skip
 
 
 def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write columns that a user gives into a manifest, where it has others.
+    """Write the user's columns into a manifest, if they differ from its columns.
 
     Args:
         source, name: of the collection.
@@ -205,12 +213,12 @@ def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping
 
 
 def files_path(root: Path, name: str) -> Path:
-    """Return where a source on disk says which file each member was."""
+    """Return the path of the table with the original file of each member."""
     return root / "files" / f"{name}.csv"
 
 
 def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
-    """Write down which file each member was, by rename.
+    """Write the table with the original file of each member, by rename.
 
     Args:
         root: of the source.
@@ -220,12 +228,12 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
     if not files:
         return
     path = files_path(root, name)
-    with replacing(path) as file:
+    with replace_file(path) as file:
         csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
 
 
 def read_files(root: Path, name: str) -> dict[int, str]:
-    """Return member -> the file that it was, as `write_files` has it; {} where members had none of their own."""
+    """Return member -> original file from the table of `write_files`; {} without a table."""
     path = files_path(root, name)
     if not path.is_file():
         return {}
@@ -234,23 +242,23 @@ def read_files(root: Path, name: str) -> dict[int, str]:
 
 
 def values_per_member(values: Any) -> list[Any] | None:
-    """Return the values of a column that has one for each member; None for a single value."""
-    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order that says which is whose
+    """Return the values of a column with a value for each member; None for a single value."""
+    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order
     if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
         return None
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def convert_value(name: str, value: Any, owner: str) -> Any:
-    """Bring a value into its column's type; return it, None for one that is missing.
+    """Convert a value to its column's type; return it, None for a missing value.
 
     Args:
         name: of the column.
         value: of Python, numpy or pandas; or text of a table.
-        owner: it is, for errors.
+        owner: member or file of the value, for errors.
 
     Raises:
-        UsageError: it is of another type, or out of its range.
+        UsageError: the value has another type, or is out of range.
     """
     kind = SCHEMA.field(name).type
     try:
@@ -258,7 +266,7 @@ def convert_value(name: str, value: Any, owner: str) -> Any:
         if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
             return None
         converted = _convert(kind, value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # of arrays and tensors: several numbers
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors with several numbers
         converted = None
     if converted is None or not _in_range(name, converted):
         raise UsageError(f"column {name!r} of {owner}", expected=_expected(name, kind), found=repr(value)[:80])
@@ -266,7 +274,7 @@ def convert_value(name: str, value: Any, owner: str) -> Any:
 
 
 def _convert(kind: pa.DataType, value: Any) -> Any:
-    """Return a value in a column's type, None where it can't be without a loss."""
+    """Return a value in a column's type, None if the conversion would lose something."""
     if pa.types.is_string(kind):
         return value if isinstance(value, str) else None
     if pa.types.is_timestamp(kind):
@@ -303,20 +311,19 @@ def _expected(name: str, kind: pa.DataType) -> str:
 def make_description(
     name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], given: Mapping[str, Any], like: str | None
 ) -> Description:
-    """Put together what is known of a collection; return the description.
+    """Return the description of a collection from the user's facts, the catalog and the members.
 
     Args:
-        name: of the collection. If the catalog knows it, it says what is not given.
-        net: architecture and arguments, as the members' tensors say.
+        name: of the collection. Facts that the user does not give come from the catalog, if it has this name.
+        net: architecture and arguments of the members.
         layouts: of the members.
-        given: facts by the user: fields of `Description` among title, dataset, classes, preprocessing, licence and
-            citation.
-        like: another collection of the catalog, whose images the members are for.
+        given: the user's facts: title, dataset, classes, preprocessing, licence and citation.
+        like: another collection of the catalog, for the same images.
 
     Raises:
-        CollectionNotFound: no such collection in the catalog.
+        CollectionNotFound: `like` is not in the catalog.
         UsageError: facts of another name or type, or that contradict the members.
-        FormatError: preprocessing that is none.
+        FormatError: invalid preprocessing.
     """
     if unknown := sorted(set(given) - set(EMPTY_FACTS)):
         raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY_FACTS)}", found=", ".join(unknown))
@@ -360,11 +367,11 @@ def make_description(
 
 
 def check_net(description: Description, build: Build | None) -> None:
-    """Check that a net of the user's own takes the images of its description and gives a logit for each class.
+    """Check that the user's net takes the images of its description and returns a logit for each class.
 
     Args:
-        description: of its members; where it names no classes or no preprocessing, nothing can be said.
-        build: builds the net; None for one of the package.
+        description: of the members; without classes or preprocessing there is no check.
+        build: builds the net; None for a net of the package.
 
     Raises:
         UsageError: it does not.
@@ -384,19 +391,19 @@ def check_net(description: Description, build: Build | None) -> None:
 
     try:
         logits = run("meta")
-    except FORWARD_ERRORS:  # or it looks at values
+    except FORWARD_ERRORS:  # some nets fail on the meta device only
         try:
             logits = run("cpu")
         except FORWARD_ERRORS as error:
             raise UsageError(
                 f"architecture of {description.name}",
-                expected=f"a net that takes inputs {(*shape[1:],)}, as its preprocessing says",
+                expected=f"a net for inputs {(*shape[1:],)}, the shape in its preprocessing",
                 found=f"{type(error).__name__}: {error}".partition("\n")[0][:160],
                 collection=description.name,
             ) from error
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
-        raise UsageError(f"architecture of {description.name}", expected="a net that gives logits (input, class)",
+        raise UsageError(f"architecture of {description.name}", expected="a net that returns logits (input, class)",
                          found=found, collection=description.name)  # fmt: skip
     if logits.shape[1] != len(description.classes):
         raise UsageError(
@@ -408,7 +415,7 @@ def check_net(description: Description, build: Build | None) -> None:
 
 
 def _facts_of_listing(listing: Listing) -> dict[str, Any]:
-    """Return what the catalog, or a source that it names, says of a collection."""
+    """Return the facts of a collection from the catalog, or from the source that the catalog names."""
     archives = listing.archives
     if archives is None:
         description = open_source(None, listing.name).read_collection(listing.name)[0]
@@ -420,11 +427,11 @@ def _facts_of_listing(listing: Listing) -> dict[str, Any]:
 def keep_earlier_facts(
     description: Description, given: Mapping[str, Any], like: str | None, target: FolderSource
 ) -> Description:
-    """Return a description with the facts that the one in a folder has already, where the user gives none now.
+    """Return a description with the earlier facts of the folder for facts that the user does not give now.
 
     Args:
-        description: made anew.
-        given, like: as in `make_description`.
+        description: the new one.
+        given, like: as of `make_description`.
         target: the folder.
     """
     path = target.description_path(description.name)
@@ -436,12 +443,12 @@ def keep_earlier_facts(
 def with_earlier_facts(
     description: Description, given: Mapping[str, Any], like: str | None, old: Description
 ) -> Description:
-    """Return the description that is there already, with the facts that the user gives now.
+    """Return a description with the facts of an earlier one, except those that the user gives now.
 
     Args:
-        description: made anew.
-        given, like: as in `make_description`.
-        old: the one that is there, whose facts may have been written by hand.
+        description: the new one.
+        given, like: as of `make_description`.
+        old: the earlier one, whose facts may have been edited by hand.
     """
     replaced = {*given, *(IMAGE_FACTS if like is not None else ())}
     keep_earlier_facts = {fact: getattr(old, fact) for fact in EMPTY_FACTS if fact not in replaced}
