@@ -69,7 +69,7 @@ def command(
     if other is None and other_source is not None:
         raise click.UsageError("--other-source needs an OTHER.")
     first = selection.load()
-    second = None if other is None else _load_other(selection, other, other_source)
+    second = None if other is None else load_other(selection, other, other_source)
     size = format_bytes(sum(c.nbytes for c in (first, second) if c is not None))
     against = "their other half" if second is None else f"{len(second)} of {second.name}"
     out.say(f"{first.name}: {len(first)} members against {against}, {size} …")
@@ -85,7 +85,7 @@ def command(
     out.data(json.loads(result.to_json()), _result_table(result), _explanation(result, halves=second is None))
 
 
-def _load_other(selection: Selection, name: str, source: str | None) -> Collection:
+def load_other(selection: Selection, name: str, source: str | None) -> Collection:
     """Return the second set of members."""
     if parse_citation(name):
         return Selection(name, None, None, None, None, source).load()

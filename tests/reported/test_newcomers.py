@@ -244,3 +244,20 @@ def test_python_m_runs_the_same_program() -> None:
         [sys.executable, "-m", "checkpoints_zoo", "show", "none"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (3, "")
+
+
+def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
+    """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
+    from checkpoints_zoo.populations.alignment_table import draw
+
+    members = zoo.load("convnet-digits", n=6)
+    for to, count in ((members.ids[2], 5), ("mean", 6)):
+        result = zoo.alignment(members, to=to)
+        distances, transpositions = draw(result, None).axes
+        (dots,) = distances.collections
+        assert len(dots.get_offsets()) == count
+        assert float(dots.get_offsets().min()) > 0
+        # Whiskers and outliers of the boxes lie within the members' own shares.
+        shares = [result.transpositions[n] / (size - 1) for n, size in result.sizes.items() if size > 1]
+        least = min(float(share[result.before > 0].min()) for share in shares)
+        assert min(float(x) for line in transpositions.lines for x in line.get_xdata()) == pytest.approx(least)
