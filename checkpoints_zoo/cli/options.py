@@ -150,7 +150,7 @@ class OutputFile(click.ParamType[Path]):
         self.endings = endings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
+        path = Path(value).expanduser()
         if self.endings and path.suffix.lower() not in self.endings:
             self.fail(f"{str(value)!r} does not end in {' or '.join(self.endings)}.", param, ctx)
         disk.check_output(path)
@@ -163,7 +163,7 @@ class OutputFolder(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
+        path = Path(value).expanduser()
         disk.check_output(path, "folder")
         return path
 

@@ -30,7 +30,7 @@ from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooErr
 from checkpoints_zoo.formats.layout import compare_shapes, is_counter
 from checkpoints_zoo.formats.text import counted, first_few
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import first_names, input_dtype
+from checkpoints_zoo.networks.modules import check_module, first_names, input_dtype
 from checkpoints_zoo.predictions.running import check_same_outputs
 
 Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
@@ -256,6 +256,7 @@ def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Si
     if isinstance(parameters, Member):
         tensors, module = parameters.state_dict(), module or parameters.model()
     elif isinstance(parameters, nn.Module):
+        check_module(parameters, name)
         tensors, module = parameters.state_dict(), module or parameters
     if not isinstance(tensors, Mapping) or not all(isinstance(t, Tensor) for t in tensors.values()):
         found = f"{type(tensors).__name__} of other things" if isinstance(tensors, Mapping) else type(tensors).__name__

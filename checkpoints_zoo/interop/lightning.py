@@ -21,7 +21,7 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.formats.disk import check_room, replacing, writing_into
+from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
 from checkpoints_zoo.interop import batches
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
@@ -136,7 +136,7 @@ def _serialize(checkpoint: dict[str, Any]) -> memoryview:
 
 
 def _write(path: Path, raw: memoryview) -> None:
-    with replacing(path, "wb") as file:
+    with replace_file(path, "wb") as file:
         file.write(raw)
         file.flush()
         os.fsync(file.fileno())

@@ -17,7 +17,7 @@ import torch
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.interop.checkpoints import Facts
 from checkpoints_zoo.interop.ingest.origin import Say
@@ -225,7 +225,7 @@ def fit(
     seconds = time.monotonic() - began
     record = Fit(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds,
                  facts, _versions(chosen_method))  # fmt: skip
-    with replacing(_record_path(root, name)) as file:
+    with replace_file(_record_path(root, name)) as file:
         file.write(json.dumps(asdict(record), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
     return load(name, source=root, architecture=architecture)

@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.methods.modes import Tensors, find_random_buffer, read_modes, tied_names, train_modes
@@ -225,7 +225,7 @@ class Problem:
             return read_modes(path)
         states = train_modes(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
         if path is not None:
-            with replacing(path, "wb") as file:
+            with replace_file(path, "wb") as file:
                 file.write(save(states))
         return states
 

@@ -199,14 +199,14 @@ def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
     title = f"{result.collection}: {len(result)} member{'s' * (len(result) != 1)} aligned to {result.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(1, panels)
-    _draw_distances(axes[0], result)
-    _draw_transpositions(axes[1], result)
+    draw_distances(axes[0], result)
+    draw_transpositions(axes[1], result)
     if lines:
         _draw_losses(axes[2], lines)
     return figure
 
 
-def _draw_distances(axes: Axes, result: Alignment) -> None:
+def draw_distances(axes: Axes, result: Alignment) -> None:
     axes.scatter(result.before.tolist(), result.after.tolist(), s=14, color=BLUE, edgecolors="none")
     most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
@@ -217,7 +217,7 @@ def _draw_distances(axes: Axes, result: Alignment) -> None:
     axes.set_ylabel("squared distance aligned")
 
 
-def _draw_transpositions(axes: Axes, result: Alignment) -> None:
+def draw_transpositions(axes: Axes, result: Alignment) -> None:
     """Draw one box for each group: its transpositions as a share of the largest possible number."""
     groups = [name for name, size in result.sizes.items() if size > 1]
     shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]

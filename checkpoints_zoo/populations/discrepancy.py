@@ -415,26 +415,53 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     figure.suptitle(title(before), fontsize=12, fontweight="bold", parse_math=False)
     note = f"MMD²: unbiased, mean over kernels. p: {before.permutations:,} permutations; not adjusted for many layers."
     figure.supxlabel(note, fontsize=8, color=GREY)
-    series = [(before, RED, "s", "as stored"), *([] if after is None else [(after, BLUE, "o", "symmetries removed")])]
     grid = figure.add_gridspec(1, 2)
     left = figure.add_subplot(grid[0], label="mmd")
     right = figure.add_subplot(grid[1], label="p", sharey=left)
-    for result, colour, marker, label in series:
-        for axes, values in (
-            (left, [result.groups[name].value for name in names]),
-            (right, [result.groups[name].p_value for name in names]),
-        ):
-            axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
-    left.axvline(0, color=GREY, linewidth=0.8)
-    left.set(xlabel="MMD²")
-    left.locator_params(axis="x", nbins=6)
-    _name_rows(left, names, height)
-    line = right.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
-    right.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
-    right.tick_params(axis="y", labelleft=False)
-    _add_legend(left, "a  Distance", left.lines[: len(series)])
-    _add_legend(right, "b  Permutation test", [line])
+    draw_discrepancies(left, before, after, height)
+    draw_p_values(right, before, after)
+    _add_legend(left, "a  Distance", left.lines[: 1 if after is None else 2])
+    _add_legend(right, "b  Permutation test", right.lines[-1:])
     return figure
+
+
+def _series(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
+    """Return the results that are drawn, each with its colour, marker and label."""
+    stored = (before, RED, "s", "as stored")
+    return [stored] if after is None else [stored, (after, BLUE, "o", "symmetries removed")]
+
+
+def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float) -> None:
+    """Draw MMD² of each group of tensors, one group a row.
+
+    Args:
+        axes: to draw into.
+        before: of the weights as they are stored.
+        after: of the same sets without symmetries; None for none.
+        height: of the figure, inches.
+    """
+    names = list(before.groups)
+    for result, colour, marker, label in _series(before, after):
+        values = [result.groups[name].value for name in names]
+        axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set(xlabel="MMD²")
+    axes.locator_params(axis="x", nbins=6)
+    _name_rows(axes, names, height)
+
+
+def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
+    """Draw the p-value of each group of tensors, one group a row, for axes beside those of `draw_discrepancies`.
+
+    Args: as in `draw_discrepancies`.
+    """
+    names = list(before.groups)
+    for result, colour, marker, label in _series(before, after):
+        values = [result.groups[name].p_value for name in names]
+        axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
+    axes.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
+    axes.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
+    axes.tick_params(axis="y", labelleft=False)
 
 
 def title(result: MMD) -> str:

@@ -185,14 +185,14 @@ def draw(masses: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure
         figure.supxlabel(f"{note}, mean {float(masses.unbounded.mean()):.4g}", fontsize=8, color=GREY)
     grid = figure.add_gridspec(1, panels)
     before, after = ([float(values[i]) for i in last] for values in (masses.before, masses.after))
-    _draw_masses(figure.add_subplot(grid[0], label="mass"), before, after)
-    _draw_excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last])
+    draw_masses(figure.add_subplot(grid[0], label="mass"), before, after)
+    draw_excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last])
     if epochs is not None:
         _draw_training(figure.add_subplot(grid[2], label="training"), masses, epochs)
     return figure
 
 
-def _draw_masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None:
+def draw_masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None:
     low, high = min(after), max(before)
     margin = 0.06 * (high - low) or 0.06 * high or 1.0
     diagonal = [low - margin, high + margin]
@@ -209,7 +209,7 @@ def _draw_masses(axes: Axes, before: Sequence[float], after: Sequence[float]) ->
     axes.legend(loc="upper left")
 
 
-def _draw_excess(axes: Axes, excess: Sequence[float]) -> None:
+def draw_excess(axes: Axes, excess: Sequence[float]) -> None:
     mean = sum(excess) / len(excess)
     heights, *_ = axes.hist(excess, histogram_edges(excess), color=BLUE, alpha=0.85, edgecolor="white")
     text = f"mean {mean:.3g}, from {min(excess):.3g} to {max(excess):.3g}"

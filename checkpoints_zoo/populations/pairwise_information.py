@@ -284,17 +284,17 @@ def draw(pairs: Pairwise) -> Figure:
     figure.suptitle(_title(pairs), fontsize=13, fontweight="bold", parse_math=False)
     figure.supxlabel(_note(pairs), fontsize=8, color=GREY, parse_math=False)
     grid = figure.add_gridspec(down, across)
-    inside = _upper_values(pairs.inside.information)
-    _draw_histogram(
+    inside = upper_values(pairs.inside.information)
+    draw_histogram(
         figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE
     )
     if pairs.outside is not None:
-        outside = _upper_values(pairs.outside.information)
+        outside = upper_values(pairs.outside.information)
         axes = figure.add_subplot(grid[0, 1], label="ood")
-        _draw_histogram(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
-        _draw_scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
+        draw_histogram(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
+        draw_scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
     title = f"{'b' if pairs.outside is None else 'd'}  Disagreement"
-    _draw_matrix(figure.add_subplot(grid[-1, 1], label="disagreement"), pairs, title)
+    draw_matrix(figure.add_subplot(grid[-1, 1], label="disagreement"), pairs, title)
     return figure
 
 
@@ -314,14 +314,14 @@ def _note(pairs: Pairwise) -> str:
     return f"{'; '.join(sets)}. {note}."
 
 
-def _upper_values(matrix: Tensor) -> list[float]:
+def upper_values(matrix: Tensor) -> list[float]:
     """Return the values of the upper triangle, row by row."""
     kept = matrix.new_ones(matrix.shape).triu(1).bool()
     values: list[float] = matrix[kept].tolist()
     return values
 
 
-def _draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
+def draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
     """Draw a histogram of the pairs' information, and its mean."""
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(high, 1e-9):
@@ -339,7 +339,7 @@ def _draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: 
     axes.legend(loc="upper left")
 
 
-def _draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
+def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
     """Draw each pair's information in and out of distribution, and their correlation."""
     if len(inside) <= DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
@@ -354,7 +354,7 @@ def _draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float],
     axes.legend(loc="upper left", handlelength=0, handletextpad=0)
 
 
-def _draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
+def draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
     """Draw the disagreements of all pairs, members in their order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
     known = 100 * matrix[~matrix.isnan()]

@@ -308,7 +308,7 @@ def on_hub(repo: hub.Repo) -> dict[str, File]:
         return lambda offset, length: RemoteFile.of(repo, inside).bytes_at(offset, length)
 
     with translated_errors(repo.label, f"files of {repo.label}"):
-        rows = hub.retry_patiently(listed, hub.RETRIED)
+        rows = hub.retry_patiently(listed, hub.RETRIED_STATUSES)
     return {
         row.path: File(row.size, row.lfs.sha256 if row.lfs else row.blob_id, row.lfs is not None, reader(row.path))
         for row in rows

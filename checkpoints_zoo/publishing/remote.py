@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
 from checkpoints_zoo.publishing.folder import File
 from checkpoints_zoo.sources.hub import (
-    AGAIN,
     LOGIN,
-    RETRIED,
+    RETRIED_STATUSES,
     SCHEME,
+    TRY_AGAIN,
     Repo,
     client_info,
     host,
@@ -97,7 +97,7 @@ class Remote:
             SourceNotFound, AccessError, NetworkError: no answer, or one that says no.
         """
         with sending(self.label, what, to):
-            return retry_patiently(call, RETRIED)
+            return retry_patiently(call, RETRIED_STATUSES)
 
     def branch(self, name: str = MAIN) -> Branch | None:
         """Look at a branch; return what is there now, None where there is no such repo."""
@@ -252,10 +252,10 @@ def sending(label: str, what: str, to: str = "write") -> Iterator[None]:
         known = translate_error(cause, label, what, to)
         if known is not cause:
             raise known from error
-        raise NetworkError(what, expected=f"{host()} to take it", found=str(cause)[:300], do=AGAIN) from error
+        raise NetworkError(what, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
     except ValueError as error:
         text = str(error)
         if text.startswith("Invalid metadata"):
             problem = " ".join(text.split())
             raise FormatError(f"README.md for {label}", expected="YAML that the Hub takes", found=problem) from error
-        raise NetworkError(what, expected=f"an answer from {host()}", found=text[:300], do=AGAIN) from error
+        raise NetworkError(what, expected=f"an answer from {host()}", found=text[:300], do=TRY_AGAIN) from error

@@ -185,7 +185,7 @@ ROWS = (
         "an archive",
         "nothing: all headers of the archive are read",
         KEPT,
-        "test_upstream.py::test_members_whose_names_were_exchanged",
+        "test_archived_collections.py::test_members_whose_names_were_exchanged",
     ),
     Row(
         "an answer lost, a hangup or a 500 at any request",

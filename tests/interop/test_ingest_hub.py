@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import AccessError, SourceNotFound, UsageError
 from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, measuring
 from checkpoints_zoo.sources import cache, fetching
 from tests.hub import WRITER, Hub
-from tests.sources.test_upstream import COUNT, HEAD, PAYLOAD, REPO, forget, named, path_of
+from tests.sources.test_archived_collections import COUNT, HEAD, PAYLOAD, REPO, forget, named, path_of
 from tests.support.archives import member, virtual_tar
 from tests.support.originals import hashes, imported, members_in, ours, rows_of, states, tar
 from tests.support.scenarios import State

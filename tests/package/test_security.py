@@ -37,7 +37,7 @@ from tests.support.scenarios import SCHEMA, Built, build, digest_of
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, source_module._known, fetching._remote_files):
+    for known in (indexing._indexes, source_module._archived_collections, fetching._remote_files):
         known.clear()
 
 

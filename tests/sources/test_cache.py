@@ -40,7 +40,7 @@ def tiny(hub: Hub) -> Built:
 @pytest.fixture(autouse=True)
 def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the folder that stands in for a read-only cache."""
-    monkeypatch.setattr(spares, "_spare", [])
+    monkeypatch.setattr(spares, "_fallback", [])
 
 
 def stacked(members: str) -> dict[str, torch.Tensor]:
@@ -205,14 +205,14 @@ def test_a_read_only_cache_is_replaced_for_this_process(
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_up(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     stacked("0")
-    before, write = left(), cache._write
+    before, write = left(), cache._write_all
 
     def refuse(file: FileIO, piece: bytes) -> None:
         if file.tell() > 0:
             raise OSError(number, os.strerror(number))
         write(file, piece)
 
-    monkeypatch.setattr(cache, "_write", refuse)
+    monkeypatch.setattr(cache, "_write_all", refuse)
     with pytest.raises(StorageError) as caught:
         stacked("0,1,12")
     place = cache.cache_root() / "datasets--alice--zoo" / "members"

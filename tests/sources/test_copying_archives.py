@@ -25,7 +25,7 @@ ADDRESS = f"hf://datasets/{REPO}"
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, source._known, fetching._remote_files):
+    for known in (indexing._indexes, source._archived_collections, fetching._remote_files):
         known.clear()
 
 

@@ -156,7 +156,7 @@ def test_a_manifest_of_the_wrong_bytes_is_not_kept(hub: Hub, tiny: Built) -> Non
 
 
 def test_members_that_arrived_before_a_fault_are_kept(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.sources.fetching.PARALLEL", 1)
+    monkeypatch.setattr("checkpoints_zoo.sources.fetching.CONNECTIONS", 1)
     hub.faults.append({"path": BYTES, "status": 500, "skip": 1, **ALWAYS})
     with pytest.raises(NetworkError):
         read("1,12")

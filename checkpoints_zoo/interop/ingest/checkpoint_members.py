@@ -56,7 +56,7 @@ def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], pr
             with ThreadPoolExecutor(PARALLEL_ARCHIVES, thread_name_prefix="zoo-walk") as pool:
                 list(pool.map(partial(indexing.walk_remote, origin.repo), tars))
         archive_indexes = indexing.open_remote(origin.repo, tars) if tars else []
-    indexes = {archive.inside: archive.index for archive in archive_indexes}
+    indexes = {archive.source_path: archive.index for archive in archive_indexes}
     groups = []
     for path in origin.archives:
         if path in indexes:
@@ -93,7 +93,7 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
     if origin.repo is None:
         readers = [_open_local(origin.root / p) for p in origin.files]
     else:
-        with ThreadPoolExecutor(fetching.PARALLEL, thread_name_prefix="zoo-heads") as pool:
+        with ThreadPoolExecutor(fetching.CONNECTIONS, thread_name_prefix="zoo-heads") as pool:
             readers = list(pool.map(partial(_open_remote, origin.repo), origin.files))
     for path, (size, read_range) in zip(origin.files, readers, strict=True):
         entry = contents.add(TarHeader(path, 0, 0, size, ""), read_range)

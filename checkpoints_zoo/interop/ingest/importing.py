@@ -105,7 +105,7 @@ def ingest(
         reads = hash or evaluate is not None or reshard is not None
         return survey_origin(origin, name, {}, True, given, like, options, copy_root, say).plan(str(root), reads)
     locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
-    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
         if reshard is not None:

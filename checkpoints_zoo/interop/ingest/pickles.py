@@ -258,7 +258,7 @@ def state_bytes(state: Mapping[str, Tensor]) -> bytearray:
     out = bytearray()
     for t in state.values():
         if t.numel():
-            out += t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            out += t.detach().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return out
 
 

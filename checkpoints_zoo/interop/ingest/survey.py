@@ -21,7 +21,7 @@ from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
-from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
+from checkpoints_zoo.sources.fetching import GAP, LARGEST_RANGE
 from checkpoints_zoo.sources.source import FolderSource
 
 
@@ -239,8 +239,8 @@ def _count_ranges(rows: Sequence[Row]) -> int:
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
             if row["path"] != path or start > end + GAP:
-                count += -(-(end - begin) // LARGEST_RUN)
+                count += -(-(end - begin) // LARGEST_RANGE)
                 begin, path = start, row["path"]
             end = stop
-        count += -(-(end - begin) // LARGEST_RUN)
+        count += -(-(end - begin) // LARGEST_RANGE)
     return count

@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description, Listing
 from checkpoints_zoo.formats.columns import SCHEMA
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import LOCATION
 from checkpoints_zoo.formats.text import did_you_mean, first_few
@@ -228,7 +228,7 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
     if not files:
         return
     path = files_path(root, name)
-    with replacing(path) as file:
+    with replace_file(path) as file:
         csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats.catalog import read_json
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
@@ -137,7 +137,7 @@ class MethodFits:
         problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
         best, search_record = fitting.search(type(method), problem, seed=self.seed)
         record = {"settings": asdict(best), "tried": [asdict(t) for t in search_record]}
-        with replacing(self._search_path(method)) as file:
+        with replace_file(self._search_path(method)) as file:
             file.write(json.dumps(finite_or_null(record), indent=1, allow_nan=False))
         return best
 
@@ -228,7 +228,7 @@ def fit_all(
     refused: dict[str, str] = {}
     if any(fits.load_draws(method) is None for method in methods):
         # Of two calls with one folder, the second waits and reads the fits of the first.
-        with cache.locked(cache.writable_folder("local/fits"), str(fits.out.resolve())):
+        with cache.locked_key(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             missing = [method for method in methods if fits.load_draws(method) is None]
             refused = _fit_missing(fits, missing, workers, say)
     fitted = [fits.load_draws(method) for method in methods]

@@ -18,7 +18,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
 from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, content_hash
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
@@ -172,7 +172,7 @@ class Cells:
         """
         content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with disk.writing_into(self.folder), replacing(self.path(key)) as file:
+        with disk.writing_into(self.folder), replace_file(self.path(key)) as file:
             file.write(text)
         stored: Values = json.loads(text)["values"]
         return stored

@@ -299,8 +299,8 @@ class Ensemble(nn.Module):
         norms = modules.norm_tensor_names(self.stacked)
         for name, tensor in self.stacked.items():
             moved = fn(tensor)
-            if name in norms and moved.is_floating_point() and moved.dtype.itemsize < 4:
-                moved = tensor.to(moved.device, torch.float32)  # a variance can be infinite in float16
+            if name in norms and moved.is_floating_point():  # a variance can be infinite in float16
+                moved = tensor.to(moved.device, modules.norm_dtype(moved.dtype))
             self.stacked[name] = moved
         return self
 

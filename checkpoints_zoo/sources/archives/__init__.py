@@ -1,7 +1,7 @@
-"""Archives of safetensors files, read where they lie: which members they hold, and where each one's bytes are.
+"""Archives of safetensors files: their index says which members they hold, and the byte range of each.
 
-An uncompressed tar, whatever it is called, is indexed with few range reads; a gzipped one can only be streamed.
-Nothing is ever unpacked, so no name in an archive becomes the name of a file.
+An uncompressed tar, under any name, is indexed by a few range reads; a gzipped one can only be read from its start.
+Members are never unpacked into files, so no name in an archive becomes a path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From members to a page."""
+"""The report page of members: measuring, and putting the parts together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from checkpoints_zoo.publishing.html_report import (
     summary,
     symmetry,
 )
-from checkpoints_zoo.publishing.html_report.gather import Measured, Scaling, measure
+from checkpoints_zoo.publishing.html_report.measurements import Measurements, Scaling, measure
 from checkpoints_zoo.publishing.html_report.page import Page, path_of
 
 DEFAULT = "default"
 OOD = {"digits": "photos"}  # images of the members' -> images out of distribution that come with the package
 
 
-def report(
+def report_page(
     members: Collection | Predictions,
     data: ImageInput | Predictions | None = None,
     ood: ImageInput | Predictions | None = DEFAULT,
@@ -48,11 +48,11 @@ def report(
     seed: int = 0,
     say: Callable[[str], object] = lambda text: None,
 ) -> Page:
-    """Measure members in every way there is and put the figures into one HTML file; return the Page.
+    """Measure members in every way and put the figures into one HTML file; return the Page.
 
-    The file needs nothing else and no network; the same input gives the same bytes. Members are run once. Weights are
-    read again for symmetries and mass, of the first 128 members and no more than 2 GiB, unless `data` are stored
-    predictions: then none are. What can't be shown says why in the page.
+    The file needs no other file and no network; the same input gives the same bytes. Members are run once. Weights are
+    read again for symmetries and mass, of the first 128 members and no more than 2 GiB; if `data` are stored
+    predictions, no weights are read. If a part can't be shown, the page says why.
 
     Args:
         members: a collection, or stored predictions on labelled images.
@@ -60,54 +60,64 @@ def report(
             collection's own test set.
         ood: images out of distribution, or stored predictions on them; None for none; "default" for those that come
             with the package: patches of photographs for members that were trained on digits.
-        path: of the file, which ends in .html; None for a Page that is not saved yet.
+        path: of the file, which ends in .html; None for a Page that is not saved.
         sizes: of the ensembles on the curves; None for the powers of two and all members.
         temperature, held_out, within: as in `evaluate`.
         subsets: random ensembles drawn for a size.
         device: what the members run on.
         seed: of the draws.
-        say: told what is being done, a line at a time.
+        say: called with what is being done, a line at a time.
 
     Raises:
-        UsageError: as in `evaluate`, a mixture of images and predictions, or a path that is no page's.
+        UsageError: as in `evaluate`, a mixture of images and predictions, or a path without the ending of a page.
         DamagedError, NetworkError, SourceNotFound: members that can't be read, or are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> page = zoo.report(zoo.load("convnet-digits", n=4), subsets=4)
+    >>> page = zoo.report_page(zoo.load("convnet-digits", n=4), subsets=4)
     >>> page.title, list(page.panels)[0]
     ('convnet-digits: a population of 4 networks', 'member-accuracy')
     """
     place = None if path is None else path_of(path)
     if isinstance(ood, str) and ood == DEFAULT:
-        own = isinstance(members, Collection) and not isinstance(data, Predictions)
-        ood = OOD.get(members.description.dataset) if own and isinstance(members, Collection) else None
+        runs = isinstance(members, Collection) and not isinstance(data, Predictions)
+        ood = OOD.get(members.description.dataset) if runs and isinstance(members, Collection) else None
     sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
-    known, kept = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
-    on = check_device(device)
-    text = origin.command(members, data, ood, sizes, Scaling(temperature, held_out, within), subsets, on, seed)
-    found = measure(members, data, ood, known, Scaling(temperature, kept, within), subsets, on, seed, text, say)
-    page = page_of(found)
+    checked_sizes, checked_held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    device = check_device(device)
+    origin.page_day()  # checked before anything is measured
+    scaling = Scaling(temperature, held_out, within)
+    command = origin.command_of(members, data, ood, sizes, scaling, subsets, device, seed)
+    scaling = Scaling(temperature, checked_held_out, within)
+    measured = measure(members, data, ood, checked_sizes, scaling, subsets, device, seed, command, say)
+    page = assemble(measured)
     return page if place is None else replace(page, path=page.save(place))
 
 
-def page_of(found: Measured) -> Page:
-    """Put what was measured into parts; return the page."""
-    rooms = (summary, population, calibration)
-    parts = [room.part(found) for room in rooms]
-    parts += [summary.growing(found), *(room.part(found) for room in (detection, pairs, symmetry, mass))]
-    count = found.report.members
-    title = f"{found.name}: a population of {counted(count, 'network')}"
-    described = found.members.description.title if isinstance(found.members, Collection) else "From stored predictions"
-    return Page(title, described, parts, origin.made_of(found), _numbers(found))
+def assemble(measured: Measurements) -> Page:
+    """Lay out measurements in parts; return the page."""
+    parts = [
+        summary.build_part(measured),
+        population.build_part(measured),
+        calibration.build_part(measured),
+        summary.build_sizes_part(measured),
+        detection.build_part(measured),
+        pairs.build_part(measured),
+        symmetry.build_part(measured),
+        mass.build_part(measured),
+    ]
+    title = f"{measured.name}: a population of {counted(measured.report.members, 'network')}"
+    members = measured.members
+    subtitle = members.description.title if isinstance(members, Collection) else "From stored predictions"
+    return Page(title, subtitle, parts, origin.origin_of(measured), _numbers(measured))
 
 
-def _numbers(found: Measured) -> dict[str, Any]:
+def _numbers(measured: Measurements) -> dict[str, Any]:
     """Return the figures that the page shows as JSON values, as their own reports have them."""
-    weighed = found.weighed
+    weights = measured.weights
     reports = {
-        "evaluation": found.report,
-        "pairwise": found.pairs,
-        "mmd": None if weighed is None else weighed.before,
-        "ns": None if weighed is None else weighed.after,
+        "evaluation": measured.report,
+        "pairwise": measured.pairs,
+        "mmd": None if weights is None else weights.before,
+        "ns": None if weights is None else weights.after,
     }
     return {name: json.loads(report.to_json()) for name, report in reports.items() if report is not None}

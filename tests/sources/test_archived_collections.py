@@ -69,7 +69,7 @@ def upstream(hub: Hub) -> Hub:
 
 def forget() -> None:
     """Start as a new process does."""
-    for known in (indexing._indexes, source._known, fetching._remote_files):
+    for known in (indexing._indexes, source._archived_collections, fetching._remote_files):
         known.clear()
 
 

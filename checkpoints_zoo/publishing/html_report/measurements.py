@@ -1,4 +1,4 @@
-"""Everything that a page shows, measured: the members are run once; weights are read again for what needs them."""
+"""The measurements that a page shows. Members are run once; weights are read again for symmetries and mass."""
 
 from __future__ import annotations
 
@@ -34,59 +34,59 @@ Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a page shows.
+class Measurements:
+    """Everything that a page shows.
 
     Args:
-        members: a collection, or predictions where nothing else was given.
-        inside, outside: what the members say in and out of distribution; `outside` None without such images.
+        members: a collection, or predictions if there is no collection.
+        inside, outside: predictions in and out of distribution; `outside` is None without images out of distribution.
         report: of the ensemble.
-        said, said_outside: what the members say of each input.
+        outputs, outputs_outside: the predictions, pooled.
         pairs: None for one member.
-        weighed: None where weights were not read.
-        command: that makes the same page again, "" where none does.
+        weights: None if no weights were read.
+        command: that makes the same page again; "" if no command does.
     """
 
     members: Collection | Predictions
     inside: Predictions
     outside: Predictions | None
     report: Report
-    said: Outputs
-    said_outside: Outputs | None
+    outputs: PooledOutputs
+    outputs_outside: PooledOutputs | None
     pairs: Pairwise | None
-    weighed: Weighed | None
+    weights: WeightFigures | None
     command: str
 
     @property
     def name(self) -> str:
-        """Of the collection."""
+        """The collection's name."""
         return self.report.collection
 
     @property
-    def together(self) -> str:
-        """Who is measured as one."""
+    def subject(self) -> str:
+        """The ensemble, in words."""
         count = self.report.members
         return "the one member" if count == 1 else f"all {count:,} members as one ensemble"
 
     @property
-    def known(self) -> str:
-        """What intervals there are, "" for none."""
+    def interval_note(self) -> str:
+        """The kind of the intervals in brackets; "" if there are none."""
         return " (95 % jackknife intervals)" if self.report.members > 2 else ""
 
     @property
-    def on(self) -> str:
-        """Which images in distribution, and how many."""
+    def images(self) -> str:
+        """The images in distribution and their number."""
         return f"{self.report.data.split(' ')[0]}, n = {self.report.inputs:,} inputs"
 
     @property
-    def on_ood(self) -> str:
-        """Which images out of distribution, and how many."""
+    def images_ood(self) -> str:
+        """The images out of distribution and their number."""
         return f"{self.report.ood.split(' ')[0]}, n = {self.report.ood_inputs:,} inputs"
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What is asked of temperature scaling and of limits, as in `evaluate`."""
+    """The arguments of `evaluate` on temperature scaling and limits."""
 
     temperature: bool
     held_out: float | ImageInput | Predictions | None
@@ -104,12 +104,12 @@ def measure(
     seed: int,
     command: str,
     say: Say,
-) -> Measured:
-    """Measure members, or their stored predictions; return what a page shows.
+) -> Measurements:
+    """Measure members or their stored predictions; return everything that a page shows.
 
-    Args, Raises: as of `report`.
+    Args, Raises: as in `report_page`.
     """
-    inside, outside = _predicted(members, data, ood, scaling.held_out, device, say)
+    inside, outside = _predict(members, data, ood, scaling.held_out, device, say)
     say(f"{inside.facts.collection}: random ensembles of every size …")
     report = evaluate(
         members, inside, outside, sizes=sizes, temperature=scaling.temperature, held_out=scaling.held_out,
@@ -118,20 +118,20 @@ def measure(
     pairs = None
     if len(inside) > 1:
         say(f"{report.collection}: pairs of members …")
-        some = slice(MOST_PAIRED)
-        pairs = pairwise(inside[some], None, None if outside is None else outside[some], device=device, seed=seed)
-    weighed = None
+        first = slice(MOST_PAIRED)
+        pairs = pairwise(inside[first], None, None if outside is None else outside[first], device=device, seed=seed)
+    weights = None
     if isinstance(members, Collection) and not isinstance(data, Predictions):
-        weighed = weigh(members, device, seed, say)
-    said_outside = None if outside is None else walk(outside, None)
-    left = None
+        weights = measure_weights(members, device, seed, say)
+    outputs_outside = None if outside is None else pool_outputs(outside, None)
+    measured = None
     if report.calibrated is not None and report.calibrated.share is not None:
-        left, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
-    said = walk(inside, inside.labels, left)
-    return Measured(members, inside, outside, report, said, said_outside, pairs, weighed, command)
+        measured, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+    outputs = pool_outputs(inside, inside.labels, measured)
+    return Measurements(members, inside, outside, report, outputs, outputs_outside, pairs, weights, command)
 
 
-def _predicted(
+def _predict(
     members: Collection | Predictions,
     data: ImageInput | Predictions | None,
     ood: ImageInput | Predictions | None,
@@ -139,30 +139,34 @@ def _predicted(
     device: str | torch.device,
     say: Say,
 ) -> tuple[Predictions, Predictions | None]:
-    """Run members, unless what they say is given; return what they say in and out of distribution.
+    """Run members unless their predictions are given; return the predictions in and out of distribution.
 
     Raises:
-        UsageError: a mixture of predictions and images, or predictions of others.
+        UsageError: a mixture of predictions and images, or predictions of other members.
     """
     inside = data if isinstance(data, Predictions) else members
     if isinstance(inside, Predictions):
-        shown = (data, ood, None if isinstance(held_out, float | int) else held_out)
-        if any(x is not None and not isinstance(x, Predictions) for x in shown):
-            raise _no_members(inside)
+        arguments_given = (data, ood, None if isinstance(held_out, float | int) else held_out)
+        if any(x is not None and not isinstance(x, Predictions) for x in arguments_given):
+            raise _images_for_predictions(inside)
         check_same(inside, members)
         say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
         return inside, ood if isinstance(ood, Predictions) else None
-    given = (
+    test_set = (
         arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
     )
     others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if others is None else f" against {others.name}"
-    say(f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {given.name}{against} …")
-    said = run(inside, given, device, labelled=True)
-    return said, run(inside, others, device, labelled=False) if isinstance(others, ImageData) else others
+    say(
+        f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {test_set.name}{against} …"
+    )
+    predicted = compute_predictions(inside, test_set, device, labelled=True)
+    if isinstance(others, ImageData):
+        return predicted, compute_predictions(inside, others, device, labelled=False)
+    return predicted, others
 
 
-def _no_members(inside: Predictions) -> UsageError:
+def _images_for_predictions(inside: Predictions) -> UsageError:
     return UsageError(
         f"images for predictions {inside.name}",
         expected="stored predictions on them, since no members are run",
@@ -171,12 +175,12 @@ def _no_members(inside: Predictions) -> UsageError:
     )
 
 
-class Computed(Predictions):
-    """Predictions that were computed just now, in float32.
+class ComputedPredictions(Predictions):
+    """Predictions in memory, computed in float32.
 
     Args:
-        members: whose.
-        inside: the images they are on.
+        members: that made them.
+        inside: the images.
         values: (member, input, class) logits.
         labels: (input,), None for images without.
     """
@@ -216,16 +220,18 @@ class Computed(Predictions):
     def _select(self, positions: list[int]) -> Predictions:
         if not positions:
             return super()._select(positions)
-        near = slice(positions[0], positions[-1] + 1)  # the values of neighbours are not copied
-        some = near if positions == list(range(near.start, near.stop)) else positions
-        return Computed(self.members.take(positions), self.inside, self.values[some], self.truth)
+        neighbours = slice(positions[0], positions[-1] + 1)  # a slice of the values is not a copy
+        chosen = neighbours if positions == list(range(neighbours.start, neighbours.stop)) else positions
+        return ComputedPredictions(self.members.take(positions), self.inside, self.values[chosen], self.truth)
 
 
-def run(members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool) -> Predictions:
+def compute_predictions(
+    members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool
+) -> Predictions:
     """Run members on images; return their predictions.
 
     Args:
-        members: whose.
+        members: to run.
         inside: the images.
         device: what the members run on, in float32.
         labelled: whether labels are needed.
@@ -239,12 +245,12 @@ def run(members: Collection, inside: ImageData, device: str | torch.device, *, l
     if labelled:
         inside, labels = arguments.require_labels(inside, members.description)
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
-        return Computed(members, inside, predictions.logits(members, inside, device), labels)
+        return ComputedPredictions(members, inside, predictions.logits(members, inside, device), labels)
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """The members' outputs, pooled: of all members for each input, of each member over all inputs.
+class PooledOutputs:
+    """Outputs of members, pooled over the members for each input and over the inputs for each member.
 
     Args:
         largest: (input,) largest mean probability.
@@ -257,26 +263,26 @@ class Outputs:
     pooled: Reliability | None
 
 
-def walk(found: Predictions, labels: Tensor | None, some: Tensor | None = None) -> Outputs:
-    """Walk over predictions once, in blocks of inputs; return what members say.
+def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: Tensor | None = None) -> PooledOutputs:
+    """Read predictions once, in blocks of inputs; return the pooled outputs.
 
     Args:
-        found: the predictions.
+        predicted: the predictions.
         labels: (input,), None for images without.
-        some: positions of the inputs that count, rising; None for all.
+        counted_inputs: positions of the inputs that count, rising; None for all.
     """
-    members = found.shape[0]
+    members = predicted.shape[0]
     nll = torch.zeros(members, dtype=torch.float64)
     largest: list[Tensor] = []
     bars: list[Reliability] = []
     at = count = 0
-    with one_thread(math.prod(found.shape) < SMALL_LOGITS):
-        for block in found.blocks():
+    with one_thread(math.prod(predicted.shape) < SMALL_LOGITS):
+        for block in predicted.blocks():
             here = torch.arange(at, at + block.shape[1])
             at += block.shape[1]
-            if some is not None:
-                kept = torch.isin(here, some)
-                here, block = here[kept], block[:, kept]
+            if counted_inputs is not None:
+                counts = torch.isin(here, counted_inputs)
+                here, block = here[counts], block[:, counts]
             count += len(here)
             if not len(here):
                 continue
@@ -287,11 +293,11 @@ def walk(found: Predictions, labels: Tensor | None, some: Tensor | None = None) 
                 true = labels[here].expand(members, -1)
                 nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
                 bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
-    pooled = None if labels is None else _pooled(bars)
-    return Outputs(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
+    pooled = None if labels is None else _join_bars(bars)
+    return PooledOutputs(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
 
 
-def _pooled(bars: Sequence[Reliability]) -> Reliability:
+def _join_bars(bars: Sequence[Reliability]) -> Reliability:
     """Join the bars of blocks of inputs."""
     count = torch.stack([b.inputs for b in bars]).sum(0)
     confidence = torch.stack([torch.nan_to_num(b.confidence).double() * b.inputs for b in bars]).sum(0)
@@ -300,55 +306,55 @@ def _pooled(bars: Sequence[Reliability]) -> Reliability:
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """What the weights of some members say.
+class WeightFigures:
+    """The figures that are computed from the weights of members.
 
     Args:
-        members: the first ones, as many as are read.
-        of: how many there are.
-        table: of the symmetries; None where none can be derived.
-        why: there is no table.
-        before, after: members at even positions against those at odd ones, as they are and without symmetries; None for
-            less than 4 members, and `after` without a table.
+        members: the first members, whose weights are read.
+        total: how many members there are.
+        table: of the symmetries; None if it can't be derived.
+        reason: why there is no table.
+        before, after: MMD² of the members at even positions against the members at odd positions, with and without
+            symmetries; None for fewer than 4 members, and `after` is None without a table.
         aligned: to the first member; None for one member, and without a table.
         masses: None without a table.
     """
 
     members: Collection
-    of: int
+    total: int
     table: Table | None
-    why: str
+    reason: str
     before: MMD | None
     after: MMD | None
     aligned: Alignment | None
     masses: MinimalMass | None
 
 
-def weigh(members: Collection, device: str | torch.device, seed: int, say: Callable[[str], object]) -> Weighed:
-    """Measure what weights say, of the first 128 members and no more than 2 GiB; return it.
+def measure_weights(members: Collection, device: str | torch.device, seed: int, say: Say) -> WeightFigures:
+    """Compute the figures of weights, of the first 128 members and no more than 2 GiB; return them.
 
     Args:
-        members: whose.
+        members: whose weights are read.
         device: where to compute.
         seed: of the permutations of the test.
-        say: told what is being done.
+        say: called with what is being done.
 
     Raises:
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
     """
-    some = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
-    say(f"{members.name}: weights of {counted(len(some), 'member')}, {format_bytes(some.nbytes)} …")
-    table, why = None, ""
+    first = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
+    say(f"{members.name}: weights of {counted(len(first), 'member')}, {format_bytes(first.nbytes)} …")
+    table, reason = None, ""
     try:
-        table = some.symmetry_table
+        table = first.symmetry_table
     except SymmetryError as error:
-        why = str(error)
+        reason = str(error)
     before = after = None
-    if len(some) >= 4 and table is None:
-        before = mmd(some, device=device, seed=seed)
-    elif len(some) >= 4:
-        both = ns(some, device=device, seed=seed)
+    if len(first) >= 4 and table is None:
+        before = mmd(first, device=device, seed=seed)
+    elif len(first) >= 4:
+        both = ns(first, device=device, seed=seed)
         before, after = both.mmd, both.ns
-    aligned = alignment(some, to=some.ids[0]) if table is not None and len(some) > 1 else None
-    masses = None if table is None else minimal_mass(some, device=device)
-    return Weighed(some, len(members), table, why, before, after, aligned, masses)
+    aligned = alignment(first, to=first.ids[0]) if table is not None and len(first) > 1 else None
+    masses = None if table is None else minimal_mass(first, device=device)
+    return WeightFigures(first, len(members), table, reason, before, after, aligned, masses)
