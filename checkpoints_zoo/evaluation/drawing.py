@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DPI = 150
 BARS = 20  # largest number of bars of a histogram
 # Okabe & Ito, Color universal design (2008): colour-blind readers can distinguish these colours.
-BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+BLUE, RED, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#606060"
 STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,

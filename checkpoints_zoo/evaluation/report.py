@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import SENSITIVE, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
@@ -380,7 +380,7 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
         axes.plot([], [], "s", color=to_rgba(BLUE, 0.2), markersize=8, label=f"fewer than {FEW_INPUTS} inputs")
     if pooled is not None:
         points = _filled_points(pooled)
-        axes.plot(*points, color=GREEN, marker="o", markersize=4, linewidth=1.2, label="single members")
+        axes.plot(*points, color=PURPLE, marker="o", markersize=4, linewidth=1.2, label="single members")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
 
 
@@ -390,7 +390,7 @@ def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     Args: as in `draw_reliability`.
     """
     series = [(reliability_bins(report)["inputs"], GREY if pooled is None else BLUE, "ensemble")]
-    series += [] if pooled is None else [(pooled["inputs"], GREEN, "single members")]
+    series += [] if pooled is None else [(pooled["inputs"], PURPLE, "single members")]
     least = 1.0
     for i, (inputs, colour, label) in enumerate(series):
         width, total = 1 / len(inputs), sum(inputs)
@@ -469,7 +469,7 @@ def draw_member_values(
     axes.legend(loc="upper left")
 
 
-def draw_information(report: Report, axes: Axes) -> None:
+def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
     """Draw histograms of the mutual information of inputs, in and out of distribution."""
     import numpy as np
 
@@ -497,7 +497,8 @@ def draw_information(report: Report, axes: Axes) -> None:
     axes.set_xlabel(f"mutual information of an input (nats{note})")
     axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, top * 1.5))
     detected = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
-    axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+    if auroc:
+        axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
 

@@ -1,7 +1,8 @@
 """The card of a source: the README.md that the Hub shows, with a picture of each collection's test accuracies.
 
-It says what the manifests know, and nothing else: templates in `cards/`, one passage a fact. The same manifests give
-the same card. What comes from a file is written as text, never as markup (see `formats.text`).
+A card states the facts of the manifests and nothing else: jinja2 templates in `cards/`, one passage a fact. The same
+manifests give the same card. Text from a file becomes text on the card, never markup: a template escapes every value
+that is not `Markup`, and what is `Markup` is made by the functions of `formats.text`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from string import Template
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, STYLE, histogram_edges
@@ -40,8 +42,8 @@ from checkpoints_zoo.formats.text import (
     markdown_block,
     markdown_code,
     markdown_text,
+    one_line,
     summarize_values,
-    yaml_string,
 )
 
 if TYPE_CHECKING:
@@ -56,12 +58,15 @@ TRAINING = (
 )  # fmt: skip
 SEEDS = ("seed", "seed_init", "seed_order", "seed_augment")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST = 1e6  # what is above it, or is not a number, no test set gives
+LARGEST = 1e6  # of a figure; larger values, and values that are no numbers, are not shown
 HUB = "https://huggingface.co/datasets"
 INCHES = (9.6, 3.5)
-NARROW = 8  # bars that a panel has room for at least
+FEWEST_BARS = 8  # that a panel has room for
 README = "README.md"
-EXAMPLE = 5  # members in the examples, where there are as many
+EXAMPLE_MEMBERS = 5  # in the examples, if the collection has as many
+# The architectures and images of the package; importing them takes torch.
+NETS = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
+IMAGE_SETS = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "photos", "svhn", "tiny-imagenet")
 _TEMPLATES = Path(__file__).parents[1] / "cards"
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,199}", re.ASCII)
@@ -93,8 +98,8 @@ def card(
     _check(collections, repo, revision)
     shown = [Section(n, *collections[n], tuple(sorted(predictions.get(n, ())))) for n in sorted(collections)]
     parts = parts_of_source(shown, repo, revision)
-    text = _filled("source", {**parts, "marker": (mark := _marker("0" * 64))})
-    return text.replace(mark, _marker(_digest(text.replace(mark, ""))), 1)
+    without = _render("source", {**parts, "marker": Markup("")})
+    return _render("source", {**parts, "marker": Markup(_marker(_digest(without)))})
 
 
 def files(
@@ -121,16 +126,15 @@ def picture_path(name: str) -> str:
 
 
 def is_generated(text: str) -> bool:
-    """Say whether a README.md is a card as this package, or another version of it, wrote it.
-
-    One that was edited since is not: it holds what a person wrote.
+    """Return whether a README.md is a card that this package wrote, in any version, and that nobody edited since.
 
     >>> is_generated("# My networks")
     False
     """
     text = text.replace("\r\n", "\n")
-    found = _MARKER.search(text)
-    return found is not None and found["digest"] == _digest(text[: found.start()] + text[found.end() :])
+    # Behind the YAML head: values of the head and of the passages below may hold the marker's own words.
+    match = _MARKER.search(text, max(text.find("\n---\n"), 0))
+    return match is not None and match["digest"] == _digest(text[: match.start()] + text[match.end() :])
 
 
 def _check(collections: Mapping[str, object], repo: str, revision: str | None) -> None:
@@ -144,12 +148,22 @@ def _check(collections: Mapping[str, object], repo: str, revision: str | None) -
         raise UsageError("revision of the card", expected="a branch, tag or commit", found=repr(revision))
 
 
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """Fill in a template's passages, leaving out those with a name that has nothing to say; return the text."""
-    text = (_TEMPLATES / f"{template}.md").read_text(encoding="utf-8")
-    passages = [Template(passage) for passage in text.strip("\n").split("\n\n\n")]
-    kept = [p.substitute(parts) for p in passages if all(parts[name] for name in p.get_identifiers())]
-    return "\n\n".join(kept) + "\n"
+@cache
+def _templates() -> Environment:
+    """Return the templates' environment, which writes every value that is no Markup as text of Markdown."""
+
+    def escape(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(markdown_text(str(value)))
+
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=escape,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def _render(template: str, parts: Mapping[str, str]) -> Markup:
+    """Fill values into a template; return Markdown that ends in one end of line."""
+    return Markup(_templates().get_template(f"{template}.md").render(parts).rstrip("\n") + "\n")
 
 
 def _digest(rest: str) -> str:
@@ -240,47 +254,69 @@ class Section:
 
 def parts_of_source(shown: list[Section], repo: str, revision: str | None) -> dict[str, str]:
     """Write what the card says of the whole source; return name in the template -> text, "" for nothing to say."""
-    rows = sum(s.all_rows for s in shown)
     known = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
     title = shown[0].description.title if len(shown) == 1 else repo.partition("/")[2]
     title = title if markdown_text(title) else shown[0].name
     example = next((s for s in shown if s.count), None)
+    sections = "\n".join(_render("collection", parts(s)) for s in shown).rstrip("\n")
     return {
-        "pretty_name": yaml_string(title),
-        "license": _license([s.description.licence for s in shown], repo),
-        "tags": f"[{', '.join(yaml_string(tag) for tag in _tags(shown))}]",
-        "size": next((size for limit, size in _SIZES if rows < limit), "10M<n<100M"),
-        "configs": "\n".join(_configs(shown)),
-        "title": markdown_text(title),
-        "summary": _summary(shown),
-        "collections": "\n".join(_line(s) for s in shown),
-        "spread": _spread(shown),
-        "loading": _filled("loading", parts_of_loading(example, repo, revision)).rstrip("\n") if example else "",
-        "sections": "\n".join(_filled("collection", parts(s)) for s in shown).rstrip("\n"),
-        "licences": "\n".join(f"- `{s.name}`: {markdown_text(s.description.licence) or 'not stated'}" for s in shown),
-        "citations": "\n\n".join(_citations(shown)),
+        "metadata": _metadata(shown, repo, title),
+        "title": title,
+        "summary": Markup(_summary(shown)),
+        "collections": Markup("\n".join(_line(s) for s in shown)),
+        "spread": Markup(_spread(shown)),
+        "loading": Markup(_render("loading", parts_of_loading(example, repo, revision)).rstrip("\n"))
+        if example
+        else "",
+        "sections": Markup(sections),
+        "licences": Markup(
+            "\n".join(f"- `{s.name}`: {markdown_text(s.description.licence) or 'not stated'}" for s in shown)
+        ),
+        "citations": Markup("\n\n".join(_citations(shown))),
         "format_version": str(FORMAT_VERSION),
         "schema_version": str(SCHEMA_VERSION),
-        "columns": "\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known),
+        "columns": Markup("\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known)),
     }
 
 
-def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[str, str]:
-    """Write how to load a collection; return name in the template -> text, "" for nothing to say."""
+def _metadata(shown: list[Section], repo: str, title: str) -> Markup:
+    """Write the YAML head, which names the manifests for the Hub's viewer and for `datasets`."""
+    from huggingface_hub.repocard_data import DatasetCardData
+
+    rows = sum(s.all_rows for s in shown)
+    configs: list[dict[str, Any]] = [
+        {"config_name": s.name, "data_files": f"manifests/{s.name}.parquet"} for s in shown
+    ]
+    if len(configs) > 1:
+        configs[0]["default"] = True
+    data = DatasetCardData(
+        pretty_name=one_line(title), tags=_tags(shown), configs=configs,
+        size_categories=[next((size for limit, size in _SIZES if rows < limit), "10M<n<100M")],
+        **_license([s.description.licence for s in shown], repo),
+    )  # fmt: skip
+    return Markup(data.to_yaml())
+
+
+def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[str, Markup]:
+    """Write how to load a collection; return name in the template -> Markdown, "" for nothing to say."""
     table = [f'"{repo}"', f'"{example.name}"', *([f'revision="{revision}"'] if revision else [])]
-    first, measured = example.first_shard(), set(example.members["eval_data"]) - {None}
+    first = example.first_shard()
+    measured = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
     where = [repo, revision] if not example.base else example.base.removeprefix("hf://datasets/").split("@")
     file = [f'"{where[0]}"', _literal(first), *([f'revision="{where[1]}"'] if where[1] else [])]
-    return {
+    net, images = example.description.architecture, example.description.dataset
+    texts = {
         "name": example.name,
         "address": f"hf://datasets/{repo}{f'@{revision}' if revision else ''}",
-        "n": str(min(EXAMPLE, example.count)),
-        # Figures on a named test set: the package has its images and the architecture.
-        "test_set": markdown_code(example.description.dataset) if measured and example.finite("test_accuracy") else "",
+        "n": str(min(EXAMPLE_MEMBERS, example.count)),
+        "test_set": markdown_code(images) if measured and images in IMAGE_SETS else "",
+        "own_net": "" if net in NETS else markdown_code(net),
+        "own_images": "" if images in IMAGE_SETS else markdown_code(images),
         "table_arguments": ", ".join(table),
         "file_arguments": ", ".join(file) if first else "",
         "prefix": tensor_prefix(example.members["member"][0]),
     }
+    return {name: Markup(text) for name, text in texts.items()}
 
 
 def _literal(text: str) -> str:
@@ -297,22 +333,15 @@ def _tags(shown: Iterable[Section]) -> list[str]:
     ]  # fmt: skip
 
 
-def _license(licences: Iterable[str], repo: str) -> str:
-    """Write the front matter's licence: the Hub's names where it has some, "other" where it lacks one."""
+def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
+    """Return the licence for the YAML head: the Hub's names, or "other" if the Hub lacks one of the names."""
     known = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
     names = sorted({_SPDX.get(text.strip().lower(), text.strip().lower()) for text in licences})
     if known.issuperset(names):
-        return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+        return {"license": names[0] if len(names) == 1 else names}
     slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(names))[:80].strip("-.") or "see-the-card"
-    return f"other\nlicense_name: {yaml_string(slug)}\nlicense_link: https://huggingface.co/datasets/{repo}#licence"
-
-
-def _configs(shown: list[Section]) -> Iterable[str]:
-    for at, s in enumerate(shown):
-        yield f"- config_name: {yaml_string(s.name)}"
-        yield f'  data_files: "manifests/{s.name}.parquet"'
-        if at == 0 and len(shown) > 1:
-            yield "  default: true"
+    link = f"https://huggingface.co/datasets/{repo}#licence"
+    return {"license": "other", "license_name": slug, "license_link": link}
 
 
 def _summary(shown: list[Section]) -> str:
@@ -355,11 +384,11 @@ def _citations(shown: Iterable[Section]) -> Iterable[str]:
         yield f"{', '.join(cited)}:\n\n{markdown_block(text)}"
 
 
-def parts(s: Section) -> dict[str, str]:
-    """Write what the card says of a collection; return name in the template -> text, "" for nothing to say."""
+def parts(s: Section) -> dict[str, Markup]:
+    """Write what the card says of a collection; return name in the template -> Markdown, "" for nothing to say."""
     known = bool(s.finite("test_accuracy"))
     title = markdown_text(s.description.title)
-    return {
+    texts = {
         "heading": f"`{s.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {s.name}",
         "picture": picture_path(s.name) if known else "",
@@ -379,6 +408,7 @@ def parts(s: Section) -> dict[str, str]:
         "hashes": _hashes(s),
         "predictions": _predictions(s),
     }
+    return {name: Markup(text) for name, text in texts.items()}
 
 
 def _members(s: Section) -> str:
@@ -596,8 +626,8 @@ def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str) -> 
         text = f"lowest {named[2]}, highest {named[3]}"
         axes.plot(ends, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
     axes.set(xlabel=label, ylabel="members", ylim=(0, max(heights) / 0.75))
-    if len(sides) <= NARROW:
-        middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * NARROW / 2
+    if len(sides) <= FEWEST_BARS:
+        middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * FEWEST_BARS / 2
         axes.set_xlim(middle - half, middle + half)
     axes.locator_params(axis="y", integer=True)
     axes.locator_params(axis="x", nbins=6)

@@ -38,7 +38,7 @@ addEventListener("load", () => {
     const texts = Array.from(svg.querySelectorAll("text"), (t) => [t.textContent, t.getBoundingClientRect()]);
     for (const [text, at] of texts)
       if (at.left < box.left - 6 || at.right > box.right + 6 || at.top < box.top - 6 || at.bottom > box.bottom + 6)
-        cut.push(text);
+        cut.push([text, at.left - box.left, at.right - box.right, at.top - box.top, at.bottom - box.bottom]);
     plots[plot.id] = { width: box.width, right: box.right, cut, texts: texts.map(([text]) => text),
                        marks: svg.querySelectorAll("path, use, image").length };
   }

@@ -9,19 +9,22 @@ import sys
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
 from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
 from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
-from tests.support.commands import ROOT, ZOO, run
+from tests.support.commands import ROOT, ZOO, run, values
 from tests.support.remote import ADDRESS, published
-from tests.support.scenarios import build
+from tests.support.scenarios import SCHEMA, build
 from tests.support.tiny import stored
 
+CLAIMS = SCHEMA.append(pa.field("eval_data", pa.string()))
 WRITERS = {  # commands that write a file -> the option that names it
     "demo": ("demo", "--out", "{place}"),
     "report": ("report", "convnet-digits", "--out", "{place}/page.html"),
@@ -156,6 +159,86 @@ def test_no_images_out_of_distribution_by_name(name: str) -> None:
     result = run(*arguments, "--ood", "none")
     assert result.exit_code == 0, result.stderr
     assert result.stdout == run(*arguments).stdout
+
+
+def checks(*arguments: str | Path) -> dict[str, object]:
+    """Return what `zoo-cli verify` tells of the one collection that it checked."""
+    (line,) = values(run("verify", *arguments, "--format", "json"))["checked"]
+    return {key: line[key] for key in ("members", "read", "hashed", "measured", "impossible", "problems")}
+
+
+def test_verify_tells_what_it_checked_and_what_it_could_not(tmp_path: Path) -> None:
+    """Case 28."""
+    assert checks("convnet-digits", "--sample", "3") == {
+        "members": 64, "read": 64, "hashed": 64, "measured": 3, "impossible": {}, "problems": 0,
+    }  # fmt: skip
+    built = build(tmp_path, members=range(5))
+    for row in built.rows[:2]:
+        row["test_accuracy"] = None
+    built.rows[2]["sha256"] = None
+    built.rows[2]["eval_data"] = built.rows[3]["eval_data"] = "mine/test"
+    built.rows[4]["eval_data"] = "digits/test"
+    built.write(CLAIMS)
+    no_accuracy = "accuracy, since the rows have none"
+    no_images = "accuracy, since the package does not have the images 'mine/test' (give them as data)"
+    result = checks("tiny", "--source", tmp_path)
+    assert result["impossible"] == {no_accuracy: 2, "hash, since the rows have none": 1, no_images: 2}
+    assert (result["members"], result["read"], result["hashed"], result["measured"]) == (5, 5, 4, 1)
+    text = run("verify", "tiny", "--source", tmp_path).stdout
+    assert "tiny: checked bytes and values 5 of 5, hash 4 of 5, accuracy 1 of 5\n" in text
+    assert f"tiny: not checked: {no_images}: 2 members\n" in text
+    built.description["architecture"] = "unknown"
+    built.rows[2]["eval_data"] = built.rows[3]["eval_data"] = "digits/test"
+    built.write(CLAIMS)
+    no_network = "accuracy, since the package does not have the network 'unknown' (give it as architecture)"
+    assert checks("tiny", "--source", tmp_path)["impossible"] == {
+        no_accuracy: 2, "hash, since the rows have none": 1, no_network: 3,
+    }  # fmt: skip
+
+
+def test_verify_measures_on_images_that_the_package_lacks(tmp_path: Path) -> None:
+    """Case 28. The images are named as the manifest's claims name them."""
+    built = build(tmp_path / "source", members=range(2))
+    digits = zoo.images.load("digits")
+    members = zoo.load("tiny", source=built.root)
+    logits = members.ensemble()(members.preprocess(digits.images))
+    for row, right in zip(built.rows, logits.argmax(-1) == digits.labels, strict=True):
+        row |= {"eval_data": "mine/test", "test_accuracy": right.double().mean().item()}
+    built.write(CLAIMS)
+    for at, (image, label) in enumerate(zip(digits.images, digits.labels, strict=True)):
+        path = tmp_path / "images" / str(int(label)) / f"{at:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(path)
+    arguments = ("tiny", "--source", tmp_path / "source", "--data", tmp_path / "images")
+    assert checks(*arguments)["measured"] == 2
+    built.rows[1]["test_accuracy"] += 0.1
+    built.write(CLAIMS)
+    result = run("verify", *arguments)
+    assert result.exit_code == 1
+    assert "member 1 of tiny: accuracy: expected test accuracy " in result.stdout
+
+
+def test_a_cut_shard_is_named_once(tmp_path: Path) -> None:
+    build(tmp_path, members=range(6), per_shard=3)
+    first, _ = sorted((tmp_path / "shards" / "tiny").iterdir())
+    first.write_bytes(first.read_bytes()[:-20_000])
+    result = run("verify", "tiny", "--source", tmp_path, "--sample", "0")
+    assert result.exit_code == 1
+    assert result.stdout.count(first.name) == 1
+    assert "tiny: bytes: members 0-2: tensor " in result.stdout
+    assert checks("tiny", "--source", tmp_path)["read"] == 3
+
+
+def test_offline_verify_keeps_what_it_has_found(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(hub)
+    assert run("download", "tiny", "--members", "2,15", "--source", ADDRESS).exit_code == 0
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = run("verify", "tiny", "--source", ADDRESS, "--sample", "0")
+    assert result.exit_code == 5
+    assert "tiny: checked bytes and values 2 of 20, hash 2 of 20, accuracy 0 of 20\n" in result.stdout
+    assert "tiny: not checked: bytes, since they could not be fetched: 18 members\n" in result.stdout
+    assert "expected them in the cache, since HF_HUB_OFFLINE is set" in result.stderr
+    assert "No problems" not in result.stdout
 
 
 def test_python_m_runs_the_same_program() -> None:

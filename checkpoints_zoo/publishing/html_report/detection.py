@@ -47,7 +47,9 @@ def build_part(measured: Measurements) -> Part:
     described = f"Histograms of mutual information: {means}."
     panels = [
         _score_panel(inside, outside, edges),
-        draw_panel("information", "Mutual information", described, lambda axes: draw_information(report, axes)),
+        draw_panel(
+            "information", "Mutual information", described, lambda axes: draw_information(report, axes, auroc=False)
+        ),
         _roc_panel(roc, as_text(figures["auroc"])),
         _precision_panel(precision, len(outside) / (len(inside) + len(outside)), as_text(figures["aupr"])),
     ]

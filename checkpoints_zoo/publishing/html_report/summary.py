@@ -17,6 +17,7 @@ from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, te
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
 from checkpoints_zoo.publishing.html_report.measurements import Measurements
 from checkpoints_zoo.publishing.html_report.page import (
+    HALF,
     THIRD,
     Block,
     FigureBlock,
@@ -113,7 +114,7 @@ def _limits(report: Report) -> TableBlock:
     caption = (
         bold("Limits."), " The figure of an infinite ensemble of such members, estimated from the curves, and how "
         f"many members the mean figure takes to come within {NEAR.replace('%', ' %')} of it and stay there. [ ]: "
-        "95 % intervals over members, … for no upper_triangle bound; ≈: more than there are, by 1/k.",
+        "95 % intervals over members, … for no upper bound; ≈: more than there are, by 1/k.",
     )  # fmt: skip
     header = ("", "unit", f"all {report.members:,}", "limit", "members needed")
     return TableBlock("limits", header, rows, caption, words=(0, 1))
@@ -161,11 +162,11 @@ def draw_curves(measured: Measurements, name: str, figures: Sequence[str], acros
         for size, known in sorted(report.curve.items())
     ]
     table = number_table(f"{name}-numbers", header, rows, "The mean figures, with bands and intervals.")
-    panels = [_curve_panel(report, figure) for figure in figures]
+    panels = [_curve_panel(report, figure, HALF if across == 2 else THIRD) for figure in figures]
     return FigureBlock(name, panels, caption, [table], across)
 
 
-def _curve_panel(report: Report, figure: str) -> Panel:
+def _curve_panel(report: Report, figure: str, size: tuple[float, float]) -> Panel:
     def draw(axes: Axes) -> None:
         draw_curve(report, axes, figure)
         axes.set_xlabel("members in the ensemble")
@@ -181,4 +182,4 @@ def _curve_panel(report: Report, figure: str) -> Panel:
     if not any(math.isfinite(known[figure].value) for known in report.curve.values()):
         described = f"{title} is not defined here."
     name = f"curve-{figure.replace('_', '-')}"
-    return draw_panel(name, title[0].upper() + title[1:], described, draw, THIRD)
+    return draw_panel(name, title[0].upper() + title[1:], described, draw, size)
