@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -219,9 +220,8 @@ def _explanation(report: Report) -> str:
         )
         if report.calibrated.at_bound:
             measured_on += ", on which no temperature is best: it is at its bound"
-    if report.members < 3:
-        intervals = "There are no intervals for fewer than 3 members."
-    return f"Measured now on {measured_on}.\n{intervals}"
+    lines = [f"Measured now on {measured_on}.", *([intervals] if report.members >= 3 else [])]
+    return "\n".join([*lines, *(line for remark in report.remarks for line in wrap(remark, 118))])
 
 
 @click.command()

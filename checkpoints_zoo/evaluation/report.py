@@ -17,9 +17,9 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
-from checkpoints_zoo.evaluation.growth import Growth, Needed
+from checkpoints_zoo.evaluation.growth import SENSITIVE, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
-from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
 from checkpoints_zoo.formats.text import counted, finite_or_null
 
@@ -32,6 +32,7 @@ INCHES = (11.0, 8.4)  # width and height of a report's picture
 WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
 USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
+CALIBRATION = ("ece", "adaptive_ece", "ace")
 FEW_INPUTS = 10  # of a bin, whose bar is pale with fewer
 Curve = Mapping[int, Mapping[str, Interval]]
 Bins = Mapping[str, Sequence[float]]
@@ -151,6 +152,11 @@ class Report:
         """
         return growth.needed(self.growth, figure, within)
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that explain missing intervals, and figures that are best for a smaller size than all members."""
+        return [*_missing_intervals(self), *_smaller_is_better(self)]
+
     def answers(self) -> Iterator[tuple[str, Needed]]:
         """Yield the members needed for each distance in `within`, after "" or, for scaled figures, "scaled"."""
         for figure, within in self.within.items():
@@ -187,6 +193,7 @@ class Report:
             "level": 0.95,
             "temperature": None if self.calibrated is None else self.calibrated.to_json(),
             "needed": needed,
+            "remarks": self.remarks,
             "limits": limits,
             "figures": self._rows(),
         }
@@ -235,6 +242,59 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
                 "of": f"{of}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low, "high": x.high,
                 "unit": known.unit, "better": known.better,
             }  # fmt: skip
+
+
+def _missing_intervals(report: Report) -> Iterator[str]:
+    """Say which intervals the report leaves out, and why."""
+    if report.members < 3:
+        yield "No intervals: they need 3 members or more."
+    elif report.members < FEWEST_SKEWED:
+        names = [KNOWN[name].title for name in KNOWN if name in SENSITIVE and name in report.ensemble]
+        share = 100 * 0.9**report.members
+        yield (
+            f"No intervals of limits, of means of members, and of the ensemble's {'; '.join(names)}: they need "
+            f"{FEWEST_SKEWED} members or more. If a tenth of the population is far worse than the others, "
+            f"{share:.0f} % of samples of {report.members} members have none of these, and an interval would miss the "
+            "truth."
+        )
+
+
+def _smaller_is_better(report: Report) -> Iterator[str]:
+    """Say which figures are best for a smaller size than all members, and why this can be."""
+    by_chance: list[str] = []
+    calibration: list[str] = []
+    others: list[str] = []
+    for name, full in report.ensemble.items():
+        sign = {"higher": 1, "lower": -1}.get(KNOWN[name].better)
+        if sign is None or name not in report.growth:
+            continue
+        values = {size: sign * figures[name].value for size, figures in report.curve.items() if name in figures}
+        best = max(values, key=lambda size: values[size])
+        if best == report.members or values[best] - values[report.members] <= FAINTEST:
+            continue
+        bound = full.high if sign > 0 else full.low
+        if bound is None or values[best] <= sign * bound:
+            by_chance.append(f"{KNOWN[name].title} (for {counted(best, 'member')})")
+            continue
+        scale = KNOWN[name].scale
+        ends = f"{report.curve[best][name].value * scale:.3g}", f"{full.value * scale:.3g}"
+        text = f"{KNOWN[name].title} ({ends[0]} for {counted(best, 'member')}, {ends[1]} for all)"
+        (calibration if name in CALIBRATION else others).append(text)
+    if calibration:
+        yield (
+            f"Worse for all members than for fewer: {', '.join(calibration)}. The mean of more members is less "
+            "confident; where confidence is below accuracy, calibration gets worse. Temperature scaling corrects this."
+        )
+    if others:
+        yield (
+            f"Worse for all members than for fewer: {', '.join(others)}. Averaging probabilities does not improve "
+            "every figure, and members that are worse than the others pull the mean down."
+        )
+    if by_chance:
+        yield (
+            f"Best for fewer than all members: {', '.join(by_chance)}. The difference is within the interval of all "
+            "members, so it may be chance."
+        )
 
 
 def draw(report: Report) -> Figure:
@@ -590,7 +650,7 @@ def notes(report: Report) -> str:
     """Return the lines below a picture: the meaning of the intervals, the members needed, the members' ids."""
     text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
     text += " by a delete-d jackknife (a bootstrap for the mean of members)."
-    text = text if report.members >= 3 else "Too few members for intervals."
+    text = text if report.members >= 3 else ""
     if report.growth:
         text += "\nDashed: the limit, of an infinite ensemble."
     needed = [
@@ -599,7 +659,7 @@ def notes(report: Report) -> str:
     ]
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
-    text = "\n".join("\n".join(wrap(line, 170)) for line in text.split("\n"))
+    text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
     # Without the source, which may be a folder of this machine.
     members = report.citation.rpartition("@")[2]
     shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"

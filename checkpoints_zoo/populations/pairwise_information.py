@@ -255,7 +255,7 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
             values.append(slope.clamp(-1, 1).atanh() if differ else slope.new_tensor(math.nan))
         return torch.stack(values)
 
-    results = metrics.jackknife(figure, members, seed=seed)
+    results = metrics.jackknife(figure, members, seed=seed, skewness=True)
     by_name = zip(matrices, results[: len(matrices)], strict=True)
     intervals = {name: _shift(x, means[name], FIGURES[name][0]) for name, x in by_name}
     if with_ood:
