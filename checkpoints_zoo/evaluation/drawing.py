@@ -101,6 +101,20 @@ def save(make: Callable[[], Figure], path: Path, title: str, members: str = "") 
     return path
 
 
+def png_bytes(make: Callable[[], Figure], title: str) -> bytes:
+    """Draw a figure in the package's style; return a PNG.
+
+    Args:
+        make: draws the figure.
+        title: for the metadata.
+    """
+    backend, metadata = PICTURES[".png"]
+    file = io.BytesIO()
+    with _drawing(STYLE):
+        _prepared(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
+    return file.getvalue()
+
+
 def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
     """Draw one panel; return an SVG element for an HTML page. The same drawing gives the same element.
 
@@ -113,6 +127,7 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
         size: width and height, inches.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     with _drawing({**_SVG_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
@@ -124,9 +139,12 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize(figure)
-        figure.draw_without_rendering()  # the layout depends on the tick labels, and these on the layout
+        _prepared(figure).draw_without_rendering()
+        for axis in (axes.xaxis, axes.yaxis):  # the final layout must not choose other ticks, with wider labels
+            if isinstance(axis.get_major_locator(), MaxNLocator):
+                axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
-        _prepared(figure).savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
     return _inline(text.getvalue(), name)
 
 

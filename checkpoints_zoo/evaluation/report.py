@@ -410,7 +410,8 @@ def draw_member_values(
     axes.set_ylim(0, float(max(heights)) * 1.5)
     ends = min(edges[0], everyone.value * scale), max(edges[-1], everyone.value * scale)
     margin = 0.05 * (ends[1] - ends[0])
-    axes.set_xlim(ends[0] - margin, ends[1] + margin)
+    right = ends[1] + margin
+    axes.set_xlim(ends[0] - margin, min(right, max(ends[1], 100)) if scale == 100 else right)
     axes.locator_params(axis="y", integer=True)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.legend(loc="upper left")

@@ -6,14 +6,20 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
+import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
+from checkpoints_zoo.images import DATASETS
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
+from tests.publishing.test_cards import ABOUT, ALL, REPO, some
 from tests.support.commands import ROOT, ZOO, run
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import build
@@ -160,3 +166,42 @@ def test_python_m_runs_the_same_program() -> None:
         [sys.executable, "-m", "checkpoints_zoo", "show", "none"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("net", "images", "needs"),
+    [("mine", "digits", "`mine`"), ("mlp", "scans", "`scans`"), ("mlp", "digits", "")],
+    ids=["net", "images", "neither"],
+)
+def test_the_card_says_what_members_of_ones_own_need(net: str, images: str, needs: str) -> None:
+    """Case 32. An example that fails for the reader is not shown; no index is promised."""
+    text = cards.card(some(ALL, about=replace(ABOUT, architecture=net, dataset=images)), REPO)
+    assert ("zoo.evaluate(members)" in text) == (not needs)
+    assert ("as `architecture=`" in text) == (net == "mine")
+    assert ("`zoo.images.of` makes" in text) == (images == "scans")
+    assert needs in text.split("## `some`")[0]
+    assert "pip install checkpoints-zoo" not in text
+
+
+def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
+    """Case 32."""
+    assert tuple(sorted(ARCHITECTURES)) == cards.NETS
+    assert tuple(sorted(DATASETS)) == cards.IMAGE_SETS
+
+
+@pytest.mark.parametrize("accuracies", [[1.0] * 3, [0.99, 1.0], [0.97, 0.98, 0.995]])
+def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
+    """Case 32: beyond it there is no more than half of the last bar."""
+    section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
+    axes = cards.draw(section).axes[0]
+    last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
+    assert axes.get_xlim()[1] <= max(100, last)
+
+
+@pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
+def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
+    """Case 34: the same bytes each time, and no hash on the picture."""
+    report = zoo.evaluate(zoo.load("convnet-digits", n=3), "digits", subsets=2)
+    first, second = (report.plot(tmp_path / f"{i}{ending}").read_bytes() for i in range(2))
+    assert first == second
+    assert first.startswith({".png": b"\x89PNG", ".pdf": b"%PDF-", ".svg": b"<?xml"}[ending])
