@@ -15,6 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
@@ -29,8 +30,8 @@ _BATCH = 1 << 28  # bytes of members that are read at once
 PANEL = (4.6, 4.0)  # inches
 
 
-@dataclass(frozen=True, eq=False)
-class Alignment:
+@dataclass(frozen=True, eq=False, repr=False)
+class Alignment(Printed):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
@@ -51,6 +52,14 @@ class Alignment:
     transpositions: Mapping[str, Tensor]
     before: Tensor
     after: Tensor
+
+    def _one_line(self) -> str:
+        return f"{self.collection!r}, {len(self)} members aligned to {self.to}"
+
+    def to_text(self) -> str:
+        """Return a table with one row a member."""
+        note = f"Aligned to {self.to}; random permutations need {self.expected:.4g} transpositions on average."
+        return f"{text_table(self.rows())}\n\n{note}"
 
     def __len__(self) -> int:
         return len(self.keys)

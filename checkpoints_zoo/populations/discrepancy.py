@@ -21,6 +21,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import superseded_names
@@ -68,8 +69,8 @@ class Discrepancy:
     p_value: float
 
 
-@dataclass(frozen=True)
-class MMD:
+@dataclass(frozen=True, repr=False)
+class MMD(Printed):
     """MMD² of two sets of members, group by group of their tensors.
 
     Args:
@@ -84,6 +85,14 @@ class MMD:
     members: tuple[int, int]
     permutations: int
     groups: Mapping[str, Discrepancy]
+
+    def _one_line(self) -> str:
+        return f"{self.members[0]} and {self.members[1]} members, value={self.value:.4g}, p_value={self.p_value:.3g}"
+
+    def to_text(self) -> str:
+        """Return a table with one row a group of tensors."""
+        sets = f"{self.members[0]:,} against {self.members[1]:,} members; {self.permutations:,} permutations."
+        return f"{text_table(self.rows(), 60)}\n\n{sets}"
 
     @property
     def value(self) -> float:
@@ -143,8 +152,8 @@ class MMD:
         return {**sets, "permutations": self.permutations}
 
 
-@dataclass(frozen=True)
-class NS:
+@dataclass(frozen=True, repr=False)
+class NS(Printed):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
@@ -158,6 +167,19 @@ class NS:
     scale: str | None
     permute: str | None
     streams: bool
+
+    def _one_line(self) -> str:
+        first, second = self.mmd.members
+        removed = f"scale={self.scale!r}, permute={self.permute!r}, streams={self.streams}"
+        return f"{first} and {second} members, mmd={self.mmd.value:.4g}, ns={self.ns.value:.4g}, {removed}"
+
+    def to_text(self) -> str:
+        """Return a table with one row a group of tensors, before and after removing symmetries."""
+        sets = (
+            f"{self.mmd.members[0]:,} against {self.mmd.members[1]:,} members; {self.mmd.permutations:,} permutations."
+        )
+        removed = f"NS: symmetries removed by scale={self.scale}, permute={self.permute}, streams={self.streams}."
+        return f"{text_table(self.rows(), 60)}\n\n{sets}\n{removed}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a group: as of `mmd`, and without symmetries ns_mmd2 and ns_p_value."""

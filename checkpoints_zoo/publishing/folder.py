@@ -351,7 +351,7 @@ def measure(folder: Folder, sample: int, say: Say) -> list[Problem]:
     """
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.publishing.verification import accuracies, verify
+    from checkpoints_zoo.publishing.verification import Verification, measure_again, verify
 
     problems: list[Problem] = []
     for held in folder.held:
@@ -366,5 +366,7 @@ def measure(folder: Folder, sample: int, say: Say) -> list[Problem]:
                 problems += verify(members[at : at + 1], sample=int(known))
         elif known:
             say(f"{held.name}: measuring the accuracy of at most {count} of {len(members):,} members …")
-            problems += accuracies(members, range(len(members)), sample)
+            result = Verification(held.name, len(members), members.nbytes)
+            measure_again(members, range(len(members)), sample, result)
+            problems += result.problems
     return problems

@@ -27,14 +27,22 @@ def test_verify_says_what_was_checked(tiny: Built) -> None:
         "collection  members     bytes  problems\n"
         "tiny              5  73.16 kB         0\n"
         "wide             23  336.5 kB         0\n\n"
-        "All is as the manifest says: every member's place, hash and values, no two alike, the accuracy of at most 8"
-        " a collection measured again.\n"
+        "tiny: checked bytes and values 5 of 5, hash 5 of 5, accuracy 0 of 5\n"
+        "tiny: not checked: accuracy, since the rows do not name the images: 5 members\n"
+        "wide: checked bytes and values 23 of 23, hash 23 of 23, accuracy 0 of 23\n"
+        "wide: not checked: accuracy, since the rows do not name the images: 23 members\n\n"
+        "No problems were found.\n"
     )
     assert result.stderr == "tiny: checking …\nwide: checking …\n"
     found = values(run("verify", "tiny", "--source", tiny.root, "--sample", "0", "--format", "json"))
     size = sum(r["nbytes"] for r in tiny.rows)
     assert found == {
-        "checked": [{"collection": "tiny", "members": 5, "bytes": size, "problems": 0}], "retrained": [],
+        "checked": [
+            {
+                "collection": "tiny", "members": 5, "bytes": size, "read": 5, "hashed": 5, "measured": 0,
+                "problems": 0, "impossible": {},
+            }
+        ], "retrained": [],
         "problems": [],
     }  # fmt: skip
 
@@ -47,7 +55,7 @@ def test_verify_finds_a_changed_byte(tmp_path: Path) -> None:
     result = run("verify", tmp_path)
     assert result.exit_code == 1
     assert "\nmember 1 of tiny: hash: expected sha256 " in result.stdout
-    assert "All is" not in result.stdout
+    assert "No problems" not in result.stdout
     found = values(run("verify", tmp_path, "--format", "json"))["problems"]
     assert [(p["collection"], p["member"], p["kind"]) for p in found] == [("tiny", 1, "hash")]
 
@@ -108,7 +116,7 @@ def test_evaluate_without_ood_and_with_a_picture(tiny: Built, tmp_path: Path) ->
     assert (tmp_path / "new" / "r.png").read_bytes().startswith(b"\x89PNG")
     assert result.stderr.splitlines()[-1] == f"picture: {tmp_path}/new/r.png"
     assert "AUROC" not in result.stdout
-    assert result.stdout.endswith("Fewer than 3 members say nothing about intervals.\n")
+    assert "No intervals: they need 3 members or more." in result.stdout
 
 
 def test_a_table_of_many_sizes_shows_some(tiny: Built) -> None:

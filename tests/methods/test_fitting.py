@@ -145,7 +145,7 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
 
     # A kill after the manifest leaves draws without a word on them: they are made again, and are the same.
     (tmp_path / "fits" / f"{drawn.name}.json").unlink()
-    with pytest.raises(UsageError, match="expected none, or the first of these draws; found another draw"):
+    with pytest.raises(UsageError, match="expected no members, or the first of these draws; found another draw"):
         fitting.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
     assert fitting.read_fit_record(tmp_path, drawn.name) is None
     assert fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2).citation == drawn.citation

@@ -10,21 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
+import torch
+from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
+from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
 from checkpoints_zoo.images import DATASETS
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
 from tests.publishing.test_cards import ABOUT, ALL, REPO, some
-from tests.support.commands import ROOT, ZOO, run
+from tests.support.commands import ROOT, ZOO, run, values
 from tests.support.remote import ADDRESS, published
-from tests.support.scenarios import build
+from tests.support.scenarios import SCHEMA, build
 from tests.support.tiny import stored
 
+CLAIMS = SCHEMA.append(pa.field("eval_data", pa.string()))
 WRITERS = {  # commands that write a file -> the option that names it
     "demo": ("demo", "--out", "{place}"),
     "report": ("report", "convnet-digits", "--out", "{place}/page.html"),
@@ -161,6 +166,86 @@ def test_no_images_out_of_distribution_by_name(name: str) -> None:
     assert result.stdout == run(*arguments).stdout
 
 
+def checks(*arguments: str | Path) -> dict[str, object]:
+    """Return what `zoo-cli verify` tells of the one collection that it checked."""
+    (line,) = values(run("verify", *arguments, "--format", "json"))["checked"]
+    return {key: line[key] for key in ("members", "read", "hashed", "measured", "impossible", "problems")}
+
+
+def test_verify_tells_what_it_checked_and_what_it_could_not(tmp_path: Path) -> None:
+    """Case 28."""
+    assert checks("convnet-digits", "--sample", "3") == {
+        "members": 64, "read": 64, "hashed": 64, "measured": 3, "impossible": {}, "problems": 0,
+    }  # fmt: skip
+    built = build(tmp_path, members=range(5))
+    for row in built.rows[:2]:
+        row["test_accuracy"] = None
+    built.rows[2]["sha256"] = None
+    built.rows[2]["eval_data"] = built.rows[3]["eval_data"] = "mine/test"
+    built.rows[4]["eval_data"] = "digits/test"
+    built.write(CLAIMS)
+    no_accuracy = "accuracy, since the rows have none"
+    no_images = "accuracy, since the package does not have the images 'mine/test' (give them as data)"
+    result = checks("tiny", "--source", tmp_path)
+    assert result["impossible"] == {no_accuracy: 2, "hash, since the rows have none": 1, no_images: 2}
+    assert (result["members"], result["read"], result["hashed"], result["measured"]) == (5, 5, 4, 1)
+    text = run("verify", "tiny", "--source", tmp_path).stdout
+    assert "tiny: checked bytes and values 5 of 5, hash 4 of 5, accuracy 1 of 5\n" in text
+    assert f"tiny: not checked: {no_images}: 2 members\n" in text
+    built.description["architecture"] = "unknown"
+    built.rows[2]["eval_data"] = built.rows[3]["eval_data"] = "digits/test"
+    built.write(CLAIMS)
+    no_network = "accuracy, since the package does not have the network 'unknown' (give it as architecture)"
+    assert checks("tiny", "--source", tmp_path)["impossible"] == {
+        no_accuracy: 2, "hash, since the rows have none": 1, no_network: 3,
+    }  # fmt: skip
+
+
+def test_verify_measures_on_images_that_the_package_lacks(tmp_path: Path) -> None:
+    """Case 28. The images are named as the manifest's claims name them."""
+    built = build(tmp_path / "source", members=range(2))
+    digits = zoo.images.load("digits")
+    members = zoo.load("tiny", source=built.root)
+    logits = members.ensemble()(members.preprocess(digits.images))
+    for row, right in zip(built.rows, logits.argmax(-1) == digits.labels, strict=True):
+        row |= {"eval_data": "mine/test", "test_accuracy": right.double().mean().item()}
+    built.write(CLAIMS)
+    for at, (image, label) in enumerate(zip(digits.images, digits.labels, strict=True)):
+        path = tmp_path / "images" / str(int(label)) / f"{at:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(path)
+    arguments = ("tiny", "--source", tmp_path / "source", "--data", tmp_path / "images")
+    assert checks(*arguments)["measured"] == 2
+    built.rows[1]["test_accuracy"] += 0.1
+    built.write(CLAIMS)
+    result = run("verify", *arguments)
+    assert result.exit_code == 1
+    assert "member 1 of tiny: accuracy: expected test accuracy " in result.stdout
+
+
+def test_a_cut_shard_is_named_once(tmp_path: Path) -> None:
+    build(tmp_path, members=range(6), per_shard=3)
+    first, _ = sorted((tmp_path / "shards" / "tiny").iterdir())
+    first.write_bytes(first.read_bytes()[:-20_000])
+    result = run("verify", "tiny", "--source", tmp_path, "--sample", "0")
+    assert result.exit_code == 1
+    assert result.stdout.count(first.name) == 1
+    assert "tiny: bytes: members 0-2: tensor " in result.stdout
+    assert checks("tiny", "--source", tmp_path)["read"] == 3
+
+
+def test_offline_verify_keeps_what_it_has_found(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(hub)
+    assert run("download", "tiny", "--members", "2,15", "--source", ADDRESS).exit_code == 0
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = run("verify", "tiny", "--source", ADDRESS, "--sample", "0")
+    assert result.exit_code == 5
+    assert "tiny: checked bytes and values 2 of 20, hash 2 of 20, accuracy 0 of 20\n" in result.stdout
+    assert "tiny: not checked: bytes, since they could not be fetched: 18 members\n" in result.stdout
+    assert "expected them in the cache, since HF_HUB_OFFLINE is set" in result.stderr
+    assert "No problems" not in result.stdout
+
+
 def test_python_m_runs_the_same_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "checkpoints_zoo", "show", "none"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -205,3 +290,136 @@ def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
     first, second = (report.plot(tmp_path / f"{i}{ending}").read_bytes() for i in range(2))
     assert first == second
     assert first.startswith({".png": b"\x89PNG", ".pdf": b"%PDF-", ".svg": b"<?xml"}[ending])
+
+
+def test_members_of_two_sources_are_joined(tmp_path: Path) -> None:
+    """Case 39: as one collection whose weights, ids, labels and citation are those of its parts."""
+    shipped = zoo.load("convnet-digits", members="3,5,7")
+    built = build(tmp_path, net="convnet", members=(3, 8), name="other")
+    built.description |= {n: getattr(shipped.description, n) for n in ("classes", "preprocessing", "dataset")}
+    built.description["preprocessing"] = dict(shipped.description.preprocessing)
+    built.description["classes"] = list(shipped.classes)
+    built.write()
+    other = zoo.load("other", source=tmp_path)
+    both = shipped + other
+    assert both.ids == [0, 1, 2, 3, 4]
+    frame = both.manifest
+    assert frame["collection"].tolist() == ["convnet-digits"] * 3 + ["other"] * 2
+    assert frame["member_of_collection"].tolist() == [3, 5, 7, 3, 8]
+    for name, tensor in both.stack().items():
+        assert torch.equal(tensor, torch.cat([shipped.stack()[name], other.stack()[name]]))
+    assert torch.equal(both.member(4).state_dict()["fc1.weight"], other.member(8).state_dict()["fc1.weight"])
+    mixed = both.take([4, 0, 2])
+    for name, tensor in mixed.stack().items():
+        assert torch.equal(tensor, both.stack()[name][[4, 0, 2]])
+    assert [ids for ids, _ in both.batches(2)] == [[0, 1], [2, 3], [4]]
+    images = zoo.images.load("digits").images[:4]
+    logits = torch.cat([part.ensemble()(part.preprocess(images)) for part in (shipped, other)])
+    torch.testing.assert_close(both.ensemble()(both.preprocess(images)), logits)
+    assert both.citation == f"{shipped.citation} + {other.citation}"
+    again = zoo.load(both.citation)
+    assert again.citation == both.citation
+    assert torch.equal(again.stack()["fc1.weight"], both.stack()["fc1.weight"])
+    assert zoo.load(mixed.citation).stack()["fc1.weight"].equal(mixed.stack()["fc1.weight"])
+    assert (both + zoo.load("convnet-digits", members="9")).manifest["member_of_collection"].tolist()[-1] == 9
+    aligned = both.align()
+    assert torch.equal(aligned.stack()["fc1.weight"][0], both.stack()["fc1.weight"][0])
+    assert zoo.evaluate(both, "digits", subsets=5).members == 5
+    assert len(both.predict("digits", tmp_path / "out")) == 5
+
+
+def test_members_of_one_collection_are_joined_under_their_ids() -> None:
+    """Case 39: parts of one collection, by name, citation or selection."""
+    members = zoo.load("convnet-digits")
+    both = members[:2] + members[4:6]
+    assert (both.ids, both.name) == ([0, 1, 4, 5], "convnet-digits")
+    assert both.citation == zoo.load("convnet-digits", members="0,1,4,5").citation
+    by_names = zoo.load([members[:2].citation, members[4:6]])
+    assert by_names.ids == both.ids
+    canonical = members[:2].canonicalize(permute="norm") + members[2:4].canonicalize(permute="norm")
+    assert torch.equal(
+        canonical.stack()["conv1.weight"], members[:4].canonicalize(permute="norm").stack()["conv1.weight"]
+    )
+
+
+def test_collections_that_do_not_join_say_why(tmp_path: Path) -> None:
+    """Case 39: clear errors where architectures differ."""
+    members, other = zoo.load("convnet-digits", n=2), zoo.load("resnet8-digits", n=2)
+
+    def text(call: object, kind: type[Exception] = UsageError) -> str:
+        with pytest.raises(kind) as error:
+            call()  # type: ignore[operator]
+        return str(error.value)
+
+    assert text(lambda: members + other) == text(lambda: zoo.load(["convnet-digits", "resnet8-digits"], n=2))
+    found = text(lambda: members + other)
+    assert found.startswith("architecture of convnet-digits and resnet8-digits, to join them: expected convnet(")
+    assert "; found resnet8(" in found
+    assert found.endswith("Join collections of one network, on the same inputs and classes.")
+    assert text(lambda: members + members[1:]) == (
+        "members to join: expected each member once; found member 1 of convnet-digits, twice. Select members that are "
+        "not in the other collection."
+    )
+    assert text(lambda: members + zoo.load("convnet-digits", members="5").align()).startswith(
+        "views of convnet-digits: expected the same canonical form of all members, or none; found weights as stored; al"
+    )
+    assert text(lambda: zoo.load([])) == "collections to join: expected one or more; found none."
+    built = build(tmp_path, net="convnet", name="other")
+    built.description |= {"classes": list("abcdefghij"), "preprocessing": dict(members.description.preprocessing)}
+    built.write()
+    assert text(lambda: members + zoo.load("other", source=tmp_path)).startswith(
+        "classes of convnet-digits and other, to join them: expected 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, as convnet-digits"
+    )
+    built.description |= {"classes": list(members.classes)}
+    built.write()
+    joined = members + zoo.load("other", source=tmp_path)
+    assert text(lambda: joined.download(tmp_path / "copy")).endswith("Download each collection by itself.")
+    assert "expected members of one source" in text(lambda: joined.predictions("digits-test"), SourceNotFound)
+    with pytest.raises(TypeError):
+        members + 1  # type: ignore[operator]
+    narrow = build(tmp_path / "mlp", net="mlp", name="narrow")
+    narrow.description |= {k: getattr(members.description, k) for k in ("architecture", "arguments")}
+    narrow.description |= {"classes": list(members.classes), "preprocessing": dict(members.description.preprocessing)}
+    narrow.write()
+    with pytest.raises(LayoutError, match=r"^tensors of convnet-digits and narrow, to join them: expected the "):
+        members + zoo.load("narrow", source=tmp_path / "mlp")
+
+
+def test_results_print_as_tables(tmp_path: Path) -> None:
+    """Case 31: `print` shows a table, `repr` is one short line, and notebooks show the table, with escaped names."""
+    members = zoo.load("convnet-digits", n=4)
+    images = zoo.images.load("digits")
+    results = {
+        "Report": (zoo.evaluate(members, subsets=2), ["ensemble of", "accuracy (%)", "digits/test"]),
+        "Pairwise": (zoo.pairwise(members, "digits"), ["mi_id", "6 pairs of 4 members"]),
+        "NS": (zoo.ns(members, permutations=9), ["ns_mmd2", "conv1", "2 against 2 members"]),
+        "MMD": (zoo.mmd(members, permutations=9), ["mmd2", "conv1"]),
+        "ImageData": (images, ["540 × 1 × 8 × 8", images.fingerprint]),
+        "PredictiveComparison": (zoo.compare_predictives(members[:2], members[2:]), ["agreement", "total_variation"]),
+        "Alignment": (zoo.alignment(members), ["transpositions", "Aligned to member 0"]),
+        "Barriers": (zoo.barrier(members, points=3), ["barrier (nats)"]),
+    }
+    for name, (result, words) in results.items():
+        assert type(result).__name__ == name
+        line, text = repr(result), str(result)
+        assert line.startswith(f"{name}(")
+        assert "\n" not in line
+        assert len(line) < 250
+        assert text.count("\n") > 2
+        assert max(map(len, text.splitlines())) < 200
+        for word in words:
+            assert word in text
+        assert result._repr_html_().startswith("<pre>")
+    odd = replace(images, name="<b>x")
+    assert "&lt;b&gt;x" in odd._repr_html_()
+    assert str(zoo.metrics.Interval(0.5, 0.25, 0.75)) == "0.5 [0.25, 0.75]"
+    assert str(zoo.metrics.Interval(0.5, None, None)) == "0.5"
+
+
+def test_the_printed_catalog_has_all_columns() -> None:
+    """Case 31: in a narrow terminal too."""
+    frame = zoo.collections()
+    text = str(frame)
+    assert all(column in text for column in frame.columns)
+    assert "..." not in text.splitlines()[0]
+    assert len(text.splitlines()) == 1 + len(frame)

@@ -13,6 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
+from checkpoints_zoo.formats.printing import Printed
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
@@ -102,8 +103,8 @@ class Row:
         return cls(figures=figures, layers=layers, worth=worth_cells, **plain)
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Printed):
     """Approximate posteriors compared with a population.
 
     Args:
@@ -127,6 +128,10 @@ class Comparison:
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def _one_line(self) -> str:
+        methods = list(dict.fromkeys(row.method for row in self.rows))
+        return f"{self.collection!r}, {self.members} members, {', '.join(methods)}, on {self.data.split(' ')[0]}"
 
     def __getitem__(self, named: tuple[str, str]) -> Row:
         """Return the row of a (method, mode).
