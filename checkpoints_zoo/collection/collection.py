@@ -784,9 +784,21 @@ def _join(parts: Sequence[Collection]) -> Collection:
 
 
 def collections() -> pd.DataFrame:
-    """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source."""
+    """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source.
+
+    `print` shows all its columns.
+    """
     import pandas as pd
+
+    class Catalog(pd.DataFrame):
+        """A DataFrame that prints all columns; operations on it return plain ones."""
+
+        def __str__(self) -> str:
+            return str(self.to_string(max_rows=60))
+
+        def __reduce__(self) -> Any:
+            return pd.DataFrame(self).__reduce__()  # another process gets a plain one
 
     listings = catalog.collections().values()
     columns = ("name", "title", "architecture", "dataset", "members", "bytes", "licence")
-    return pd.DataFrame([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])
+    return Catalog([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])

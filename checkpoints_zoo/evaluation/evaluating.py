@@ -87,7 +87,7 @@ def evaluate(
     sizes, held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
     options = (device, dtype, batch)
     test, calibration = _split_held_out(members, _labelled_logits(members, data, options), held_out, options)
-    ood_logits = None if ood is None else _ood_logits(members, ood, options)
+    ood_logits = None if ood is None else _ood_logits(members, ood, options, test)
     count = len(members)
     plans = {
         size: metrics.jackknife_plan(count, seed, subsets, skewness=True)
@@ -272,17 +272,33 @@ def _split_held_out(
 
 
 def _ood_logits(
-    members: Collection | Predictions, ood: ImageInput | Predictions, options: _ComputeOptions
+    members: Collection | Predictions,
+    ood: ImageInput | Predictions,
+    options: _ComputeOptions,
+    test: _LabelledLogits,
 ) -> _LabelledLogits:
-    """Return the members' logits on the images out of distribution."""
+    """Return the members' logits on the images out of distribution.
+
+    Raises:
+        UsageError: these images are the test set, which would give an AUROC of 0.5.
+    """
     if isinstance(ood, Predictions):
-        return _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
-    ood_images = images.of(ood)
-    if isinstance(members, Predictions):
-        raise _cannot_run(ood_images, members)
-    return _LabelledLogits(
-        _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
-    )
+        logits = _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
+    else:
+        ood_images = images.of(ood)
+        if isinstance(members, Predictions):
+            raise _cannot_run(ood_images, members)
+        logits = _LabelledLogits(
+            _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
+        )
+    both = logits.logits, test.logits
+    if logits.data == test.data or (
+        isinstance(both[0], Tensor) and isinstance(both[1], Tensor) and torch.equal(both[0], both[1])
+    ):
+        name = test.data.partition(" ")[0]
+        do = "Give images of another data set as `ood`"
+        raise UsageError("images out of distribution", expected=f"others than {name}", found="the same images", do=do)
+    return logits
 
 
 def _cannot_run(data: ImageData, members: Predictions) -> UsageError:

@@ -98,9 +98,7 @@ class Growth:
         needed = self._first_size(distances, within, distances[-1] / within)
         low: int | None = None
         high: int | None = None
-        if (
-            self.spread is not None and not self.spread < _NO_SPREAD
-        ):  # halves are no better than single members: no bounds
+        if self.spread is not None and not self.spread < _NO_SPREAD:
             low = self.sizes[0]
         elif self.spread is not None:
             widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]

@@ -21,7 +21,8 @@ from checkpoints_zoo.evaluation.growth import SENSITIVE, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
-from checkpoints_zoo.formats.text import counted, finite_or_null
+from checkpoints_zoo.formats.printing import Printed
+from checkpoints_zoo.formats.text import align_columns, counted, finite_or_null, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 INCHES = (11.0, 8.4)  # width and height of a report's picture
 WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
+MOST_SIZES = 3  # columns of a text table
 USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
 CALIBRATION = ("ece", "adaptive_ece", "ace")
 FEW_INPUTS = 10  # of a bin, whose bar is pale with fewer
@@ -87,8 +89,8 @@ class Calibrated:
         return {**facts, **asdict(self.temperature), "at_bound": self.at_bound}
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Printed):
     """The figures of an ensemble, each an Interval (value, low, high).
 
     Args:
@@ -129,6 +131,21 @@ class Report:
             UsageError: no such figure.
         """
         return figure_of(self.ensemble, figure)
+
+    def _one_line(self) -> str:
+        figures = ", ".join(f"{n} {self.ensemble[n].value:.4g}" for n in ("accuracy", "nll") if n in self.ensemble)
+        return f"{self.collection!r}, {counted(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
+
+    def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN) -> str:
+        """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
+
+        Args:
+            sizes: of the columns; None for at most the smallest, a middle one and the largest.
+            figures: names of the rows.
+        """
+        ordered = sorted(self.curve)
+        few = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+        return _text(self, few if sizes is None else list(sizes), list(figures))
 
     @property
     def limits(self) -> dict[str, Interval]:
@@ -242,6 +259,48 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
                 "of": f"{of}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low, "high": x.high,
                 "unit": known.unit, "better": known.better,
             }  # fmt: skip
+
+
+def _text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
+    """Lay out a report and explain its intervals; return the text."""
+    header = ["ensemble of", *(f"{size:,}" for size in sizes)]
+    rows = []
+    for scaled, curve in ((False, report.curve), (True, report.calibrated.curve if report.calibrated else None)):
+        for name in figures:
+            if curve is None or name not in curve[report.members]:
+                continue
+            label = f"{KNOWN[name].label}{', scaled' if scaled and name != TEMPERATURE else ''}"
+            rows.append([label, *(as_text(curve[size][name], KNOWN[name].scale) for size in sizes)])
+    table = align_columns([header, *rows], range(1, len(header)))
+    blocks = [table, "\n".join(_members_needed(report)), _explanation(report)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _members_needed(report: Report) -> Iterator[str]:
+    """Yield a line for each distance in `within`: how many members are needed."""
+    for kind, answer in report.answers():
+        growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
+        scale = KNOWN[answer.figure].scale
+        name, _, unit = KNOWN[answer.figure].label.removesuffix(")").rpartition(" (")
+        within = f"{answer.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
+        limit = as_text(growths[answer.figure].limit, scale)
+        yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {answer}"
+
+
+def _explanation(report: Report) -> str:
+    """Say what was measured, what intervals mean, and the report's remarks."""
+    measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
+    if report.ood:
+        measured_on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
+    intervals = "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval."
+    if report.calibrated is not None:
+        measured_on += (
+            f". Temperature fitted to {report.calibrated.inputs:,} inputs of {report.calibrated.held_out.split(' ')[0]}"
+        )
+        if report.calibrated.at_bound:
+            measured_on += ", on which no temperature is best: it is at its bound"
+    lines = [one_line(f"Measured now on {measured_on}.", 400), *([intervals] if report.members >= 3 else [])]
+    return "\n".join([*lines, *(line for remark in report.remarks for line in wrap(remark, 118))])
 
 
 def _missing_intervals(report: Report) -> Iterator[str]:

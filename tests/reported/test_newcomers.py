@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -248,6 +249,23 @@ def test_python_m_runs_the_same_program() -> None:
     assert (done.returncode, done.stdout) == (3, "")
 
 
+def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
+    """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
+    from checkpoints_zoo.populations.alignment_table import draw
+
+    members = zoo.load("convnet-digits", n=6)
+    for to, count in ((members.ids[2], 5), ("mean", 6)):
+        result = zoo.alignment(members, to=to)
+        distances, transpositions = draw(result, None).axes
+        (dots,) = distances.collections
+        assert len(dots.get_offsets()) == count
+        assert float(dots.get_offsets().min()) > 0
+        # Whiskers and outliers of the boxes lie within the members' own shares.
+        shares = [result.transpositions[n] / (size - 1) for n, size in result.sizes.items() if size > 1]
+        least = min(float(share[result.before > 0].min()) for share in shares)
+        assert min(float(x) for line in transpositions.lines for x in line.get_xdata()) == pytest.approx(least)
+
+
 def test_members_of_two_sources_are_joined(tmp_path: Path) -> None:
     """Case 39: as one collection whose weights, ids, labels and citation are those of its parts."""
     shipped = zoo.load("convnet-digits", members="3,5,7")
@@ -360,3 +378,43 @@ def test_from_samples_checks_all_arguments_at_once(tmp_path: Path) -> None:
             name="line",
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
+
+
+def test_results_print_as_tables(tmp_path: Path) -> None:
+    """Case 31: `print` shows a table, `repr` is one short line, and notebooks show the table, with escaped names."""
+    members = zoo.load("convnet-digits", n=4)
+    images = zoo.images.load("digits")
+    results = {
+        "Report": (zoo.evaluate(members, subsets=2), ["ensemble of", "accuracy (%)", "digits/test"]),
+        "Pairwise": (zoo.pairwise(members, "digits"), ["mi_id", "6 pairs of 4 members"]),
+        "NS": (zoo.ns(members, permutations=9), ["ns_mmd2", "conv1", "2 against 2 members"]),
+        "MMD": (zoo.mmd(members, permutations=9), ["mmd2", "conv1"]),
+        "ImageData": (images, ["540 × 1 × 8 × 8", images.fingerprint]),
+        "PredictiveComparison": (zoo.compare_predictives(members[:2], members[2:]), ["agreement", "total_variation"]),
+        "Alignment": (zoo.alignment(members), ["transpositions", "Aligned to member 0"]),
+        "Barriers": (zoo.barrier(members, points=3), ["barrier (nats)"]),
+    }
+    for name, (result, words) in results.items():
+        assert type(result).__name__ == name
+        line, text = repr(result), str(result)
+        assert line.startswith(f"{name}(")
+        assert "\n" not in line
+        assert len(line) < 250
+        assert text.count("\n") > 2
+        assert max(map(len, text.splitlines())) < 200
+        for word in words:
+            assert word in text
+        assert result._repr_html_().startswith("<pre>")
+    odd = replace(images, name="<b>x")
+    assert "&lt;b&gt;x" in odd._repr_html_()
+    assert str(zoo.metrics.Interval(0.5, 0.25, 0.75)) == "0.5 [0.25, 0.75]"
+    assert str(zoo.metrics.Interval(0.5, None, None)) == "0.5"
+
+
+def test_the_printed_catalog_has_all_columns() -> None:
+    """Case 31: in a narrow terminal too."""
+    frame = zoo.collections()
+    text = str(frame)
+    assert all(column in text for column in frame.columns)
+    assert "..." not in text.splitlines()[0]
+    assert len(text.splitlines()) == 1 + len(frame)

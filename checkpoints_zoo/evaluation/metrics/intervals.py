@@ -33,6 +33,10 @@ class Interval:
     high: float | None
     level: float = _LEVEL
 
+    def __str__(self) -> str:
+        bounds = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.value:.4g}{bounds}"
+
     def if_enough(self, members: int) -> Interval:
         """Return the interval, without bounds if fewer than 32 members may lack the members that decide the figure.
 
