@@ -359,6 +359,27 @@ def test_collections_that_do_not_join_say_why(tmp_path: Path) -> None:
         members + zoo.load("narrow", source=tmp_path / "mlp")
 
 
+def test_from_samples_checks_all_arguments_at_once(tmp_path: Path) -> None:
+    """Case 35: one error names every problem; nothing is written."""
+    states = [torch.nn.Linear(3, 2).state_dict()]
+    with pytest.raises(UsageError) as error:
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line", columns={"lr": [0.1, 0.2], "colour": "red"}, order=["nothing"],
+        )  # fmt: skip
+    text = str(error.value)
+    assert text.startswith(
+        "arguments of from_samples: expected valid ones; found 3 problems: (1) collection name 'line'"
+    )
+    assert all(part in text for part in ("(2) column 'colour'", "(3) order of flat draws"))
+    with pytest.raises(UsageError, match=r"2 problems: \(1\) collection name 'line'.* \(2\) draw 0: .*extra"):
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 def test_results_print_as_tables(tmp_path: Path) -> None:
     """Case 31: `print` shows a table, `repr` is one short line, and notebooks show the table, with escaped names."""
     members = zoo.load("convnet-digits", n=4)
