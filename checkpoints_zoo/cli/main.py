@@ -74,6 +74,11 @@ COMMANDS = {
         "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
         ("zoo-cli pairwise convnet-digits --ood photos --out pairs.csv",),
     ),
+    "compare-predictives": Command(
+        "compare_predictives",
+        "Compare the averaged predictions of two sets of members: agreement and total variation.",
+        ("zoo-cli compare-predictives convnet-digits -n 16",),
+    ),
     "mmd": Command(
         "mmd",
         "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries.",

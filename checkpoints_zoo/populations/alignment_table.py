@@ -65,6 +65,11 @@ class Alignment(Printed):
         return len(self.keys)
 
     @property
+    def moved(self) -> Tensor:
+        """Which members are not the reference itself, (member) bool: those at a distance from it."""
+        return self.before > 0
+
+    @property
     def total(self) -> Tensor:
         """Transpositions of all groups, (member)."""
         none = torch.zeros(len(self), dtype=torch.int64)
@@ -216,7 +221,9 @@ def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
 
 
 def draw_distances(axes: Axes, result: Alignment) -> None:
-    axes.scatter(result.before.tolist(), result.after.tolist(), s=14, color=BLUE, edgecolors="none")
+    """Draw the squared distance of each member but the reference, before and after alignment."""
+    shown = result.moved
+    axes.scatter(result.before[shown].tolist(), result.after[shown].tolist(), s=14, color=BLUE, edgecolors="none")
     most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, most)
@@ -227,9 +234,12 @@ def draw_distances(axes: Axes, result: Alignment) -> None:
 
 
 def draw_transpositions(axes: Axes, result: Alignment) -> None:
-    """Draw one box for each group: its transpositions as a share of the largest possible number."""
+    """Draw one box for each group: its transpositions as a share of the largest possible number.
+
+    The reference is left out: its own permutation is the identity.
+    """
     groups = [name for name, size in result.sizes.items() if size > 1]
-    shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]
+    shares = [(result.transpositions[name][result.moved] / (result.sizes[name] - 1)).tolist() for name in groups]
     if groups:
         axes.boxplot(shares, orientation="horizontal", widths=0.6, flierprops={"markersize": 3})
         axes.set_yticks(range(1, len(groups) + 1), [f"{n} ({result.sizes[n]})" for n in groups], parse_math=False)

@@ -292,6 +292,23 @@ def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
     assert first.startswith({".png": b"\x89PNG", ".pdf": b"%PDF-", ".svg": b"<?xml"}[ending])
 
 
+def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
+    """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
+    from checkpoints_zoo.populations.alignment_table import draw
+
+    members = zoo.load("convnet-digits", n=6)
+    for to, count in ((members.ids[2], 5), ("mean", 6)):
+        result = zoo.alignment(members, to=to)
+        distances, transpositions = draw(result, None).axes
+        (dots,) = distances.collections
+        assert len(dots.get_offsets()) == count
+        assert float(dots.get_offsets().min()) > 0
+        # Whiskers and outliers of the boxes lie within the members' own shares.
+        shares = [result.transpositions[n] / (size - 1) for n, size in result.sizes.items() if size > 1]
+        least = min(float(share[result.before > 0].min()) for share in shares)
+        assert min(float(x) for line in transpositions.lines for x in line.get_xdata()) == pytest.approx(least)
+
+
 def test_members_of_two_sources_are_joined(tmp_path: Path) -> None:
     """Case 39: as one collection whose weights, ids, labels and citation are those of its parts."""
     shipped = zoo.load("convnet-digits", members="3,5,7")
@@ -383,6 +400,27 @@ def test_collections_that_do_not_join_say_why(tmp_path: Path) -> None:
     narrow.write()
     with pytest.raises(LayoutError, match=r"^tensors of convnet-digits and narrow, to join them: expected the "):
         members + zoo.load("narrow", source=tmp_path / "mlp")
+
+
+def test_from_samples_checks_all_arguments_at_once(tmp_path: Path) -> None:
+    """Case 35: one error names every problem; nothing is written."""
+    states = [torch.nn.Linear(3, 2).state_dict()]
+    with pytest.raises(UsageError) as error:
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line", columns={"lr": [0.1, 0.2], "colour": "red"}, order=["nothing"],
+        )  # fmt: skip
+    text = str(error.value)
+    assert text.startswith(
+        "arguments of from_samples: expected valid ones; found 3 problems: (1) collection name 'line'"
+    )
+    assert all(part in text for part in ("(2) column 'colour'", "(3) order of flat draws"))
+    with pytest.raises(UsageError, match=r"2 problems: \(1\) collection name 'line'.* \(2\) draw 0: .*extra"):
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_results_print_as_tables(tmp_path: Path) -> None:
