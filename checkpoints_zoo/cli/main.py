@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "plot": Command(
         "measure:plot_command",
-        "Measure an ensemble and draw the figures into a PNG.",
+        "Measure an ensemble and draw the figures into a PNG, PDF or SVG.",
         ("zoo-cli plot convnet-digits -n 8 --ood photos --out figures.png",),
     ),
     "pairwise": Command(

@@ -34,6 +34,7 @@ WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
 MOST_SIZES = 3  # columns of a text table
 USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
+TITLE_PAD = 22  # points between a panel and its title, for a legend
 CALIBRATION = ("ece", "adaptive_ece", "ace")
 FEW_INPUTS = 10  # of a bin, whose bar is pale with fewer
 Curve = Mapping[int, Mapping[str, Interval]]
@@ -227,7 +228,7 @@ class Report(Printed):
         Raises:
             UsageError: a name that does not end in .png, or a place that can't be written to.
         """
-        return save(lambda: draw(self), path_of(path), title(self))
+        return save(lambda: draw(self), path_of(path), title(self), public_members(self))
 
     def plot_curves(self, path: str | Path, figures: Iterable[str] | None = None) -> Path:
         """Draw figures over ensemble size, with bands, limits and the members needed, into a PNG; return its path.
@@ -240,7 +241,7 @@ class Report(Printed):
             UsageError: no such figure, a name that does not end in .png, or a place that can't be written to.
         """
         names = _select_figures(self, figures)
-        return save(lambda: draw_curves(self, names), path_of(path), title(self))
+        return save(lambda: draw_curves(self, names), path_of(path), title(self), public_members(self))
 
 
 def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
@@ -366,31 +367,41 @@ def draw(report: Report) -> Figure:
     figure.suptitle(f"{title(report)}\n", fontsize=14, fontweight="bold")
     figure.text(0.5, 0.958, about(report), ha="center", va="top", color=GREY, fontsize=10)
     figure.supxlabel(notes(report), fontsize=8, color=GREY)
-    panels = figure.add_gridspec(2, 2)
-    upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
-    bars = figure.add_subplot(upper[0], label="reliability")
+    grid = figure.add_gridspec(20, 2)  # one grid, so that the edges of panels above each other agree
+    bars = figure.add_subplot(grid[:8, 0], label="reliability")
     draw_reliability(report, bars)
     if report.calibrated is not None:
         draw_scaled_reliability(report, report.calibrated, bars)
+        bars.lines[-1].set_label("_scaled")  # named in a legend of its own
     bars.tick_params(labelbottom=False)
     _add_legend(bars, "a  Reliability diagram")
+    if report.calibrated is not None:
+        key = bars.get_legend()
+        label = f"scaled by T = {as_text(report.calibrated.temperature)}\nECE {as_text(report.calibrated['ece'])}"
+        box = bars.legend(
+            bars.lines[-1:], [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none"
+        )
+        box.set_in_layout(False)
+        if key is not None:  # the second legend replaced the first one: add it again
+            bars.add_artist(key)
     # Above the axes, since bars may be anywhere inside.
-    bars.set_title(f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
-    draw_confidences(report, figure.add_subplot(upper[1], label="counts", sharex=bars))
-    upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
-    accuracy = figure.add_subplot(upper[0], label="accuracy")
+    bars.set_title(
+        f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=TITLE_PAD, fontsize=10, fontweight="normal"
+    )
+    draw_confidences(report, figure.add_subplot(grid[8:10, 0], label="counts", sharex=bars))
+    accuracy = figure.add_subplot(grid[:5, 1], label="accuracy")
     draw_curve(report, accuracy, "accuracy")
     accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
     accuracy.tick_params(labelbottom=False)
     _add_legend(accuracy, "b  Accuracy and NLL against ensemble size")
-    nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
+    nll = figure.add_subplot(grid[5:10, 1], label="nll", sharex=accuracy)
     draw_curve(report, nll, "nll")
     nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
     _add_panel_legend(nll)
-    members = figure.add_subplot(panels[1, 0], label="member accuracy", title="c  Accuracy of the members")
+    members = figure.add_subplot(grid[10:, 0], label="member accuracy", title="c  Accuracy of the members")
     draw_member_accuracies(report, members)
     information = figure.add_subplot(
-        panels[1, 1], label="information", title="d  Mutual information of label and member"
+        grid[10:, 1], label="information", title="d  Mutual information of label and member"
     )
     draw_information(report, information)
     return figure
@@ -398,7 +409,7 @@ def draw(report: Report) -> Figure:
 
 def _add_legend(axes: Axes, title: str) -> None:
     """Put the title of a panel above its axes, and the legend between them."""
-    axes.set_title(title, pad=22)
+    axes.set_title(title, pad=TITLE_PAD)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
     entries = [(line, name) for line, name in parts if name in USUAL_ENTRIES or axes.get_label() == "reliability"]
     key = axes.legend(
@@ -426,17 +437,13 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     confidence, accuracy, inputs = ([bins[n][b] for b in filled] for n in ("confidence", "accuracy", "inputs"))
     gaps = [c - a for c, a in zip(confidence, accuracy, strict=True)]
     opacities = [0.85 if n >= FEW_INPUTS else 0.2 for n in inputs]
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
-    axes.bar(
-        middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8,
-        label="accuracy",
-    )  # fmt: skip
-    axes.bar(
-        middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities],
-        label="gap to mean confidence",
-    )  # fmt: skip
-    if min(inputs) < FEW_INPUTS:
-        axes.plot([], [], "s", color=to_rgba(BLUE, 0.2), markersize=8, label=f"fewer than {FEW_INPUTS} inputs")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
+    axes.bar(middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8)
+    axes.bar(middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities])
+    # The legend would show the first bar, which may be pale.
+    pale = f" (pale: under {FEW_INPUTS} inputs)" if min(inputs) < FEW_INPUTS else ""
+    axes.plot([], [], "s", color=to_rgba(BLUE, 0.85), markersize=8, label=f"accuracy{pale}")
+    axes.plot([], [], "s", color=to_rgba(RED, 0.85), markersize=5, label="gap to confidence")
     if pooled is not None:
         points = _filled_points(pooled)
         axes.plot(*points, color=PURPLE, marker="o", markersize=4, linewidth=1.2, label="single members")
@@ -522,7 +529,8 @@ def draw_member_values(
     axes.set_ylim(0, float(max(heights)) * 1.5)
     ends = min(edges[0], everyone.value * scale), max(edges[-1], everyone.value * scale)
     margin = 0.05 * (ends[1] - ends[0])
-    axes.set_xlim(ends[0] - margin, ends[1] + margin)
+    right = ends[1] + margin
+    axes.set_xlim(ends[0] - margin, min(right, max(ends[1], 100)) if scale == 100 else right)
     axes.locator_params(axis="y", integer=True)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.legend(loc="upper left")
@@ -705,6 +713,11 @@ def about(report: Report) -> str:
     return about
 
 
+def public_members(report: Report) -> str:
+    """Return the citation of the members without the source, which may be a folder of this machine."""
+    return report.citation.rpartition("@")[2]
+
+
 def notes(report: Report) -> str:
     """Return the lines below a picture: the meaning of the intervals, the members needed, the members' ids."""
     text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
@@ -719,7 +732,7 @@ def notes(report: Report) -> str:
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
-    # Without the source, which may be a folder of this machine.
-    members = report.citation.rpartition("@")[2]
+    # The file's metadata have the commit and the check.
+    members = public_members(report).partition("/")[2].rpartition("~")[0]
     shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shown}' if shown else ''}"

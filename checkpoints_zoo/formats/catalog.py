@@ -173,7 +173,7 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
             f"description {path}",
             expected=f"format version {FORMAT_VERSION} or older",
             found=f"version {version}",
-            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            do="It was written by a newer checkpoints-zoo: install a newer one",
             path=path,
         )
     for key, kind in kinds.items():

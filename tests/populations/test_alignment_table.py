@@ -166,7 +166,7 @@ def test_the_command_s_json_and_barrier() -> None:
         (["--to", "median"], 2, "'median' is neither a member's id nor mean."),
         (["--to", "99"], 3, "member 99"),
         (["--to", "mean", "--barrier"], 2, "--barrier needs --to ID: lines start at a member, not at the mean."),
-        (["--plot", "p.jpg"], 2, "'p.jpg' does not end in .png."),
+        (["--plot", "p.jpg"], 2, "'p.jpg' does not end in .png or .pdf or .svg."),
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], code: int, text: str) -> None:

@@ -18,8 +18,12 @@ from PIL import Image
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
 from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
+from checkpoints_zoo.images import DATASETS
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
+from tests.publishing.test_cards import ABOUT, ALL, REPO, some
 from tests.support.commands import ROOT, ZOO, run, values
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import SCHEMA, build
@@ -249,6 +253,45 @@ def test_python_m_runs_the_same_program() -> None:
     assert (done.returncode, done.stdout) == (3, "")
 
 
+@pytest.mark.parametrize(
+    ("net", "images", "needs"),
+    [("mine", "digits", "`mine`"), ("mlp", "scans", "`scans`"), ("mlp", "digits", "")],
+    ids=["net", "images", "neither"],
+)
+def test_the_card_says_what_members_of_ones_own_need(net: str, images: str, needs: str) -> None:
+    """Case 32. An example that fails for the reader is not shown; no index is promised."""
+    text = cards.card(some(ALL, about=replace(ABOUT, architecture=net, dataset=images)), REPO)
+    assert ("zoo.evaluate(members)" in text) == (not needs)
+    assert ("as `architecture=`" in text) == (net == "mine")
+    assert ("`zoo.images.of` makes" in text) == (images == "scans")
+    assert needs in text.split("## `some`")[0]
+    assert "pip install checkpoints-zoo" not in text
+
+
+def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
+    """Case 32."""
+    assert tuple(sorted(ARCHITECTURES)) == cards.NETS
+    assert tuple(sorted(DATASETS)) == cards.IMAGE_SETS
+
+
+@pytest.mark.parametrize("accuracies", [[1.0] * 3, [0.99, 1.0], [0.97, 0.98, 0.995]])
+def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
+    """Case 32: beyond it there is no more than half of the last bar."""
+    section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
+    axes = cards.draw(section).axes[0]
+    last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
+    assert axes.get_xlim()[1] <= max(100, last)
+
+
+@pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
+def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
+    """Case 34: the same bytes each time, and no hash on the picture."""
+    report = zoo.evaluate(zoo.load("convnet-digits", n=3), "digits", subsets=2)
+    first, second = (report.plot(tmp_path / f"{i}{ending}").read_bytes() for i in range(2))
+    assert first == second
+    assert first.startswith({".png": b"\x89PNG", ".pdf": b"%PDF-", ".svg": b"<?xml"}[ending])
+
+
 def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
     """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
     from checkpoints_zoo.populations.alignment_table import draw
@@ -357,6 +400,27 @@ def test_collections_that_do_not_join_say_why(tmp_path: Path) -> None:
     narrow.write()
     with pytest.raises(LayoutError, match=r"^tensors of convnet-digits and narrow, to join them: expected the "):
         members + zoo.load("narrow", source=tmp_path / "mlp")
+
+
+def test_from_samples_checks_all_arguments_at_once(tmp_path: Path) -> None:
+    """Case 35: one error names every problem; nothing is written."""
+    states = [torch.nn.Linear(3, 2).state_dict()]
+    with pytest.raises(UsageError) as error:
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line", columns={"lr": [0.1, 0.2], "colour": "red"}, order=["nothing"],
+        )  # fmt: skip
+    text = str(error.value)
+    assert text.startswith(
+        "arguments of from_samples: expected valid ones; found 3 problems: (1) collection name 'line'"
+    )
+    assert all(part in text for part in ("(2) column 'colour'", "(3) order of flat draws"))
+    with pytest.raises(UsageError, match=r"2 problems: \(1\) collection name 'line'.* \(2\) draw 0: .*extra"):
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_results_print_as_tables(tmp_path: Path) -> None:

@@ -138,3 +138,15 @@ def test_run_folders_that_are_links(tmp_path: Path) -> None:
     assert len(members) == 3
     found = {member.state_dict()["0.weight"].sum().item() for member in members}
     assert found == {state_of(seed)["0.weight"].sum().item() for seed in range(3)}
+
+
+def test_seeds_of_32_bits(tmp_path: Path) -> None:
+    """Case 24: Lightning and numpy take seeds in [0, 2^32)."""
+    for seed in range(2):
+        torch.save(state_of(seed), tmp_path / f"seed-{seed}.pt")
+    columns: dict[str, Any] = {"seed": [2**32 - 1, 2**31]}
+    members = zoo.from_checkpoints(tmp_path, build, out=tmp_path / "out", name="mine", columns=columns)
+    assert members.manifest["seed"].tolist() == [2**32 - 1, 2**31]
+    assert zoo.load("mine", source=tmp_path / "out", where="seed > 3000000000").ids == [0]
+    with pytest.raises(UsageError, match=r"column 'seed' of member 0: expected a whole number in \[0, 2³²\); found"):
+        zoo.from_checkpoints(tmp_path, build, out=tmp_path / "out", name="other", columns={"seed": [2**32, 1]})
