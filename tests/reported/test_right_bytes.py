@@ -1,4 +1,4 @@
-"""Members with one wrong bit, cases 4 and 5: the same error on every way from a Hub, and a cached one is fetched anew."""
+"""One wrong bit in a member, cases 4 and 5: the same error on every way from a Hub; a cached member is fetched anew."""
 
 from __future__ import annotations
 
