@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from checkpoints_zoo.errors import SymmetryError
-from checkpoints_zoo.symmetry import Table, apply, random_element, symmetries
+from checkpoints_zoo.symmetry import Element, Table, apply, random_element, symmetries
+from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.deriving.operations import FUNCTIONS, LAYERS, METHODS
 from tests.support.symmetry_nets import Shaped, randomised
 
@@ -272,3 +273,92 @@ def test_every_layer_that_passes_a_scale_is_positively_homogeneous(name: str) ->
     example = torch.randn(4, 3, *(4,) * dimensions, dtype=torch.float64)
     table = symmetries(net, example)
     assert all(largest_change(net, table, example, seed) < 1e-9 for seed in range(2))
+
+
+# Case 15: ties between units that are duplicates, before and after scaling.
+
+
+def orbit_gap(net: nn.Module, example: Tensor, state: dict[str, Tensor], seed: int, key: str, **options: Any) -> float:
+    """Compare the canonical forms of a network and of a random element of its orbit; return the largest difference."""
+    table = symmetries(net, example)
+    element = random_element(table, torch.Generator().manual_seed(seed))
+    if not options.get("streams", False):
+        still = {name for name, group in table.groups.items() if group.stream}
+        still |= {group.mover for group in table.groups.values() if group.name in still and group.mover}
+        element = Element({n: p for n, p in element.permutations.items() if n not in still}, element.scales)
+    forms = [
+        canonicalize(table, params, scale="unit-norm", permute=key, **options)[0]
+        for params in (state, apply(table, state, element))
+    ]
+    return max(
+        float((forms[1][n] - t).abs().max() / t.abs().max().clamp(min=1)) for n, t in forms[0].items() if t.numel()
+    )
+
+
+def duplicate_units(state: dict[str, Tensor], table: Table, generator: torch.Generator) -> dict[str, Tensor]:
+    """Make units copies of others in every tensor, some of them only up to a positive factor."""
+    result = {name: tensor.clone() for name, tensor in state.items()}
+    for group in table.groups.values():
+        if group.blocks > 1 or group.mover or group.size < 3:
+            continue
+        a, b, c = torch.randperm(group.size, generator=generator)[:3].tolist()
+        for name, axes in table.tensors.items():
+            for move in axes.moves:
+                if move.group == group.name:
+                    span = move.span
+                    part = result[name].movedim(move.axis, 0)
+                    for copy in (b, c):
+                        part[move.offset + copy * span : move.offset + (copy + 1) * span] = part[
+                            move.offset + a * span : move.offset + (a + 1) * span
+                        ].clone()
+    return result
+
+
+TIED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (3,)),
+    "three hidden layers": (
+        lambda: nn.Sequential(
+            nn.Linear(3, 6, bias=False), nn.ReLU(), nn.Linear(6, 6, bias=False), nn.ReLU(),
+            nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 2),
+        ), (3,),
+    ),
+    "convolutions": (
+        lambda: nn.Sequential( nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 6, 1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(24, 2)
+        ), (2, 4, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("key", ["first", "max"])
+@pytest.mark.parametrize("name", TIED)
+def test_duplicates_have_one_canonical_form(name: str, key: str, dtype: torch.dtype) -> None:
+    """Case 15."""
+    build, shape = TIED[name]
+    for seed in range(6):
+        net = randomised(build(), seed)
+        example = torch.zeros(2, *shape, dtype=torch.float64)
+        table, generator = symmetries(net, example), torch.Generator().manual_seed(seed)
+        # A row of zeros has no scale that unit-norm could fix.
+        state = {n: torch.where(t == 0, 0.7, t) if t.is_floating_point() else t for n, t in net.state_dict().items()}
+        state = duplicate_units(state, table, generator)
+        state = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
+        assert orbit_gap(net, example, state, seed, key) < (1e-9 if dtype == torch.float64 else 1e-3)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (3, 3), (2, 4)])
+def test_twins_that_feed_twins_have_one_canonical_form(sizes: tuple[int, ...]) -> None:
+    """Case 15: units that differ only in their connections, as the units of cycles do."""
+    count = sum(sizes)
+    net = nn.Sequential(
+        nn.Linear(1, count), nn.ReLU(), nn.Linear(count, count), nn.ReLU(), nn.Linear(count, 1)
+    ).double()
+    wires, start = torch.zeros(count, count, dtype=torch.float64), 0
+    for size in sizes:
+        for i in range(size):
+            wires[start + i, start + (i + 1) % size] = wires[start + i, start + i] = 0.3
+        start += size
+    state = {n: torch.full_like(t, 0.7) for n, t in net.state_dict().items()} | {"2.weight": wires}
+    for seed in range(4):
+        assert orbit_gap(net, torch.zeros(2, 1, dtype=torch.float64), state, seed, "first") < 1e-9

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
@@ -17,6 +18,7 @@ from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
 SCALES = ("unit-norm",)
+_TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}  # shares of a value that rounding stays below
 
 
 def canonicalize(
@@ -32,6 +34,9 @@ def canonicalize(
 
     `symmetry.apply` of the symmetry to the parameters gives the tensors again, up to rounding if there are scales.
     `symmetry.apply` of its `symmetry.inverse` to the tensors gives the parameters.
+
+    Scaled values have rounding errors, so that equal units are no longer equal bit for bit. After scaling, values count
+    as equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.
 
     Args:
         table: the network's symmetry table.
@@ -67,7 +72,9 @@ def canonicalize(
     if scale is not None:
         tensors, scales, _ = unit_norm(table, tensors, approximate=approximate)
     if permute is not None:
-        tensors, permutations = sort_units(table, tensors, permute, streams)
+        dtypes = {tensor.dtype for tensor in tensors.values()} & _TOLERANCES.keys()
+        tolerance = max((_TOLERANCES[dtype] for dtype in dtypes), default=0.0) if scale is not None else 0.0
+        tensors, permutations = sort_units(table, tensors, permute, streams, tolerance)
     if members is None:
         tensors = {n: t[0] for n, t in tensors.items()}
         permutations, scales = ({n: v[0] for n, v in values.items()} for values in (permutations, scales))
