@@ -1,8 +1,9 @@
 """Run ensembles of upstream's nets, against a loop over modules.
 
 Run: uv run python benchmarks/ensemble.py [--repeats 5] [--threads N]; with --errors, how far dtypes, executions and
-torch.compile are from the modules' float32 logits, on the collections that ship. The last line is one JSON object:
-ratios (how many times longer the loop takes) under short names, the medians in milliseconds beside them.
+torch.compile are from the modules' float32 logits, on the collections that ship; with --alone, the same members by
+torch.func.vmap and torch.compile alone. The last line is one JSON object: ratios (how many times longer the loop takes)
+under short names, the medians in milliseconds beside them.
 
 Nets are torch-uncertainty's own, random with random norms; inputs 3 x 32 x 32. Sides are taken in turns in one process.
 r20_n64_b1     64 ResNet-20 (FRN, SiLU), one image
@@ -19,11 +20,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch_uncertainty.layers.filter_response_norm import FilterResponseNorm2d
 from torch_uncertainty.models.classification.resnet import resnet
@@ -148,18 +151,67 @@ def errors(compiled: bool) -> dict[str, Any]:
     return found
 
 
+def alone(repeats: int) -> dict[str, Any]:
+    """Time the shipped collections by torch.func.vmap and torch.compile alone; return how many times longer they take.
+
+    "vmap" is torch.func.vmap over functional_call, "compiled" torch.compile of that, "loop" functional_call member by
+    member, "compiled loop" torch.compile of one member's call.
+    """
+    ratios: dict[str, Any] = {}
+    for name in ("convnet-digits", "resnet8-digits"):
+        members, digits = zoo.load(name), zoo.images.load("digits")
+        module, stacked = members[0].model(), members.stack()
+        inputs = members.preprocess(digits.images)
+
+        def member(state: Mapping[str, Tensor], x: Tensor, module: nn.Module = module) -> Tensor:
+            logits: Tensor = functional_call(module, dict(state), (x,))
+            return logits
+
+        together, compiled_member = vmap(member, in_dims=(0, None)), torch.compile(member)
+        compiled_together = torch.compile(together)
+        states = [{n: t[i] for n, t in stacked.items()} for i in range(len(members))]
+        for batch in (1, 32, 540):
+            x = inputs[:batch]
+
+            def one_by_one(run: Callable[..., Tensor], x: Tensor, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
+                return torch.stack([run(state, x) for state in states])
+
+            sides: dict[str, Callable[[], Tensor]] = {
+                "ours": partial(members.ensemble(), x),
+                "vmap": partial(together, stacked, x),
+                "compiled": partial(compiled_together, stacked, x),
+                "loop": partial(one_by_one, member, x, states),
+                "compiled loop": partial(one_by_one, compiled_member, x, states),
+            }
+            with torch.inference_mode():
+                expected = sides["loop"]()
+                for side, run in sides.items():
+                    error = float((run() - expected).abs().max() / expected.abs().max())
+                    if error > 1e-5:
+                        raise RuntimeError(f"{name}, {side}: logits differ by {error:.1e} of the largest")
+                times = [statistics.median(each) for each in timed(list(sides.values()), repeats)]
+            slower = {side: round(ms / times[0], 2) for side, ms in zip(sides, times, strict=True) if side != "ours"}
+            print(f"{name} n{len(members)} b{batch}: ours {times[0]:.1f} ms; times longer: {slower}", flush=True)
+            ratios[f"{name} b{batch}"] = {"ours_ms": round(times[0], 2), **slower}
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--errors", action="store_true", help="measure errors instead of times")
     parser.add_argument("--compile", action="store_true", help="with --errors: torch.compile too")
+    parser.add_argument("--alone", action="store_true", help="time torch.func and torch.compile alone")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.errors:
         print(json.dumps(errors(arguments.compile)))
         return
     repeats = arguments.repeats
+    if arguments.alone:
+        print(json.dumps({**alone(repeats), "repeats": repeats, "threads": torch.get_num_threads()}))
+        return
     results = named("r20_n64_b1", compared("r20", 64, 1, repeats))
     results |= named("r20_n8_b128", compared("r20", 8, 128, repeats))
     if matrix_units():

@@ -27,7 +27,7 @@ from ensemble import timed
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description, write_json
-from checkpoints_zoo.formats.manifest import table, write
+from checkpoints_zoo.formats.manifest import build_manifest, write_manifest
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.modules import build_architecture
 
@@ -43,7 +43,7 @@ def source(folder: Path, count: int, tiny: bool) -> Collection:
         torch.manual_seed(i)
         state = {n: torch.randn(t.shape) * 0.05 if t.is_floating_point() else t for n, t in first.items()}
         state |= {n: t.abs() + 0.5 for n, t in state.items() if n.endswith("running_var")}
-        members.append((shard_files.prefix(i), modules.pack_member(state, layout)))
+        members.append((shard_files.tensor_prefix(i), modules.pack_member(state, layout)))
     path = shard_files.write_shard(folder / "shards" / "nets", 0, layout, members)
     begin = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [
@@ -57,7 +57,7 @@ def source(folder: Path, count: int, tiny: bool) -> Collection:
         "nets", "random nets", name, arguments, "none", classes, preprocessing, {"f16": layout}, "none", "none"
     )
     write_json(description.to_json(), folder / "manifests" / "nets.json")
-    write(table(rows), folder / "manifests" / "nets.parquet")
+    write_manifest(build_manifest(rows), folder / "manifests" / "nets.parquet")
     return load("nets", source=folder)
 
 

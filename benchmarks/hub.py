@@ -47,7 +47,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description, write_json
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.shard_files import prefix, shard_header
+from checkpoints_zoo.formats.shard_files import shard_header, tensor_prefix
 from checkpoints_zoo.sources import fetching
 from tests.hub import WRITER, Hub, Server, Virtual, answers, joined, noise
 from tests.support.archives import virtual_tar
@@ -103,7 +103,7 @@ def commit(hub: Hub, folder: Path) -> tuple[int, int]:
     rows = []
     for first in range(0, MEMBERS, per_shard):
         ids = range(first, min(first + per_shard, MEMBERS))
-        head = shard_header(layout, [prefix(i) for i in ids])
+        head = shard_header(layout, [tensor_prefix(i) for i in ids])
         inside = f"shards/{NAME}/{first // per_shard:05d}-{hashlib.sha256(head).hexdigest()[:8]}.safetensors"
         files[inside] = joined(head, *(members[i] for i in ids))
         rows += [
@@ -118,7 +118,7 @@ def commit(hub: Hub, folder: Path) -> tuple[int, int]:
     )
     json_path, table_path = f"manifests/{NAME}.json", f"manifests/{NAME}.parquet"
     write_json(description.to_json(), folder / json_path)
-    manifest.write(manifest.table(rows), folder / table_path)
+    manifest.write_manifest(manifest.build_manifest(rows), folder / table_path)
     files |= {json_path: folder / json_path, table_path: folder / table_path}
     one = shard_header(layout, [""])
     all_, some = (
@@ -160,7 +160,7 @@ class Bench:
         from huggingface_hub import HfFileSystem  # it reads HF_ENDPOINT when it is imported: after the Hub has started
 
         shutil.rmtree(self.home, ignore_errors=True)
-        fetching._asked.clear()
+        fetching._remote_files.clear()
         HfFileSystem.clear_instance_cache()
         self.tell(delay)
 
@@ -232,7 +232,7 @@ def runs_of(rows: list[dict[str, Any]]) -> int:
 def compare(bench: Bench, everything: Collection, n: int, delay: int, repeats: int) -> dict[str, float]:
     """Read n members both ways in turns; return the figures."""
     ids = scattered(n)
-    chosen = load(NAME, members=ids, source=str(everything.source.shown))
+    chosen = load(NAME, members=ids, source=str(everything.source.display_name))
     rows = chosen.rows.to_pylist()
     ours: list[float] = []
     theirs: list[float] = []

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description, write_json
-from checkpoints_zoo.formats.manifest import table, write
+from checkpoints_zoo.formats.manifest import build_manifest, write_manifest
 from checkpoints_zoo.networks import modules
 
 
@@ -56,7 +56,7 @@ def prepare(folder: Path, count: int) -> Collection:
         torch.save(states[-1], folder / f"{i}.pt")
         safetensors.torch.save_file(states[-1], folder / f"{i}.safetensors")
     layout = modules.layout_of(states[0], torch.float16)
-    members = [(shard_files.prefix(i), modules.pack_member(state, layout)) for i, state in enumerate(states)]
+    members = [(shard_files.tensor_prefix(i), modules.pack_member(state, layout)) for i, state in enumerate(states)]
     path = shard_files.write_shard(folder / "shards" / "r18", 0, layout, members)
     first = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [
@@ -69,7 +69,7 @@ def prepare(folder: Path, count: int) -> Collection:
         {"size": [32, 32], "channels": 3, "mean": [0.5] * 3, "std": [0.25] * 3}, {"f16": layout}, "none", "none",
     )  # fmt: skip
     write_json(description.to_json(), folder / "manifests" / "r18.json")
-    write(table(rows), folder / "manifests" / "r18.parquet")
+    write_manifest(build_manifest(rows), folder / "manifests" / "r18.parquet")
     return load("r18", source=folder, architecture=resnet18)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.populations.divergence import compare
+from checkpoints_zoo.populations.divergence import compare_pairs
 
 MEMBERS, INPUTS, CLASSES = 1000, 2000, 100
 PART = 102  # inputs: six pieces
@@ -72,7 +72,7 @@ def main() -> None:
     logits = drawn()
     part = logits[:, :PART]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = compare(part)
+    found = compare_pairs(part)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     some = logits[:: MEMBERS // SAMPLE][:SAMPLE]
     at = list(range(0, MEMBERS, MEMBERS // SAMPLE))[:SAMPLE]
@@ -96,7 +96,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in ("ours", *loops)}
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        compare(part)
+        compare_pairs(part)
         whole = (time.perf_counter() - start) * INPUTS / PART
         times["ours"].append(whole * 1000 / (MEMBERS * (MEMBERS - 1) / 2))
         for name, loop in loops.items():

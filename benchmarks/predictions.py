@@ -27,7 +27,7 @@ import torch
 
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.shard_files import prefix
+from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.predictions import Predictions, prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, SetDescription
 from checkpoints_zoo.sources.source import FolderSource
@@ -58,13 +58,13 @@ def write(root: Path, name: str, members: int, inputs: int, classes: int, signal
         citation="", layouts={LOGITS: layout}, labels=tuple(labels.tolist()) if name == INSIDE else None,
     )  # fmt: skip
     catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
-    manifest.write(manifest.table(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
+    manifest.write_manifest(manifest.build_manifest(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
 
 
 def _shard(
     folder: Path, number: int, layout: Layout, ids: range, logits: Iterator[torch.Tensor]
 ) -> Iterator[dict[str, Any]]:
-    prefixes, hashes = [prefix(i) for i in ids], []
+    prefixes, hashes = [tensor_prefix(i) for i in ids], []
 
     def raw() -> Iterator[bytes]:
         for _ in ids:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.populations.mass import minimal_mass
     from checkpoints_zoo.populations.pairwise_information import pairwise
     from checkpoints_zoo.populations.predictives import compare_predictives
-    from checkpoints_zoo.publishing.html_report import report
+    from checkpoints_zoo.publishing.html_report import report_page
     from checkpoints_zoo.publishing.publisher import publish
     from checkpoints_zoo.publishing.verification import verify
     from checkpoints_zoo.symmetry import symmetries
@@ -43,7 +43,7 @@ __all__ = [
     "Collection", "Comparison", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier",
     "check_equivalence", "collections", "compact", "compare", "compare_predictives", "corollary", "evaluate",
     "from_checkpoints", "from_samples", "images", "interop", "load", "metrics", "minimal_mass", "mmd",
-    "ns", "pairwise", "publish", "report", "symmetries", "symmetry", "verify",
+    "ns", "pairwise", "publish", "report_page", "symmetries", "symmetry", "verify",
 ]  # fmt: skip
 
 # Resolved on first use, so that the command line starts without torch.
@@ -70,13 +70,13 @@ _PLACES = {
     "minimal_mass": "populations.mass",
     "pairwise": "populations.pairwise_information",
     "compare_predictives": "populations.predictives",
-    "report": "publishing.html_report",
+    "report_page": "publishing.html_report",
     "publish": "publishing.publisher",
     "verify": "publishing.verification",
     "symmetries": "symmetry",
 }
 # Names of version 0.1 -> their names now; the old ones go in 0.3.
-_RENAMED = {"barriers": "barrier", "compare_compact": "compact"}
+_RENAMED = {"barriers": "barrier", "compare_compact": "compact", "report": "report_page"}
 _MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.metrics", "symmetry": "symmetry"}
 
 

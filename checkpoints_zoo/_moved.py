@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.images import ImageInput
     from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
     from checkpoints_zoo.populations.loss_barrier import Barriers
+    from checkpoints_zoo.predictions import Predictions
 
 MOVED = {
     "checkpoints_zoo.architectures": "checkpoints_zoo.networks.architectures",
@@ -49,3 +50,9 @@ def compare_compact(
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     return compact(ensemble, data, against=hmc, vi=vi, **options)
+
+
+def report(members: Collection | Predictions, *args: Any, **options: Any) -> Any:
+    """Make the report page: `zoo.report_page(members, …)` now."""
+    # By name: an old path in `methods` imports this module, and `publishing` stands above `methods`.
+    return import_module("checkpoints_zoo.publishing.html_report").report_page(members, *args, **options)

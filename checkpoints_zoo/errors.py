@@ -1,6 +1,6 @@
-"""The errors a user meets: each says which thing, what was expected, what was found, and what to do.
+"""Errors of this package: each text names the thing, the expectation, the finding, and the remedy.
 
-Every error carries its facts as attributes, and is also the builtin that a caller would catch.
+Every error has these facts as attributes, and extends the builtin exception that fits.
 
 >>> raise MemberNotFound("member 70 of convnet-digits", expected="an id in 0-63", found="70", member=70)
 Traceback (most recent call last):
@@ -20,9 +20,9 @@ class ZooError(Exception):
 
     Args:
         thing: what the error is about ("shard shards/x/00000-3f9a1c2b.safetensors").
-        expected: what would have been right, as a phrase that follows "expected".
-        found: what was there instead.
-        do: what the user can do about it, as a sentence without its full stop.
+        expected: a phrase that follows "expected".
+        found: a phrase that follows "found".
+        do: the remedy, a sentence without its full stop.
         collection, member, tensor, path: the facts, for programs.
     """
 
@@ -80,7 +80,7 @@ class MemberNotFound(ZooError, KeyError, IndexError):
 
 
 class SourceNotFound(ZooError, FileNotFoundError):
-    """The place that should hold manifests and shards is none, or lacks a file its manifest names."""
+    """A source that does not exist, or lacks a file that its manifest names."""
 
 
 class SelectionError(ZooError, ValueError):
@@ -88,7 +88,7 @@ class SelectionError(ZooError, ValueError):
 
 
 class UsageError(ZooError, ValueError):
-    """An argument that the function can't take."""
+    """An invalid argument."""
 
 
 class SymmetryError(UsageError):
@@ -96,19 +96,19 @@ class SymmetryError(UsageError):
 
 
 class FormatError(ZooError, ValueError):
-    """A manifest or description that this version can't read, or that breaks the format."""
+    """A manifest or description that breaks the format, or has a newer one."""
 
 
 class DamagedError(ZooError, ValueError):
-    """Bytes that are not what the manifest says: cut, changed, overlapping, not finite."""
+    """Bytes that differ from the manifest: cut, changed, overlapping, not finite."""
 
 
 class LayoutError(ZooError, ValueError):
-    """Tensors that are missing, extra or misshapen against what was expected, by name."""
+    """Tensors that are missing, extra or misshapen."""
 
 
 class TooLargeError(ZooError, MemoryError):
-    """More memory asked for than there is; the error names a smaller step."""
+    """More memory needed than there is; the error names a smaller step."""
 
 
 class LockedError(ZooError, BlockingIOError):
@@ -116,7 +116,7 @@ class LockedError(ZooError, BlockingIOError):
 
 
 class NetworkError(ZooError, ConnectionError):
-    """No answer, or none that can be used; or nothing local to go by while offline."""
+    """No answer, or an unusable one; or offline, and the files are not cached."""
 
 
 class AccessError(ZooError, PermissionError):
@@ -124,16 +124,16 @@ class AccessError(ZooError, PermissionError):
 
 
 class StorageError(ZooError, OSError):
-    """A disk that can't take what should be kept on it."""
+    """A disk that is full or can't be written to."""
 
 
 class WorkerError(ZooError, RuntimeError):
-    """A worker that died again and again, or an error of its that can't be sent here."""
+    """A worker process that died repeatedly, or one whose error can't be sent back."""
 
 
 class SmallerChunk(UserWarning):
-    """Memory was short: fewer members are held or run at once than asked for. Results stay the same."""
+    """Memory is short: fewer members run at once than requested. Results stay the same."""
 
 
 class LeftOut(UserWarning):
-    """Members whose weights can't be used: their rows say why, and selections leave them out."""
+    """Members with unusable weights: their rows give the reason, and selections leave them out."""

@@ -5,6 +5,7 @@ The same work gives the same results on every engine. Only the caller writes fil
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import pickle
@@ -13,12 +14,17 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from checkpoints_zoo.errors import NetworkError, UsageError, WorkerError
@@ -30,6 +36,9 @@ R_out = TypeVar("R_out", covariant=True)
 TRIES = 3
 GRACE_S = 5.0  # after a worker is asked to end, before it is killed
 OBJECT_STORE_BYTES = 2**29  # of a local cluster; results pass through its object store
+_STARTED = b""  # a worker's first message
+_GUARD = 'Put `if __name__ == "__main__":` around the calls of a script, or its classes and functions into a module'
+_importing_main = False  # in a worker, while it imports the main script
 POLL_S = 5.0  # between two looks at the free resources of the cluster
 
 
@@ -133,7 +142,9 @@ class InProcess:
 class Processes:
     """Runs jobs in worker processes, which start as jobs arrive, take further jobs, and stop at the end.
 
-    A script that uses it needs `if __name__ == "__main__":` around its own calls, as all of Python's processes do.
+    Workers import the main script only for work or arguments that are defined in it. Such a script needs
+    `if __name__ == "__main__":` around its own calls; without it, and for code from standard input or a notebook, these
+    jobs run in this process, and a warning says so.
 
     Args:
         workers: processes at a time.
@@ -159,29 +170,46 @@ class Processes:
 
         Args, Raises: as in `Engine.run`.
         """
+        if _importing_main:
+            raise UsageError("jobs in several processes", found="calls at the top of the main script", do=_GUARD)
         pool, queue = _WorkerPool(self, pickle_for_worker(work)), _JobQueue(jobs, self.tries)
-
-        def start_jobs() -> None:
-            while pool.has_room() and (start := queue.next_job()):
-                pool.assign(*start)
-
         try:
-            start_jobs()
+            yield from self._start_jobs(pool, queue, work)
             while pool.busy:
                 finished: list[tuple[Job[A], R]] = []
                 for worker in pool.wait_for_answers():
-                    job, tries, raw = worker.receive()
+                    raw = worker.receive()
+                    if raw == _STARTED:
+                        worker.send_job(pool.work)
+                        continue
+                    job, worker.job = worker.job, None
                     if raw is None:
                         cause = pool.discard(worker)
-                        self.say(f"{worker.name} was ended by {cause} in job {job.name}, start {tries} of {self.tries}")
-                        queue.record_death(job, tries, cause)
+                        start = f"start {worker.tries} of {self.tries}"
+                        self.say(f"{worker.name} was ended by {cause} in job {job.name}, {start}")
+                        queue.record_death(job, worker.tries, cause, worker.started)
                     else:
                         finished += queue.read_answer(job, raw, worker.name)
-                start_jobs()  # workers go on while the caller uses the results
-                yield from finished
+                yield from chain(self._start_jobs(pool, queue, work), finished)
             queue.raise_failure()
         finally:
             pool.stop_all()
+
+    def _start_jobs(self, pool: _WorkerPool, queue: _JobQueue[A], work: Work[A, R]) -> Iterator[tuple[Job[A], R]]:
+        """Send jobs to free workers; run jobs that need an unsafe main script here, and yield those with results."""
+        while pool.has_room() and (start := queue.next_job()):
+            job, tries = start
+            argument = pickle_for_worker(job.argument)
+            if not (pool.local or (self.start != "fork" and _needs_unsafe_main(argument))):
+                pool.assign(job, tries, argument)
+                continue
+            found = "no file that workers could import" if _main_file() is None else "calls without that guard"
+            text = f'main script: expected `if __name__ == "__main__":` around its calls; found {found}.'
+            warnings.warn(f"{text} Jobs that use its classes run one by one in this process. {_GUARD}", stacklevel=3)
+            try:
+                yield from InProcess(self.device).run(work, [job])
+            except Exception as error:  # noqa: BLE001 (raised after the running jobs)
+                queue.failure = queue.failure or error
 
 
 class _JobQueue(Generic[A]):
@@ -208,9 +236,23 @@ class _JobQueue(Generic[A]):
         job, earlier_starts = self.repeated_jobs.popleft() if self.repeated_jobs else (next(self.new_jobs, None), 0)
         return None if job is None else (job, earlier_starts + 1)
 
-    def record_death(self, job: Job[A], tries: int, how: str) -> None:
-        """Queue the job of a dead worker again; after its last try, note the failure."""
-        if tries < self.tries:
+    def record_death(self, job: Job[A], tries: int, how: str, started: bool = True) -> None:
+        """Queue the job of a dead worker again; after its last try, note the failure.
+
+        Args:
+            job: of the worker.
+            tries: how often the job was started.
+            how: the cause of death.
+            started: whether the worker was ready for jobs; one that exited before would exit again.
+        """
+        if not started and not how.startswith("signal"):
+            self.failure = self.failure or WorkerError(
+                "a worker process",
+                expected="one that starts",
+                found=f"{how} before its first job",
+                do="It may have printed an error above. Use one worker to run the jobs in this process",
+            )
+        elif tries < self.tries:
             self.repeated_jobs.append((job, tries))
             return
         self.failure = self.failure or WorkerError(
@@ -247,6 +289,7 @@ class _WorkerPool:
 
     def __init__(self, engine: Processes, work: bytes) -> None:
         self.engine, self.work = engine, work
+        self.local = engine.start != "fork" and _needs_unsafe_main(work)  # all jobs run in this process
         self.workers: list[_Worker] = []
 
     @property
@@ -256,15 +299,23 @@ class _WorkerPool:
     def has_room(self) -> bool:
         return len(self.busy) < self.engine.workers
 
-    def assign(self, job: Job[Any], tries: int) -> None:
-        """Send a job to an idle worker, or to a new one."""
+    def assign(self, job: Job[Any], tries: int, argument: bytes) -> None:
+        """Give a job to an idle worker, or to a new one.
+
+        Args:
+            job: to run.
+            tries: number of this start of the job.
+            argument: the job's argument, pickled.
+        """
         worker = next((w for w in self.workers if w.job is None), None)
         if worker is None:
             used_slots = {w.slot for w in self.workers}
             slot = next(s for s in range(self.engine.workers) if s not in used_slots)
-            worker = _Worker(self.engine, slot, self.work)
+            worker = _Worker(self.engine, slot)
             self.workers.append(worker)
-        worker.send(job, tries)
+        worker.job, worker.tries, worker.argument = job, tries, argument
+        if worker.started:
+            worker.send_job(self.work)
 
     def wait_for_answers(self) -> list[_Worker]:
         """Wait until a worker answers or dies; return the workers that did."""
@@ -303,40 +354,47 @@ class _WorkerPool:
 
 
 class _Worker:
-    """A worker process, the connection to it, and its current job."""
+    """A worker process, the connection to it, and its current job.
 
-    def __init__(self, engine: Processes, slot: int, work: bytes) -> None:
+    The work and the first job are sent after the worker's first message: a process that dies at its start never reads
+    them, and sending it more than a pipe holds would block for ever.
+    """
+
+    def __init__(self, engine: Processes, slot: int) -> None:
         context: Any = multiprocessing.get_context(engine.start)
+        fork = engine.start == "fork"
         self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
         self.connection, worker_end = context.Pipe()
         threads = max(1, usable_cores() // engine.workers)
         self.process = context.Process(
-            target=_serve_jobs, args=(worker_end, work, self.device, threads), name=f"zoo-worker-{slot}", daemon=True
+            target=_serve_jobs,
+            args=(worker_end, {} if fork else _main_to_prepare(), self.device, threads),
+            name=f"zoo-worker-{slot}",
+            daemon=True,
         )
-        with _hold_interrupts():
+        with _hold_interrupts(), nullcontext() if fork else _hide_main():
             self.process.start()
         worker_end.close()  # so that the connection ends when the worker ends
-        self.job: Job[Any] | None = None
-        self.tries = 0
+        self.job: Any = None
+        self.tries, self.argument, self.started = 0, b"", False
 
     @property
     def name(self) -> str:
         return f"worker {self.slot} (process {self.process.pid})"
 
-    def send(self, job: Job[Any], tries: int) -> None:
-        raw = pickle_for_worker(job.argument)
-        self.job, self.tries = job, tries
+    def send_job(self, work: bytes) -> None:
+        """Send the job, and before the first one the work."""
         with suppress(OSError):  # it died meanwhile; `receive` finds that
-            self.connection.send_bytes(raw)
+            if not self.started:
+                self.connection.send_bytes(work)
+            self.connection.send_bytes(self.argument)
+        self.started, self.argument = True, b""
 
-    def receive(self) -> tuple[Job[Any], int, bytes | None]:
-        """Read the answer; return the job, the number of its start, and the answer, None if the worker died."""
-        if self.job is None:
-            raise RuntimeError(f"{self.name} has no job")
-        job, self.job, raw = self.job, None, None
+    def receive(self) -> bytes | None:
+        """Read an answer; return it, None if the worker died."""
         with suppress(EOFError, OSError):
-            raw = self.connection.recv_bytes() if self.connection.poll() else None
-        return job, self.tries, raw
+            return self.connection.recv_bytes() if self.connection.poll() else None
+        return None
 
 
 @contextmanager
@@ -352,23 +410,95 @@ def _hold_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _main_file() -> Path | None:
+    """Return the file of the main script, None for standard input, `-c`, a notebook or an interpreter."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file) if isinstance(file, str) and Path(file).is_file() else None
+
+
+def _refers_to_main(raw: bytes) -> bool:
+    """Say whether a pickle refers to classes or functions of the main script."""
+    return b"__main__" in raw or b"__mp_main__" in raw
+
+
+def _needs_unsafe_main(raw: bytes) -> bool:
+    """Say whether a pickle refers to a main script that other processes can't import without running its calls."""
+    if not _refers_to_main(raw):
+        return False
+    file = _main_file()
+    if file is None:
+        return True
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # a program that is not Python text, such as a frozen one
+        return True
+    tests = [ast.walk(statement.test) for statement in statements if isinstance(statement, ast.If)]
+    return not any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in test)
+
+
+def _main_to_prepare() -> dict[str, Any]:
+    """Return the arguments by which `multiprocessing.spawn.prepare` imports the main script in a worker."""
+    if _main_file() is None:
+        return {}
+    data = spawn.get_preparation_data("zoo-worker")
+    return {key: value for key, value in data.items() if key.startswith("init_main_from")}
+
+
+@contextmanager
+def _hide_main() -> Iterator[None]:
+    """Hide the main script while a process starts, so that the process does not import it before its first job."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _import_main(main: dict[str, Any]) -> None:
+    """Import the main script in a worker.
+
+    Raises:
+        UsageError: it ends the process, or runs jobs, while it is imported.
+    """
+    global _importing_main
+    _importing_main = True
+    try:
+        spawn.prepare(main)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise UsageError("main script", expected="that workers can import it", found=found, do=_GUARD) from error
+    finally:
+        _importing_main = False
+    main.clear()
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve_jobs(connection: Connection[Any, Any], work: bytes, device: str, threads: int) -> None:
-    """Run jobs in a worker process until the connection closes."""
+def _serve_jobs(connection: Connection[Any, Any], main: dict[str, Any], device: str, threads: int) -> None:
+    """Run jobs in a worker process until the connection closes.
+
+    Args:
+        connection: to the caller.
+        main: arguments that import the main script; it is imported for pickles that refer to it.
+        device: to compute on.
+        threads: of torch, unless OMP_NUM_THREADS is smaller.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     requested = os.environ.get("OMP_NUM_THREADS", "")
     threads = min(threads, int(requested)) if requested.isdigit() and int(requested) else threads
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    while True:
-        try:
-            connection.send_bytes(_run_job(work, connection.recv_bytes(), device, threads))
-        except (EOFError, OSError):
-            return
+    with suppress(EOFError, OSError):
+        connection.send_bytes(_STARTED)
+        work = connection.recv_bytes()
+        while True:
+            connection.send_bytes(_run_job(work, connection.recv_bytes(), device, threads, main))
 
 
 def _end_with_parent() -> None:
@@ -529,15 +659,18 @@ def pickle_for_worker(work: object) -> bytes:
         ) from error
 
 
-def _run_job(work: bytes, argument: bytes, device: str, threads: int) -> bytes:
+def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict[str, Any] | None = None) -> bytes:
     """Run a job in a worker; return its result, or its error, pickled by value.
 
     Args:
         work, argument: results of `pickle_for_worker`; unpickling them may raise, like the work itself.
         device: to compute on.
         threads: of torch.
+        main: as in `_serve_jobs`.
     """
     try:
+        if main and any(_refers_to_main(raw) for raw in (work, argument)):
+            _import_main(main)
         function = _load_work(work)
         if "torch" in sys.modules:  # the work may have imported it
             sys.modules["torch"].set_num_threads(threads)

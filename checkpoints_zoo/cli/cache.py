@@ -8,7 +8,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import SourceNotFound
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import cache
 
 
@@ -21,18 +21,18 @@ def command(drop: str | None, dry_run: bool, out: Output) -> None:
 
     Whole files are stored by the Hub's own client, and listed by `hf cache ls`.
     """
-    cached = cache.kept()
+    cached = cache.cached_repos()
     if drop is not None:
         cached = [entry for entry in cached if drop in ("all", entry.repo)]
         if not cached and drop != "all":
             raise SourceNotFound(
-                f"repo {drop}", expected=f"a repo with members in {cache.root()}", found="no members of it",
+                f"repo {drop}", expected=f"a repo with members in {cache.cache_root()}", found="no members of it",
                 do="`zoo-cli cache` lists the repos",
             )  # fmt: skip
         if not dry_run:
             for entry in cached:
-                cache.drop(entry.repo)
+                cache.delete_members(entry.repo)
     rows = [asdict(entry) for entry in cached]
-    out.data(rows, table([{**row, "bytes": in_bytes(row["bytes"])} for row in rows], right=["bytes"]))
+    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
     verb = "" if drop is None else "would be deleted: " if dry_run else "deleted: "
-    out.say(f"{verb}{in_bytes(sum(entry.bytes for entry in cached))} in {cache.root()}")
+    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached))} in {cache.cache_root()}")

@@ -11,9 +11,9 @@ from checkpoints_zoo.cli import main
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, resolve, source_of
+from checkpoints_zoo.sources.source import Source, collection_source, open_source
 
 
 @click.command()
@@ -24,8 +24,8 @@ from checkpoints_zoo.sources.source import Source, resolve, source_of
 def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""
     errors: list[ZooError] = []
-    rows = list(_catalog_rows() if source is None else _source_rows(resolve(source, ""), errors))
-    out.data(rows, table([{**row, "bytes": in_bytes(row["bytes"])} for row in rows], right=["bytes"]))
+    rows = list(_catalog_rows() if source is None else _source_rows(open_source(source, ""), errors))
+    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
     if str(source or "").startswith(hub.SCHEME) and _offline():
         out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
     if not rows and not errors:
@@ -48,12 +48,12 @@ def _source_rows(source: Source, errors: list[ZooError]) -> Iterator[dict[str, A
     """Yield a row for each collection of a source, and append the errors of damaged collections."""
     for name in source.collections():
         try:
-            description, rows = source_of(name, source).read(name)
+            description, rows = collection_source(name, source).read_collection(name)
         except ZooError as error:
             errors.append(error)
             continue
         members = len(set(rows.column("member").to_pylist()))
-        size = manifest.total(rows, "nbytes")
+        size = manifest.sum_of(rows, "nbytes")
         yield _row(
             name, members, description.architecture, description.dataset, size, description.licence, source.label
         )

@@ -12,7 +12,7 @@ import click
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options, parse_reference
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.compact_posterior import Compact
@@ -76,7 +76,7 @@ def compact_command(
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
     members = selection.load()
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)} …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)} …")
     result = compact(members, data, to=to, **options)
     if plot:
         out.say(f"picture: {result.plot(plot)}")

@@ -13,7 +13,7 @@ from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.methods.comparing.prepared import Todo
+    from checkpoints_zoo.methods.comparing.prepared import RemainingWork
 
 
 def _parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -142,7 +142,7 @@ def command(
     out.data(json.loads(result.to_json()), result.to_text())
 
 
-def _todo(todo: Todo) -> str:
+def _todo(todo: RemainingWork) -> str:
     return fact_lines(
         {
             "to be fitted": list(todo.fits) or "nothing",

@@ -11,7 +11,7 @@ import click
 from checkpoints_zoo.cli.main import Output, format_option
 from checkpoints_zoo.cli.measure import report_table, report_values
 from checkpoints_zoo.cli.options import OutputFolder
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -75,7 +75,7 @@ def _stack(members: Collection, out: Output) -> None:
     name, tensor = next(iter(stacked.items()))
     shards = len(set(members.rows.column("path").to_pylist()))
     out.say(
-        f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {in_bytes(members.nbytes)},"
+        f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {format_bytes(members.nbytes)},"
         f" {len(stacked)} tensors, {milliseconds:.1f} ms; {name} is now {tuple(tensor.shape)}."
     )
 

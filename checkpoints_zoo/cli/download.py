@@ -9,10 +9,10 @@ import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import OutputFolder, Selection, selection_options
-from checkpoints_zoo.formats.manifest import check_located, total
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.manifest import check_located, sum_of
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import Found
+from checkpoints_zoo.sources.source import SelectedMembers
 
 
 @click.command()
@@ -34,7 +34,7 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
         "citation": selected.citation,
         "members": selected.rows.num_rows,
         "files": len(set(selected.rows.column("path").drop_null().to_pylist())),
-        "bytes": total(selected.rows, "nbytes"),
+        "bytes": sum_of(selected.rows, "nbytes"),
         "fetched": not dry_run,
     }
     if dest is None:
@@ -43,15 +43,15 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
         values |= _copy(selected, dest, dry_run, out)
     if dest is None and not dry_run:
         selected.source.locate(selected.description, selected.rows)
-    sizes = {key: in_bytes(value) for key, value in values.items() if key.endswith("bytes")}
+    sizes = {key: format_bytes(value) for key, value in values.items() if key.endswith("bytes")}
     out.data(values, fact_lines({**values, **sizes, "fetched": "no" if dry_run else "yes"}))
 
 
-def _copy(selected: Found, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
+def _copy(selected: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
     """Copy members into a folder, or only plan it; return the numbers of shards and bytes."""
-    plan = copying.plan(selected, dest)
+    plan = copying.plan_copy(selected, dest)
     if not dry_run:
-        copying.copy(selected, dest, out.say)
+        copying.copy_members(selected, dest, out.say)
     return {
         "dest": plan.target.root,
         "shards": len(plan.shards),

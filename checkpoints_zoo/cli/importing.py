@@ -12,20 +12,29 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
-from checkpoints_zoo.cli.options import IMAGES, import_function
+from checkpoints_zoo.cli.options import IMAGES, OutputFolder, import_function
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.text import in_bytes
-from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, given_columns, ingest
+from checkpoints_zoo.formats.text import format_bytes
+from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_columns
 
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE…")
 @click.option("--collection", "name", required=True, metavar="NAME", help="Name of the collection.")
 @click.option(
-    "--out", "target", metavar="DIR", help="Folder to write the manifest to; local files must be inside this folder."
+    "--out",
+    "target",
+    type=OutputFolder(),
+    metavar="DIR",
+    help="Folder to write the manifest to; local files must be inside this folder.",
 )
-@click.option("--reshard", metavar="OUT", help="Copy the members into shards in this folder, which becomes a source.")
+@click.option(
+    "--reshard",
+    type=OutputFolder(),
+    metavar="OUT",
+    help="Copy the members into shards in this folder, which becomes a source.",
+)
 @click.option("--hash", "hashed", is_flag=True, help="Read every member once, for hashes, values that are not finite, "
               "and duplicates.")  # fmt: skip
 @click.option("--evaluate", metavar="IMAGES", help=f"Test images to measure every member on: {IMAGES}. Members are "
@@ -75,7 +84,7 @@ def command(
     prefix: str,
     key: str,
     columns: str | None,
-    target: str | None,
+    target: Path | None,
     out: Output,
     **options: Any,
 ) -> None:
@@ -100,7 +109,7 @@ def command(
     custom_columns = (
         None
         if columns is None
-        else given_columns.make_reader(given_columns.read_csv(Path(columns)), options["evaluate"] is not None)
+        else user_columns.make_reader(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
     )
     done = ingest(
         sources,
@@ -116,7 +125,7 @@ def command(
     )
     values = asdict(done)
     shown = (
-        {**values, "bytes": in_bytes(done.bytes), "read": in_bytes(done.read)}
+        {**values, "bytes": format_bytes(done.bytes), "read": format_bytes(done.read)}
         if isinstance(done, ImportPlan)
         else values
     )

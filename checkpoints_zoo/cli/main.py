@@ -18,71 +18,153 @@ from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from checkpoints_zoo import errors
-from checkpoints_zoo.formats.text import aligned, did_you_mean, finite_or_null
+from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null
 
-# Name -> its file (and function, if the file has several commands), and its line in the help.
+
+class Command(NamedTuple):
+    """A command: where its function is, its line in the help, and examples of its use.
+
+    Args:
+        place: its file, with ":FUNCTION" if the file has several commands.
+        summary: the first line of its help.
+        examples: commands that a user may type.
+    """
+
+    place: str
+    summary: str
+    examples: tuple[str, ...]
+
+
 COMMANDS = {
-    "list": ("collections", "List the collections of the catalog, or of a folder."),
-    "show": ("show", "Show a collection's description, and its members."),
-    "evaluate": (
+    "list": Command(
+        "collections",
+        "List the collections of the catalog, or of a folder.",
+        (
+            "zoo-cli list",
+            "zoo-cli list --source out/",
+        ),
+    ),
+    "show": Command(
+        "show",
+        "Show a collection's description, and its members.",
+        ('zoo-cli show convnet-digits --where "test_accuracy > 0.97" --columns member,seed,test_accuracy',),
+    ),
+    "evaluate": Command(
         "measure:evaluate_command",
         "Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.",
+        ("zoo-cli evaluate convnet-digits -n 8 --ood photos --plot figures.png",),
     ),
-    "predict": ("predict", "Run members on images and store their logits, in float16."),
-    "plot": ("measure:plot_command", "Measure an ensemble and draw the figures into a PNG."),
-    "pairwise": (
+    "predict": Command(
+        "predict",
+        "Run members on images and store their logits, in float16.",
+        ("zoo-cli predict convnet-digits --data digits --out predicted/",),
+    ),
+    "plot": Command(
+        "measure:plot_command",
+        "Measure an ensemble and draw the figures into a PNG.",
+        ("zoo-cli plot convnet-digits -n 8 --ood photos --out figures.png",),
+    ),
+    "pairwise": Command(
         "pairwise",
         "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
+        ("zoo-cli pairwise convnet-digits --ood photos --out pairs.csv",),
     ),
-    "mmd": ("mmd", "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries."),
-    "symmetries": (
+    "mmd": Command(
+        "mmd",
+        "Compare the weights of two sets of members: MMD² by layer, before and after removing symmetries.",
+        ("zoo-cli mmd convnet-digits --permutations 99",),
+    ),
+    "symmetries": Command(
         "symmetries:symmetries_command",
         "Show a network's symmetries, and the smallest mass that rescaling gives its members.",
+        ("zoo-cli symmetries convnet-digits -n 8 --plot mass.png",),
     ),
-    "align": (
+    "align": Command(
         "symmetries:align_command",
         "Align members by permuting their units, and show the permutations and distances.",
+        ("zoo-cli align convnet-digits -n 8 --to 0 --plot align.png",),
     ),
-    "compact": (
+    "compact": Command(
         "compact:compact_command",
         "Fit a Gaussian to the members before and after alignment; compare both with the ensemble.",
+        ("zoo-cli compact convnet-digits --plot compact.png",),
     ),
-    "compact-table": (
+    "compact-table": Command(
         "compact:compact_table_command",
         "Fit HMC and VI to a recipe, train an ensemble by it, and compare all with HMC, before and after alignment.",
+        ("zoo-cli compact-table mlp-digits --runs 2 --draws 20 --latex table.tex",),
     ),
-    "compare": (
+    "compare": Command(
         "compare",
         "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
+        ("zoo-cli compare convnet-digits --methods swag,laplace --plot compared.png",),
     ),
-    "report": ("report", "Write one HTML page with every figure of a population."),
-    "download": ("download", "Fetch members to this machine, and no other bytes."),
-    "cache": ("cache", "List the members that were fetched from the Hub, or delete some."),
-    "verify": ("verify:verify_command", "Check members against their manifest: bytes, hashes, duplicates, accuracy."),
-    "audit": (
+    "report": Command(
+        "report",
+        "Write one HTML page with every figure of a population.",
+        ("zoo-cli report convnet-digits -n 8 --out report.html",),
+    ),
+    "download": Command(
+        "download",
+        "Fetch members to this machine, and no other bytes.",
+        ("zoo-cli download convnet-digits --members 0-3 --dest four/",),
+    ),
+    "cache": Command(
+        "cache",
+        "List the members that were fetched from the Hub, or delete some.",
+        ("zoo-cli cache --drop ORG/NAME --dry-run",),
+    ),
+    "verify": Command(
+        "verify:verify_command",
+        "Check members against their manifest: bytes, hashes, duplicates, accuracy.",
+        (
+            "zoo-cli verify convnet-digits",
+            "zoo-cli verify out/ --retrain 3",
+        ),
+    ),
+    "audit": Command(
         "verify:audit_command",
         "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
+        ("zoo-cli audit hf://datasets/ORG/NAME",),
     ),
-    "recipes": (
+    "recipes": Command(
         "train:recipes_command",
         "List the recipes that come with the package, or those of a Python file, whose code runs.",
+        (
+            "zoo-cli recipes",
+            "zoo-cli recipes my_recipe.py",
+        ),
     ),
-    "train": (
+    "train": Command(
         "train:train_command",
         "Train members of a recipe and export them as a source: shards, manifest, description.",
+        ("zoo-cli train convnet-digits --members 0-63 --out out/",),
     ),
-    "train-merge": (
+    "train-merge": Command(
         "train:merge_command",
         "Put members that were trained into several folders together into one source.",
+        ("zoo-cli train-merge out/ elsewhere/ --out all/",),
     ),
-    "import": ("importing", "Make a collection of existing checkpoints."),
-    "publish": ("publish", "Check a folder and upload it to the Hub."),
-    "demo": ("demo", "Load, ensemble and measure 64 networks that come with the package."),
+    "import": Command(
+        "importing",
+        "Make a collection of existing checkpoints.",
+        ("zoo-cli import models.tgz --collection mine --architecture resnet18 --reshard out/",),
+    ),
+    "publish": Command(
+        "publish",
+        "Check a folder and upload it to the Hub.",
+        ("zoo-cli publish out/ --repo ORG/NAME --dry-run",),
+    ),
+    "demo": Command(
+        "demo",
+        "Load, ensemble and measure 64 networks that come with the package.",
+        ("zoo-cli demo",),
+    ),
 }
 
 DONE, PROBLEMS, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
@@ -167,7 +249,7 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
         for column, key in enumerate(rows[0])
         if key in right or all(isinstance(row[key], int | float | None) for row in rows)
     }
-    return aligned([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
+    return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
 
 
 def fact_lines(values: Mapping[str, Any]) -> str:
@@ -295,6 +377,13 @@ def discard_output() -> None:
         return
 
 
+def silence_progress_bars() -> None:
+    """Turn off the progress bars of other packages if stderr is no terminal, where each step would be a new line."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+            os.environ.setdefault(name, "1")  # read when these packages are imported
+
+
 class Group(click.Group):
     """Commands that are imported on first use, and end with the exit codes of `CODES`."""
 
@@ -304,8 +393,9 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        file, _, name = COMMANDS[cmd_name][0].partition(":")
+        file, _, name = COMMANDS[cmd_name].place.partition(":")
         command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.{file}"), name or "command")
+        command.epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in COMMANDS[cmd_name].examples)])
         return command
 
     def resolve_command(
@@ -318,7 +408,7 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with closed_output():
@@ -338,6 +428,7 @@ class Group(click.Group):
     ) -> Any:
         """Run a command, and exit with its exit code."""
         code: Any = 0
+        silence_progress_bars()
         if isinstance(sys.stdout, TextIOWrapper):
             # A terminal that lacks a character, such as "±", shows its code: no error.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -358,7 +449,7 @@ class Group(click.Group):
     cls=Group,
     invoke_without_command=True,
     no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="checkpoints-zoo", prog_name="zoo-cli")
 @click.pass_context
@@ -366,6 +457,9 @@ def main(ctx: click.Context) -> None:
     """Populations of independently trained networks: find them, measure them as ensembles, check them.
 
     Data goes to stdout, messages to stderr. NAME is a collection's name, or a citation in quotes.
+
+    `zoo-cli COMMAND --help` has examples. For completion in bash: eval "$(_ZOO_CLI_COMPLETE=bash_source zoo-cli)"; zsh
+    and fish likewise.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

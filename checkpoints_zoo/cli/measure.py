@@ -18,7 +18,7 @@ from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -82,7 +82,7 @@ class Measurement:
         if self.stored is None:
             ood_name = self.ood_name()
             on = f"{self.data or members.description.dataset}{f' against {ood_name}' if ood_name else ''}"
-            out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
+            out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {on} …")
         else:
             out.say(f"{members.name}: stored predictions of {len(members)} members, {self._prediction_set(members)} …")
         data, ood, held_out = self.inputs(members)

@@ -12,7 +12,7 @@ import click
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import NONE, OutputFile, Selection, network_options
 from checkpoints_zoo.formats.selection import parse_citation
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -70,7 +70,7 @@ def command(
         raise click.UsageError("--other-source needs an OTHER.")
     first = selection.load()
     second = None if other is None else _load_other(selection, other, other_source)
-    size = in_bytes(sum(c.nbytes for c in (first, second) if c is not None))
+    size = format_bytes(sum(c.nbytes for c in (first, second) if c is not None))
     against = "their other half" if second is None else f"{len(second)} of {second.name}"
     out.say(f"{first.name}: {len(first)} members against {against}, {size} …")
     from checkpoints_zoo.populations.discrepancy import mmd, ns

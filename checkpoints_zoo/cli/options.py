@@ -14,7 +14,7 @@ import click
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.sources.source import Found, find
+from checkpoints_zoo.sources.source import SelectedMembers, select_members
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -43,9 +43,9 @@ class Selection:
         build = None if self.architecture is None else import_function(self.architecture)
         return load(**self._load_arguments(), architecture=build)
 
-    def find(self) -> Found:
+    def find(self) -> SelectedMembers:
         """Select as `zoo.load` does, importing neither torch nor pandas; return the manifest's rows."""
-        return find(**self._load_arguments())
+        return select_members(**self._load_arguments())
 
     def other_collection(self, name: str, source: str | None = None) -> Selection:
         """Return a selection of all members of another collection of the same architecture.
@@ -150,7 +150,7 @@ class OutputFile(click.ParamType[Path]):
         self.endings = endings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
+        path = Path(value).expanduser()
         if self.endings and path.suffix.lower() not in self.endings:
             self.fail(f"{str(value)!r} does not end in {' or '.join(self.endings)}.", param, ctx)
         disk.check_output(path)
@@ -163,7 +163,7 @@ class OutputFolder(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
+        path = Path(value).expanduser()
         disk.check_output(path, "folder")
         return path
 

@@ -11,7 +11,7 @@ import click
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import counted, in_bytes
+from checkpoints_zoo.formats.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.pairwise_information import Pairwise
@@ -69,7 +69,7 @@ def command(
 
     if stored is None:
         on = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"
-        out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, on {on} …")
+        out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {on} …")
         result = pairwise(members, data, ood, device=device, seed=seed)
     else:
         from checkpoints_zoo.predictions import predictions_of

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, printable
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.publisher import Plan, publish
 
 SHOWN = 20
@@ -35,7 +35,7 @@ def command(folder: str, repo: str, sample: int, out: Output, **options: Any) ->
     if isinstance(result, Plan):
         out.data(result.to_json(), _plan_text(result))
     else:
-        out.data(asdict(result), fact_lines({**asdict(result), "bytes": in_bytes(result.bytes)}))
+        out.data(asdict(result), fact_lines({**asdict(result), "bytes": format_bytes(result.bytes)}))
 
 
 def _plan_text(plan: Plan) -> str:
@@ -43,7 +43,10 @@ def _plan_text(plan: Plan) -> str:
     values = plan.to_json()
     lists = ("upload", "there", "unnamed", "ignored", "to_come")
     lines = {key: value for key, value in values.items() if key not in (*lists, "there_bytes")}
-    lines |= {"bytes": in_bytes(plan.bytes), "there": f"{len(plan.there)} files, {in_bytes(values['there_bytes'])}"}
+    lines |= {
+        "bytes": format_bytes(plan.bytes),
+        "there": f"{len(plan.there)} files, {format_bytes(values['there_bytes'])}",
+    }
     titles = {
         "upload": "to upload:",
         "unnamed": "in the repo, but in no manifest any more (they stay):",

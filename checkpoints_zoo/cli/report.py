@@ -9,7 +9,7 @@ import click
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.measure import Measurement, measurement_options
 from checkpoints_zoo.cli.options import OutputFile
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 
 @click.command()
@@ -26,12 +26,12 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
     distribution for members trained on digits are photos; --ood none leaves these figures out. With --stored no weights
     are read, and the parts that need weights are left out.
     """
-    from checkpoints_zoo.publishing.html_report import report
-    from checkpoints_zoo.publishing.html_report.making import DEFAULT
+    from checkpoints_zoo.publishing.html_report import report_page
+    from checkpoints_zoo.publishing.html_report.assembling import DEFAULT
 
     members = measurement.selection.load()
     data, ood, held_out = measurement.inputs(members, DEFAULT if measurement.stored is None else None)
-    page = report(
+    page = report_page(
         members, data, ood, path=path, sizes=measurement.sizes, temperature=measurement.temperature, held_out=held_out,
         within=measurement.within, device=measurement.device, seed=measurement.seed, say=out.say,
     )  # fmt: skip
@@ -45,4 +45,4 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
         }
         for part in values["parts"]
     ]
-    out.data(values, table(rows), f"{page.path}, {in_bytes(values['bytes'])}")
+    out.data(values, table(rows), f"{page.path}, {format_bytes(values['bytes'])}")

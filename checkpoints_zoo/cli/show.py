@@ -10,9 +10,9 @@ import click
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, percent, table
 from checkpoints_zoo.cli.options import Selection, selection_options
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.manifest import is_null, total
-from checkpoints_zoo.formats.text import did_you_mean, in_bytes
-from checkpoints_zoo.sources.source import Found
+from checkpoints_zoo.formats.manifest import is_null, sum_of
+from checkpoints_zoo.formats.text import did_you_mean, format_bytes
+from checkpoints_zoo.sources.source import SelectedMembers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +43,7 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
         out.data({**description, "rows": _rows(selected.rows, names or selected.rows.column_names)})
         return
     members = f"{description['members']:,} of {description.pop('of'):,}"
-    description |= {"members": members, "bytes": in_bytes(description["bytes"])}
+    description |= {"members": members, "bytes": format_bytes(description["bytes"])}
     rows = _rows(selected.rows.slice(0, MOST_ROWS), names or _informative_columns(selected.rows))
     more = selected.rows.num_rows - len(rows)
     out.data(
@@ -67,7 +67,7 @@ def _cell(name: str, value: Any) -> Any:
     return percent(value) if name in SHARES else value
 
 
-def _description_values(selected: Found) -> dict[str, Any]:
+def _description_values(selected: SelectedMembers) -> dict[str, Any]:
     x = selected.description
     return {
         "name": x.name,
@@ -77,7 +77,7 @@ def _description_values(selected: Found) -> dict[str, Any]:
         "classes": list(x.classes),
         "members": selected.rows.num_rows,
         "of": selected.of,
-        "bytes": total(selected.rows, "nbytes"),
+        "bytes": sum_of(selected.rows, "nbytes"),
         "licence": x.licence,
         "cite_as": x.citation,
         "citation": selected.citation,

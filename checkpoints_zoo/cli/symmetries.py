@@ -14,7 +14,7 @@ import click
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
 from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -75,7 +75,7 @@ def symmetries_command(
         return
     values = {"name": members.name, "citation": members.citation, **values}
     if mass is None and not any(mass_options.values()) and _would_fetch_all(selection, members):
-        size = f"{len(members):,} members, {in_bytes(members.nbytes)}"
+        size = f"{len(members):,} members, {format_bytes(members.nbytes)}"
         out.say(f"{members.name}: no masses, since {size}, would be fetched; give -n N or --mass for them")
     elif mass is not False:
         snapshots = _snapshots(selection, members) if along else members
@@ -157,15 +157,21 @@ def _table_output(symmetry_table: Table, tensors: bool) -> tuple[dict[str, Any],
 def _mass_output(
     members: Collection, out: Output, options: dict[str, Any], along: bool, plot: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from checkpoints_zoo.populations.mass import along_training, last_snapshots, mass_figure, masses_of, minimal_mass
+    from checkpoints_zoo.populations.mass import (
+        along_training,
+        last_snapshots,
+        mass_figure,
+        minimal_mass,
+        select_masses,
+    )
 
     epochs = [int(epoch) for epoch in members.rows.column("epoch").to_pylist()]
     if along and len(set(epochs)) < 2:
         found = f"only epoch {epochs[0]}" if epochs else "none"
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, minimising their mass …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, minimising their mass …")
     masses = minimal_mass(members, **options)
-    final = masses_of(masses, last_snapshots(masses, epochs)) if along else masses
+    final = select_masses(masses, last_snapshots(masses, epochs)) if along else masses
     values: dict[str, Any] = {
         "mass": _mass_values(masses, epochs) | {k: v for k, v in options.items() if k != "device"}
     }
@@ -246,14 +252,14 @@ def align_command(
     """
     if barrier and isinstance(to, str):
         raise click.UsageError("--barrier needs --to ID: lines start at a member, not at the mean.")
-    from checkpoints_zoo.populations.alignment_table import alignment_of
+    from checkpoints_zoo.populations.alignment_table import measure_alignment
 
     members = selection.load()
     if to is None and len(members):
         to = members.ids[0]
-    out.say(f"{members.name}: {len(members)} members, {in_bytes(members.nbytes)}, aligned to {to} …")
+    out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, aligned to {to} …")
     aligned = members.align(to)
-    result = alignment_of(aligned)
+    result = measure_alignment(aligned)
     values: dict[str, Any] = json.loads(result.to_json())
     lines = None
     if barrier:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
-from checkpoints_zoo.cli.options import Hardware, hardware_options
+from checkpoints_zoo.cli.options import Hardware, OutputFolder, hardware_options
 from checkpoints_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from checkpoints_zoo.training.population import Progress
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--members", required=True, metavar="IDS", help="Ids, such as 0-63 or 3,5,8-11: the members' seeds.")
-@click.option("-o", "--out", "folder", required=True, metavar="DIR", type=FOLDER, help="Folder of the source.")
+@click.option("-o", "--out", "folder", required=True, metavar="DIR", type=OutputFolder(), help="Folder of the source.")
 @click.option(
     "--set", "changes", multiple=True, metavar="FIELD=VALUE",
     help="Set a field of the recipe, such as lr=0.05 or epochs=1; may be given again.",
@@ -130,8 +128,8 @@ def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
 
 
 @click.command()
-@click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
-@click.option("-o", "--out", "folder", required=True, metavar="DIR", type=FOLDER,
+@click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.option("-o", "--out", "folder", required=True, metavar="DIR", type=OutputFolder(),
               help="Folder of the source; it may hold members already.")  # fmt: skip
 @click.option("--name", "names", multiple=True, metavar="NAME", help="A collection; all of the folders if not given.")
 @format_option

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.main import DONE, PROBLEMS, Output, fact_lines, format_option, printable, table
-from checkpoints_zoo.cli.options import Hardware, hardware_options, import_function
+from checkpoints_zoo.cli.main import DONE, PROBLEMS, Output, fact_lines, format_option, printable, report_error, table
+from checkpoints_zoo.cli.options import IMAGES, Hardware, hardware_options, import_function
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -21,10 +21,10 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.formats.text import in_bytes
+from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import resolve
+from checkpoints_zoo.sources.source import open_source
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -38,6 +38,10 @@ MOST_LINES = 20  # findings of one kind
 @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
 @click.option("--sample", default=8, metavar="N", help="Members of each collection whose accuracy is measured again.")
 @click.option("--architecture", metavar="MODULE:FUNCTION", help="Builds a network of your own; its code runs.")
+@click.option(
+    "--data", metavar="IMAGES",
+    help=f"The images that accuracies are claimed on, if the package does not have them: {IMAGES}.",
+)  # fmt: skip
 @click.option(
     "--retrain", is_flag=False, flag_value=3, type=click.IntRange(min=1), metavar="[N]",
     help="Train N members of each collection again from their rows, spread evenly; 3 if no N is given.",
@@ -59,6 +63,7 @@ def verify_command(
     source: str | None,
     sample: int,
     architecture: str | None,
+    data: str | None,
     retrain: int | None,
     recipe: str | None,
     changes: tuple[str, ...],
@@ -68,8 +73,8 @@ def verify_command(
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
     NAME is a collection or a citation. In DIR, a folder, and at ADDRESS, hf://datasets/ORG/NAME[@REVISION], every
-    collection is checked, with its stored predictions. Members on the Hub are fetched first. Exit code 1: problems were
-    found.
+    collection is checked, with its stored predictions. Members on the Hub are fetched first. The output tells what was
+    checked, of how many members, and what could not be checked. Exit code 1: problems were found.
 
     A member that is trained again must have the same bytes if this torch and this processor are those that its row
     names; otherwise the test accuracies are compared.
@@ -82,55 +87,84 @@ def verify_command(
     from checkpoints_zoo.formats.shard_files import Problem
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.predictions import prediction_sets
-    from checkpoints_zoo.publishing.verification import verify, verify_predictions
+    from checkpoints_zoo.publishing.verification import check_members, claimed_images, verify_predictions
 
     build = None if architecture is None else import_function(architecture)
     checked: list[dict[str, Any]] = []
+    lines: list[str] = []
     trained: list[dict[str, Any]] = []
     problems: list[Problem] = []
+    errors: list[ZooError] = []
     whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
     names = [name]
     if whole:
         source, names = _collections_of(name)
-    for one in names:
-        out.say(f"{one}: checking …")
+    for collection in names:
+        out.say(f"{collection}: checking …")
         try:
-            members = load(one, source=source)
+            members = load(collection, source=source)
             if build is not None and members.description.architecture not in ARCHITECTURES:
-                members = load(one, source=source, architecture=build)
-        except (NetworkError, AccessError):
-            raise
+                members = load(collection, source=source, architecture=build)
+            claimed = None if data is None else claimed_images(members, data)
         except ZooError as error:
-            # What was named and is not there is no finding; in a folder, the others are to be checked too.
+            if isinstance(error, NetworkError | AccessError):
+                errors.append(error)
+                continue
+            # A name that does not exist is no finding. In a folder, the other collections are checked all the same.
             if not whole and not isinstance(error, DamagedError | FormatError | LayoutError):
                 raise
-            problems.append(Problem(one, None, "manifest", str(error)))
+            problems.append(Problem(collection, None, "manifest", str(error)))
             continue
-        found = verify(members, sample)
-        size = members.nbytes
-        again = [] if retrain is None else _retrained(members, retrain, recipe, changes, hardware, out)
-        found += [Problem(one, each.member, "retraining", each.text) for each in again if not each.same]
-        trained += [{"collection": one} | asdict(each) for each in again]
-        problems += found
-        checked.append({"collection": one, "members": len(members), "bytes": size, "problems": len(found)})
-        for kind in prediction_sets.set_names(members.source, one) if whole else ():
-            out.say(f"{one}/{kind}: checking predictions …")
-            found = verify_predictions(members, kind, sample)
+        result = check_members(members, sample, claimed)
+        again = [] if retrain is None else _retrain(members, retrain, recipe, changes, hardware, out)
+        result.problems += [
+            Problem(collection, each.member, "retraining", each.text) for each in again if not each.same
+        ]
+        trained += [{"collection": collection} | asdict(each) for each in again]
+        problems += result.problems
+        lines += result.lines()
+        errors += [] if result.error is None else [result.error]
+        checked.append(
+            {
+                "collection": collection, "members": result.members, "bytes": result.nbytes, "read": result.read,
+                "hashed": result.hashed, "measured": result.measured, "problems": len(result.problems),
+                "impossible": dict(result.impossible),
+            }
+        )  # fmt: skip
+        for set_name in prediction_sets.set_names(members.source, collection) if whole else ():
+            out.say(f"{collection}/{set_name}: checking predictions …")
+            try:
+                found = verify_predictions(members, set_name, sample)
+                stored = prediction_sets.read_set(members.source, collection, set_name).rows
+            except (NetworkError, AccessError) as error:
+                errors.append(error)
+                continue
             problems += found
-            stored = prediction_sets.read_set(members.source, one, kind).rows
-            size = manifest.total(stored, "nbytes")
-            line = {"collection": f"{one}/{kind}", "members": stored.num_rows, "bytes": size, "problems": len(found)}
-            checked.append(line)
+            row = {"collection": f"{collection}/{set_name}", "members": stored.num_rows}
+            checked.append({**row, "bytes": manifest.sum_of(stored, "nbytes"), "problems": len(found)})
+    shown = [
+        {key: row[key] for key in ("collection", "members", "bytes", "problems")}
+        | {"bytes": format_bytes(row["bytes"])}
+        for row in checked
+    ]
+    verdict = "\n".join(printable(str(problem)) for problem in problems)
+    if not problems and not errors:
+        verdict = "No problems were found."
     out.data(
-        {"checked": checked, "retrained": trained, "problems": [asdict(p) for p in problems]},
-        table([{**row, "bytes": in_bytes(row["bytes"])} for row in checked], right=["bytes"]),
+        {"checked": checked, "retrained": trained, "problems": [asdict(problem) for problem in problems]},
+        table(shown, right=["bytes"]),
+        "\n".join(printable(line) for line in lines),
         "\n".join(_line_of(each) for each in trained),
-        "\n".join(printable(str(p)) for p in problems) or f"All is as the manifest says: {_checked(sample)}.",
+        verdict,
     )
+    for later in errors[1:] if not problems else errors:
+        report_error(later)
+    if errors and not problems:
+        raise errors[0]
     return PROBLEMS if problems else DONE
 
 
-def _retrained(
+def _retrain(
     members: Collection,
     count: int,
     recipe: str | None,
@@ -166,16 +200,11 @@ def _is_folder(name: str) -> bool:
 
 def _collections_of(place: str) -> tuple[str, list[str]]:
     """Return a source at the commit that it has now, and the names of its collections, one at least."""
-    source = resolve(place, "")
+    source = open_source(place, "")
     names = source.collections()
     if not names:
         raise SourceNotFound(f"source {place}", expected="manifests/NAME.parquet", found="none", path=place)
-    return source.shown, names
-
-
-def _checked(sample: int) -> str:
-    again = f", the accuracy of at most {sample} a collection measured again" if sample > 0 else ""
-    return f"every member's place, hash and values, no two alike{again}"
+    return source.display_name, names
 
 
 @click.command()
@@ -202,7 +231,7 @@ def audit_command(place: str, out: Output) -> int:
     listed = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
     out.data(
         about | listed,
-        fact_lines({**about, "bytes": in_bytes(found.bytes)}),
+        fact_lines({**about, "bytes": format_bytes(found.bytes)}),
         "\n".join(_lines(found.findings)) or "Nothing is wrong with them.",
         "\n".join(f"note: {line}" for line in _lines(found.notes)),
     )

@@ -18,14 +18,14 @@ from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, 
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import Found, find
+from checkpoints_zoo.sources.source import SelectedMembers, select_members
 from checkpoints_zoo.symmetry import Element, Table, files, symmetries
 from checkpoints_zoo.symmetry.applying import check_element
 from checkpoints_zoo.symmetry.canonical import alignment, maps
@@ -98,7 +98,7 @@ class Collection:
     def __repr__(self) -> str:
         network = f"{self.description.architecture} on {self.description.dataset}"
         steps = "".join(f", {step}" for step in self._view.steps)
-        return f"Collection({self.name!r}, {len(self)} members, {network}, from {self.source.shown}{steps})"
+        return f"Collection({self.name!r}, {len(self)} members, {network}, from {self.source.display_name}{steps})"
 
     @property
     def name(self) -> str:
@@ -143,13 +143,13 @@ class Collection:
     def citation(self) -> str:
         """Text that names this selection; `zoo.load` turns it into the same members."""
         self._check_not_empty()
-        rows = self.source.renewed(self.name, self.rows)
+        rows = self.source.updated_rows(self.name, self.rows)
         return selection.cite(self.source.label, self._commit, self.name, rows)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the members as they are stored."""
-        return manifest.total(self.rows, "nbytes")
+        return manifest.sum_of(self.rows, "nbytes")
 
     @overload
     def __getitem__(self, position: int) -> Member: ...
@@ -173,7 +173,7 @@ class Collection:
         Raises:
             MemberNotFound, UsageError: no such position.
         """
-        index = whole(position)
+        index = whole_number(position)
         if index is None:
             raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
         if not -len(self) <= index < len(self):
@@ -200,13 +200,13 @@ class Collection:
         Raises:
             MemberNotFound: it is not among the selected ones.
         """
-        if whole(id) not in self.ids:
+        if whole_number(id) not in self.ids:
             raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
         return self[len(self) - 1 - self.ids[::-1].index(id)]
 
     def _select(self, positions: list[int], view: View | None = None) -> Collection:
         """Return the members at some positions, under this view or another one."""
-        rows = self.rows if positions == list(range(len(self))) else manifest.take(self.rows, positions)
+        rows = self.rows if positions == list(range(len(self))) else manifest.take_rows(self.rows, positions)
         view = self._view if view is None else view
         selected = Collection(
             self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
@@ -295,7 +295,9 @@ class Collection:
             self._locations()
             return self
         self._check_not_empty()
-        copied = copying.copy(Found(self.source, self._commit, self.description, self.rows, len(self)), Path(dest))
+        copied = copying.copy_members(
+            SelectedMembers(self.source, self._commit, self.description, self.rows, len(self)), Path(dest)
+        )
         return Collection(
             copied.source, copied.commit, copied.description, copied.rows, self._architecture, view=self._view
         )
@@ -357,7 +359,7 @@ class Collection:
             UsageError: a size that is no whole number from 1.
             DamagedError, LayoutError, SourceNotFound, TooLargeError: as in `stack`; non-finite values always.
         """
-        count = whole(size)
+        count = whole_number(size)
         if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
         target = check_device(device)
@@ -726,7 +728,7 @@ def load(
     >>> zoo.load("convnet-digits", n=8)
     Collection('convnet-digits', 8 members, convnet on digits, from embedded)
     """
-    match = find(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
+    match = select_members(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
     return Collection(match.source, match.commit, match.description, match.rows, architecture)
 
 

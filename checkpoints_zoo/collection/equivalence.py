@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooError
-from checkpoints_zoo.formats.layout import differences, is_counter
-from checkpoints_zoo.formats.text import counted, few
+from checkpoints_zoo.formats.layout import compare_shapes, is_counter
+from checkpoints_zoo.formats.text import counted, first_few
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.networks.modules import first_names, input_dtype
+from checkpoints_zoo.networks.modules import check_module, first_names, input_dtype
 from checkpoints_zoo.predictions.running import check_same_outputs
 
 Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
@@ -93,7 +93,7 @@ class Equivalence:
                 f"at most {float(self.change.max()):.2g} of the largest"
             )
         if self.narrow:
-            layers = few([repr(layer) for layer in self.narrow], 3)
+            layers = first_few([repr(layer) for layer in self.narrow], 3)
             lines.append(f"Rounded to less than float64 in {layers}: differences of about 1e-6 mean little")
         return "\n".join(lines)
 
@@ -256,6 +256,7 @@ def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Si
     if isinstance(parameters, Member):
         tensors, module = parameters.state_dict(), module or parameters.model()
     elif isinstance(parameters, nn.Module):
+        check_module(parameters, name)
         tensors, module = parameters.state_dict(), module or parameters
     if not isinstance(tensors, Mapping) or not all(isinstance(t, Tensor) for t in tensors.values()):
         found = f"{type(tensors).__name__} of other things" if isinstance(tensors, Mapping) else type(tensors).__name__
@@ -282,7 +283,7 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     both = [n for n in expected if n in shapes]
     stacked = bool(both) and all(len(shapes[n]) == len(expected[n]) + 1 for n in both)
     counts = {shapes[n][0]: n for n in both} if stacked else {}
-    names, phrase = differences({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
+    names, phrase = compare_shapes({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
     if names:
         raise LayoutError(
             f"tensors of {side}",

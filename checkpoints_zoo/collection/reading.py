@@ -22,11 +22,11 @@ from checkpoints_zoo.formats.layout import TensorSpec, is_counter
 from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
-    buffer,
     check_against_files,
-    fill,
-    groups,
+    neighbours,
     read_at,
+    read_into,
+    reused_buffer,
 )
 from checkpoints_zoo.networks.device import check_device, check_memory
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
@@ -86,7 +86,7 @@ def stack(
         return stacked
     stacked = empty_stack(locations, dtypes, device)
     first = 0
-    for group in groups(locations, BUFFER_BYTES):
+    for group in neighbours(locations, BUFFER_BYTES):
         rows = {n: tensor[first : first + len(group)] for n, tensor in stacked.items()}
         if group[0].layout.nbytes <= BUFFER_BYTES:
             _copy_members(group, specs, rows)
@@ -177,7 +177,7 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
     with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-read") as readers:
         parts = [memory[i * distance : i * distance + size].data for i in range(len(locations))]
         for i, raw in enumerate(
-            readers.map(lambda location, part: fill(location, location.offset, part), locations, parts)
+            readers.map(lambda location, part: read_into(location, location.offset, part), locations, parts)
         ):
             for kind, begin, count in runs:
                 values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
@@ -207,7 +207,9 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     layout = group[0].layout
     if not layout.nbytes:
         return
-    raw = torch.frombuffer(fill(group[0], group[0].offset, buffer(layout.nbytes * len(group))), dtype=torch.uint8)
+    raw = torch.frombuffer(
+        read_into(group[0], group[0].offset, reused_buffer(layout.nbytes * len(group))), dtype=torch.uint8
+    )
     stored = {tensor.name: tensor for tensor in layout.tensors}
     for spec in specs:
         tensor = stored[spec.name]
@@ -226,7 +228,7 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
             elements = BUFFER_BYTES // dtype.itemsize
             for piece in torch.split(rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
                 start = int(piece.storage_offset() - rows[tensor.name].storage_offset())
-                raw = buffer(piece.numel() * dtype.itemsize)
+                raw = reused_buffer(piece.numel() * dtype.itemsize)
                 read_at(file, location, location.offset + tensor.offset + start * dtype.itemsize, raw)
                 _convert(torch.frombuffer(raw, dtype=dtype), piece)
                 check_finite({tensor.name: piece[None]}, [location])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.shard_files import Location, fill, groups
+from checkpoints_zoo.formats.shard_files import Location, neighbours, read_into
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
 GROUP_BYTES = 2**26  # of neighbouring members that are converted together
@@ -139,7 +139,7 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
 
 def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
     first = 0
-    for group in groups(locations, GROUP_BYTES):
+    for group in neighbours(locations, GROUP_BYTES):
         size = group[0].layout.nbytes * len(group)
         for start in range(0, size, PIECE_BYTES):
             yield _Piece(group, first, start, min(start + PIECE_BYTES, size), size)
@@ -151,7 +151,7 @@ def _read(piece: _Piece, buffer: Tensor, sent: Any) -> None:
     if sent is not None:
         sent.synchronize()
     view: Any = buffer[: piece.stop - piece.start].numpy()
-    fill(piece.group[0], piece.group[0].offset + piece.start, memoryview(view))
+    read_into(piece.group[0], piece.group[0].offset + piece.start, memoryview(view))
 
 
 def _staging_memory(staged: deque[tuple[Tensor, Any]], size: int, device: torch.device, send: _Stream) -> Tensor:

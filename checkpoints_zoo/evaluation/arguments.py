@@ -9,7 +9,7 @@ from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.text import few, whole
+from checkpoints_zoo.formats.text import first_few, whole_number
 from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.images.image_data import match_classes
 
@@ -56,7 +56,7 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
         advice = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
     else:
         unknown = match_classes(data.classes, description.classes)[0]
-        found = f"{few([repr(name) for name in unknown], 3)} among the {len(data.classes)} classes of the images"
+        found = f"{first_few([repr(name) for name in unknown], 3)} among the {len(data.classes)} classes of the images"
         advice = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
     raise UsageError(
         f"images {data.name!r} for {description.name}",
@@ -103,9 +103,9 @@ def check_draws(seed: object, subsets: object = 2) -> None:
     Raises:
         UsageError: no whole number, a seed of more than 64 bits, or fewer than two subsets.
     """
-    seed_value = whole(seed)
+    seed_value = whole_number(seed)
     if seed_value is None or not -(2**63) <= seed_value < 2**64:
         raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
-    count = whole(subsets)
+    count = whole_number(subsets)
     if count is None or count < 2:
         raise UsageError("subsets", expected="a whole number from 2", found=repr(subsets)[:80])

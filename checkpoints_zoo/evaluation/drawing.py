@@ -1,32 +1,56 @@
-"""Colours and style of all pictures, and the way they become PNG files.
+"""Colours and style of all pictures, and the way they become files and SVG elements.
 
-Pictures are drawn with Agg and matplotlib's default settings on figures of their own: the caller's backend and style
-are neither used nor changed, and the same figure gives the same bytes.
+Pictures are drawn with matplotlib's default settings on figures of their own: the caller's backend and style are
+neither used nor changed, and the same figure gives the same bytes.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
+from checkpoints_zoo.formats.text import one_line
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 DPI = 150
 BARS = 20  # largest number of bars of a histogram
 # Okabe & Ito, Color universal design (2008): colour-blind readers can distinguish these colours.
-BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#606060"
+BLUE, RED, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#606060"
 STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
     "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
 }  # fmt: skip
+MOST_MARKS = 500  # of one kind in an SVG; more become an image
+MOST_LETTERS = 400  # of a line of text in a picture
+# Colours of an SVG element that depend on whether the page is light or dark -> the page's variable.
+_INK, _EDGE = "#222222", "#8a8a8a"
+_THEME = {
+    _INK: "var(--ink)", _EDGE: "var(--soft)", GREY: "var(--soft)", STYLE["grid.color"]: "var(--grid)",
+    "#ffffff": "var(--paper)",
+}  # fmt: skip
+_SVG_STYLE: Any = {
+    **STYLE, "font.size": 9, "legend.fontsize": 8.5, "axes.titlesize": 9, "text.color": _INK, "axes.labelcolor": _INK,
+    "xtick.color": _EDGE, "ytick.color": _EDGE, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
+    "axes.edgecolor": _EDGE, "svg.fonttype": "none",
+}  # fmt: skip
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+_POWER = re.compile(r"\$\\mathdefault\{(-?)(?:([\d.]+)\\times)?(\d+)\^\{(-?[\d.]+)\}\}\$")
 
 
 def path_of(path: str | Path) -> Path:
@@ -52,20 +76,191 @@ def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
     Raises:
         UsageError: a place that can't be written to.
     """
-    import matplotlib as mpl
-
     try:
-        with replacing(path, "wb") as file, mpl.rc_context():
-            mpl.rcdefaults()
-            mpl.rcParams.update(STYLE)
+        with replace_file(path, "wb") as file, _drawing(STYLE):
             metadata = {"Title": title, "Software": "checkpoints_zoo"}
-            make().savefig(file, format="png", backend="agg", metadata=metadata)
+            _prepared(make()).savefig(file, format="png", backend="agg", metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
             f"picture {path}", expected=expected, found=found, do="Give another path", path=path
         ) from error
     return path
+
+
+def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
+    """Draw one panel; return an SVG element for an HTML page. The same drawing gives the same element.
+
+    Text stays text. Colours of text, axes and grid are the page's variables: --ink, --soft, --grid, --paper. The page
+    writes the panel's title itself; a legend that the drawing leaves out stands above the axes.
+
+    Args:
+        draw: draws into the axes.
+        name: of the panel; ids in the element begin with it.
+        size: width and height, inches.
+    """
+    from matplotlib.figure import Figure
+
+    with _drawing({**_SVG_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        for location in ("left", "center", "right"):
+            axes.set_title("", loc=location)
+        handles, labels = axes.get_legend_handles_labels()
+        if axes.get_legend() is None and handles:
+            figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
+        _rasterize(figure)
+        text = io.StringIO()
+        _prepared(figure).savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
+    return _inline(text.getvalue(), name)
+
+
+@contextmanager
+def _drawing(style: Any) -> Iterator[None]:
+    """Draw with matplotlib's defaults and a style, without warnings about letters that the font lacks."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"(?s)Glyph .* missing from", UserWarning)
+        mpl.rcdefaults()
+        mpl.rcParams.update(style)
+        yield
+
+
+def _prepared(figure: Figure) -> Figure:
+    """Make every text of a figure printable and powers of ten free of markup; return the figure.
+
+    Names in a figure come from files that anyone may have written.
+    """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(_printable(text.get_text()))
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            _use_plain_labels(axis)
+    return figure
+
+
+def _printable(text: str) -> str:
+    """Return text without control characters and with lines that are not too long."""
+    return "\n".join(
+        line if line.isprintable() and len(line) <= MOST_LETTERS else one_line(line, MOST_LETTERS)
+        for line in text.split("\n")
+    )
+
+
+def _use_plain_labels(axis: Axis) -> None:
+    """Make an axis write 10⁻² for a power, and its own labels without control characters."""
+    from matplotlib.ticker import FixedFormatter, FuncFormatter, LogFormatterMathtext, LogFormatterSciNotation
+
+    class Powers(LogFormatterSciNotation):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return _POWER.sub(_superscript, super().__call__(x, pos))
+
+    formatter = axis.get_major_formatter()
+    if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
+        axis.set_minor_formatter(Powers(axis.get_transform().base))  # type: ignore[attr-defined]
+    if isinstance(formatter, LogFormatterMathtext):
+        axis.set_major_formatter(Powers(axis.get_transform().base))  # type: ignore[attr-defined]
+    elif isinstance(formatter, FixedFormatter):
+        axis.set_major_formatter(FixedFormatter([_printable(label) for label in formatter.seq]))
+    elif isinstance(formatter, FuncFormatter):
+        write = formatter.func
+        formatter.func = lambda x, pos: _printable(write(x, pos))
+
+
+def _superscript(power: re.Match[str]) -> str:
+    sign, factor, base, exponent = power.groups()
+    return f"{sign}{f'{factor} × ' if factor else ''}{base}{exponent.translate(_SUPERSCRIPTS)}"
+
+
+def _rasterize(figure: Figure) -> None:
+    """Let colour scales and more than 500 marks of one kind become images when a figure is written as SVG."""
+    import numpy as np
+    from matplotlib.collections import Collection, QuadMesh
+    from matplotlib.lines import Line2D
+
+    for line in figure.findobj(Line2D):
+        if line.get_marker() not in ("None", "", " ", None) and np.size(line.get_xdata()) > MOST_MARKS:
+            line.set_rasterized(True)
+    for marks in figure.findobj(Collection):
+        if isinstance(marks, QuadMesh) or np.size(marks.get_offsets()) > 2 * MOST_MARKS:
+            marks.set_rasterized(True)
+
+
+def _inline(svg: str, name: str) -> str:
+    """Turn matplotlib's SVG document into a short element for an HTML page; return it.
+
+    Without prologue, metadata and global style; with ids of its own, the page's colours and coordinates in hundredths.
+    """
+    root = ElementTree.fromstring("".join(c for c in svg if c.isprintable() or c == "\n"))
+    values = [value for element in root.iter() for value in element.attrib.values()]
+    references = (match[1] for value in values if (match := re.fullmatch(r"(?:url\()?#(.+?)\)?", value)))
+    ids = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(references))}
+    _tidy(root, ids)
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.tail = None
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
+    """Shorten an SVG element and what is inside it, in place."""
+    element.tag = element.tag.rpartition("}")[2]
+    element.text = (element.text or "").strip() if element.tag in ("text", "tspan") else None
+    attributes = {}
+    for key, value in element.attrib.items():
+        key = key.rpartition("}")[2]
+        if key == "id":
+            if value not in ids:
+                continue
+            value = ids[value]
+        elif key == "href" and value.startswith("#"):
+            value = f"#{ids[value[1:]]}"
+        elif value.startswith("url(#"):
+            value = f"url(#{ids[value[5:-1]]})"
+        elif key == "style":
+            value = _styled(value)
+        elif key == "href":
+            value = value.replace("\n", "")
+        else:
+            value = " ".join(
+                re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), value).split()
+            )
+        if not value.startswith("rotate(-0 "):
+            attributes[key] = value
+    element.attrib = attributes
+    for child in list(element):
+        tag = child.tag.rpartition("}")[2]
+        invisible = tag == "path" and child.get("style") == "fill: none"
+        if (
+            invisible
+            or tag in ("metadata", "style")
+            or (tag == "defs" and all(c.tag.endswith("}style") for c in child))
+        ):
+            element.remove(child)
+            continue
+        _tidy(child, ids)
+        child.tail = None
+    if element.tag in ("g", "svg"):
+        element[:] = [
+            kept for child in element for kept in (child if child.tag == "g" and not child.attrib else [child])
+        ]
+
+
+def _styled(style: str) -> str:
+    """Write an SVG element's style with the page's colours and the page's font; return it."""
+    style = re.sub(
+        r"font: (?:(\w+) )?([\d.]+px)[^;]*",
+        lambda m: f"font-size: {m[2]}" + (f"; font-weight: {m[1]}" if m[1] else ""),
+        style,
+    )
+    style = re.sub(r"font-family: [^;]*;? ?", "", style)
+    for colour, variable in _THEME.items():
+        style = re.sub(re.escape(colour), variable, style, flags=re.IGNORECASE)
+    return style.replace(": ", ":").replace("; ", ";")
 
 
 def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str) -> Figure:
@@ -81,7 +276,7 @@ def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str
 
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(panel[0] * panels, panel[1]), dpi=DPI, layout=spaced)
-    figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
+    figure.suptitle(title, fontsize=12, fontweight="bold")
     figure.supxlabel(note, fontsize=8, color=GREY)
     return figure
 

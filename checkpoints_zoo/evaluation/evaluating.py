@@ -23,7 +23,7 @@ from checkpoints_zoo.evaluation.held_out import check_measured, check_share, che
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.report import Calibrated, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.predictions import Predictions
@@ -301,7 +301,7 @@ def _check_sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
     checked = {members}
     for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
-        number = whole(size)
+        number = whole_number(size)
         if number is None or not 1 <= number <= members:
             expected = f"a whole number from 1 to {members}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
 from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
@@ -32,7 +32,9 @@ INCHES = (11.0, 8.4)  # width and height of a report's picture
 WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
 USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
+FEW_INPUTS = 10  # of a bin, whose bar is pale with fewer
 Curve = Mapping[int, Mapping[str, Interval]]
+Bins = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,14 @@ def draw(report: Report) -> Figure:
     panels = figure.add_gridspec(2, 2)
     upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
     bars = figure.add_subplot(upper[0], label="reliability")
-    draw_reliability(report, bars, figure.add_subplot(upper[1], label="counts", sharex=bars))
+    draw_reliability(report, bars)
+    if report.calibrated is not None:
+        draw_scaled_reliability(report, report.calibrated, bars)
+    bars.tick_params(labelbottom=False)
+    _add_legend(bars, "a  Reliability diagram")
+    # Above the axes, since bars may be anywhere inside.
+    bars.set_title(f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
+    draw_confidences(report, figure.add_subplot(upper[1], label="counts", sharex=bars))
     upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
     accuracy = figure.add_subplot(upper[0], label="accuracy")
     draw_curve(report, accuracy, "accuracy")
@@ -259,8 +268,12 @@ def draw(report: Report) -> Figure:
     draw_curve(report, nll, "nll")
     nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
     _add_panel_legend(nll)
-    draw_member_accuracies(report, figure.add_subplot(panels[1, 0], label="member accuracy"))
-    draw_information(report, figure.add_subplot(panels[1, 1], label="information"))
+    members = figure.add_subplot(panels[1, 0], label="member accuracy", title="c  Accuracy of the members")
+    draw_member_accuracies(report, members)
+    information = figure.add_subplot(
+        panels[1, 1], label="information", title="d  Mutual information of label and member"
+    )
+    draw_information(report, information)
     return figure
 
 
@@ -278,45 +291,82 @@ def _add_legend(axes: Axes, title: str) -> None:
     key.set_in_layout(False)
 
 
-def draw_reliability(report: Report, axes: Axes, counts: Axes) -> None:
-    """Draw accuracy over confidence in bins, the gap between them, and the number of inputs in each bin."""
-    confidence, accuracy, inputs = (
-        [float(v) for v in report.drawing[f"reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
-    )
-    bins = len(inputs)
-    filled, width = [b for b in range(bins) if inputs[b]], 1 / bins
-    middles, accuracies = [(b + 0.5) / bins for b in filled], [accuracy[b] for b in filled]
-    gaps = [confidence[b] - accuracy[b] for b in filled]
+def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> None:
+    """Draw accuracy over confidence in bins and the gap between them; bins of fewer than 10 inputs are pale.
+
+    Args:
+        report: of an evaluation.
+        axes: to draw into.
+        pooled: "confidence", "accuracy" and "inputs" of the bins of all single members; None draws no line for them.
+    """
+    from matplotlib.colors import to_rgba
+
+    bins = reliability_bins(report)
+    filled, width = [b for b, n in enumerate(bins["inputs"]) if n], 1 / len(bins["inputs"])
+    middles = [(b + 0.5) * width for b in filled]
+    confidence, accuracy, inputs = ([bins[n][b] for b in filled] for n in ("confidence", "accuracy", "inputs"))
+    gaps = [c - a for c, a in zip(confidence, accuracy, strict=True)]
+    opacities = [0.85 if n >= FEW_INPUTS else 0.2 for n in inputs]
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
-    axes.bar(middles, accuracies, width, color=BLUE, alpha=0.85, edgecolor="white", label="accuracy")
     axes.bar(
-        middles, gaps, width, bottom=accuracies, color="none", edgecolor=RED, hatch="////", linewidth=1.2,
+        middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8,
+        label="accuracy",
+    )  # fmt: skip
+    axes.bar(
+        middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities],
         label="gap to mean confidence",
     )  # fmt: skip
+    if min(inputs) < FEW_INPUTS:
+        axes.plot([], [], "s", color=to_rgba(BLUE, 0.2), markersize=8, label=f"fewer than {FEW_INPUTS} inputs")
+    if pooled is not None:
+        points = _filled_points(pooled)
+        axes.plot(*points, color=PURPLE, marker="o", markersize=4, linewidth=1.2, label="single members")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
-    axes.tick_params(labelbottom=False)
-    _add_legend(axes, "a  Reliability diagram")
-    # Above the axes, since bars may be anywhere inside.
-    axes.set_title(f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
-    if report.calibrated is not None:
-        _draw_scaled_reliability(report, report.calibrated, axes)
-    counts.bar(middles, [inputs[b] for b in filled], width, color=GREY, edgecolor="white")
-    counts.set(yscale="log", ylim=(0.7, 3 * max(inputs)), ylabel="inputs", xlabel="confidence of the top class")
-    counts.minorticks_off()
-    counts.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _draw_scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
+def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> None:
+    """Draw the share of the inputs in each bin of confidence on a logarithmic scale.
+
+    Args: as in `draw_reliability`.
+    """
+    series = [(reliability_bins(report)["inputs"], GREY if pooled is None else BLUE, "ensemble")]
+    series += [] if pooled is None else [(pooled["inputs"], PURPLE, "single members")]
+    least = 1.0
+    for i, (inputs, colour, label) in enumerate(series):
+        width, total = 1 / len(inputs), sum(inputs)
+        filled = [b for b, n in enumerate(inputs) if n]
+        shares = [100 * inputs[b] / total for b in filled]
+        lefts = [(b + i / len(series)) * width for b in filled]
+        axes.bar(
+            lefts, shares, width / len(series), align="edge", color=colour, edgecolor="white", linewidth=0.5,
+            label=label,
+        )  # fmt: skip
+        least = min(least, *shares)
+    axes.set(yscale="log", xlim=(0, 1), ylim=(least / 2, 200), ylabel="inputs (%)")
+    axes.set_xlabel("confidence of the top class")
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def reliability_bins(report: Report, scaled: bool = False) -> Bins:
+    """Return "confidence", "accuracy" and "inputs" of the bins of a report, before or after temperature scaling."""
+    prefix = "scaled_" if scaled else ""
+    return {
+        n: [float(v) for v in report.drawing[f"{prefix}reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
+    }
+
+
+def _filled_points(bins: Bins) -> tuple[list[float], list[float]]:
+    """Return confidence and accuracy of the bins that hold inputs."""
+    filled = [b for b, n in enumerate(bins["inputs"]) if n]
+    return [bins["confidence"][b] for b in filled], [bins["accuracy"][b] for b in filled]
+
+
+def draw_scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
     """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
-    bins = [report.drawing[f"scaled_reliability_{n}"] for n in ("confidence", "accuracy", "inputs")]
-    points = [(c, a) for c, a, n in zip(*bins, strict=True) if n]
-    label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}\nECE {as_text(scaled.ensemble['ece'])}"
-    line = axes.plot(*zip(*points, strict=True), color=GREEN, marker="o", markersize=4, linewidth=1.2)
-    key = axes.get_legend()
-    box = axes.legend(line, [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
-    box.set_in_layout(False)
-    if key is not None:  # the second legend replaced the first one: add it again
-        axes.add_artist(key)
+    label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}"
+    points = _filled_points(reliability_bins(report, scaled=True))
+    axes.plot(*points, color=GREEN, marker="s", markersize=4, linewidth=1.2, label=label)
 
 
 def draw_member_accuracies(report: Report, axes: Axes) -> None:
@@ -326,28 +376,44 @@ def draw_member_accuracies(report: Report, axes: Axes) -> None:
     spread = max(correct) - min(correct)
     step = math.ceil((spread + 1) / 16)
     edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + spread // step)]
+    draw_member_values(report, axes, "accuracy", [c * 100 / report.inputs for c in correct], edges)
+
+
+def draw_member_values(
+    report: Report, axes: Axes, figure: str, values: Sequence[float], edges: Sequence[float]
+) -> None:
+    """Draw a histogram of a figure of the single members, with their mean and the ensemble's figure.
+
+    Args:
+        report: of an evaluation.
+        axes: to draw into.
+        figure: its name.
+        values: (member,) in the unit that the figure is shown in.
+        edges: of the bars.
+    """
+    scale = KNOWN[figure].scale
+    mean, everyone = report.member[figure], report.ensemble[figure]
     heights, *_ = axes.hist(
-        [c * 100 / report.inputs for c in correct], edges, color=BLUE, alpha=0.85, edgecolor="white",
-        label=counted(report.members, "member"),
-    )  # fmt: skip
-    mean, everyone = report.member["accuracy"], report.ensemble["accuracy"]
-    labels = f"mean of members: {as_text(mean, 100)}", f"ensemble: {as_text(everyone, 100)}"
-    axes.axvline(mean.value * 100, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
-    axes.axvline(everyone.value * 100, ymax=0.72, color=RED, linewidth=2, label=labels[1])
-    axes.set(title="c  Accuracy of the members", xlabel="accuracy (%)", ylabel="members")
+        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=counted(report.members, "member")
+    )
+    labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(everyone, scale)}"
+    axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
+    axes.axvline(everyone.value * scale, ymax=0.72, color=RED, linewidth=2, label=labels[1])
+    axes.set(xlabel=KNOWN[figure].label, ylabel="members")
     axes.set_ylim(0, float(max(heights)) * 1.5)
-    limits, ensemble_accuracy = axes.get_xlim(), everyone.value * 100
-    axes.set_xlim(min(limits[0], ensemble_accuracy - 0.4), max(limits[1], ensemble_accuracy + 0.4))
+    ends = min(edges[0], everyone.value * scale), max(edges[-1], everyone.value * scale)
+    margin = 0.05 * (ends[1] - ends[0])
+    axes.set_xlim(ends[0] - margin, ends[1] + margin)
     axes.locator_params(axis="y", integer=True)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.legend(loc="upper left")
 
 
-def draw_information(report: Report, axes: Axes) -> None:
+def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
     """Draw histograms of the mutual information of inputs, in and out of distribution."""
     import numpy as np
 
-    axes.set(title="d  Mutual information of label and member", ylabel="share of inputs")
+    axes.set(ylabel="share of inputs")
     sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
     values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in sets if report.drawing.get(n)}
     all_values = np.concatenate(list(values.values()))
@@ -371,7 +437,8 @@ def draw_information(report: Report, axes: Axes) -> None:
     axes.set_xlabel(f"mutual information of an input (nats{note})")
     axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, top * 1.5))
     detected = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
-    axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+    if auroc:
+        axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
 
@@ -388,8 +455,8 @@ def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
     figure = Figure(figsize=size, dpi=DPI, layout=spaced)
     figure.suptitle(f"{title(report)}\n{about(report)}", fontsize=12)
     figure.supxlabel(f"members in the ensemble\n\n{notes(report)}", fontsize=8, color=GREY)
-    for number, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, number + 1, label=name)
+    for at, name in enumerate(names):
+        axes = figure.add_subplot(rows, columns, at + 1, label=name)
         draw_curve(report, axes, name)
         _add_panel_legend(axes)
     return figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
     if path.suffix.lower() not in writers:
         expected = "a name that ends in .parquet or .csv"
         raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
-    with disk.writing_into(path.parent), replacing(path, "wb") as file:
+    with disk.writing_into(path.parent), replace_file(path, "wb") as file:
         writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path
 
@@ -72,6 +72,6 @@ def write_text(text: str, path: str | Path) -> Path:
         StorageError: a place that can't be written to.
     """
     path = Path(path).expanduser()
-    with disk.writing_into(path.parent), replacing(path) as file:
+    with disk.writing_into(path.parent), replace_file(path) as file:
         file.write(f"{text}\n")
     return path

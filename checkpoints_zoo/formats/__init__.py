@@ -1,1 +1,1 @@
-"""What lies on disk: layouts, safetensors shards, manifests, selections and the catalog, without torch or pandas."""
+"""File formats: layouts, safetensors shards, manifests, selections and the catalog; no torch, no pandas."""

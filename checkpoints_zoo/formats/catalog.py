@@ -1,8 +1,8 @@
-"""Which collections exist, and what a source says of one.
+"""The catalog of collections, and the description that a source has of each collection.
 
-The catalog (`manifests/*.json` of the package) says where collections lie and what to show before one is read; the
-description (`manifests/NAME.json` of a source) is the truth for that source. Both are data from files: every value
-is checked, nothing in them is run.
+The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. The description
+(`manifests/NAME.json` of a source) decides for that source. Both are data from files: every value is checked, no
+value is run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.text import did_you_mean
 
@@ -30,10 +30,10 @@ _BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.A
 
 @dataclass(frozen=True)
 class Archives:
-    """Where a source that has no manifest keeps a collection's archives, and what they can't tell themselves.
+    """A collection that lies in archives without a manifest: its folder, and the facts that archives don't hold.
 
     Args:
-        folder: in the source.
+        folder: of the archives, in the source.
         classes, preprocessing, citation: as in `Description`.
     """
 
@@ -44,19 +44,19 @@ class Archives:
 
     @classmethod
     def from_json(cls, values: Any, path: Path) -> Archives:
-        """Check the JSON of the catalog; return what it says.
+        """Read and check the catalog's JSON on archives; return the object.
 
         Raises:
             FormatError: a key that is missing or of another type.
         """
         kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
-        known = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
-        return cls(**{**known, "classes": tuple(known["classes"])})
+        fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
+        return cls(**{**fields_by_name, "classes": tuple(fields_by_name["classes"])})
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A line of the catalog: what a collection is and where it lies."""
+    """One collection of the catalog: its summary and its sources."""
 
     name: str
     title: str
@@ -71,20 +71,20 @@ class Listing:
 
 @dataclass(frozen=True)
 class Description:
-    """What a source says of a collection, beside its manifest.
+    """A source's description of a collection: the JSON file beside the manifest.
 
     Args:
         name: of the collection.
         title: one line on what it is.
         architecture: a name in `ARCHITECTURES`, or any other for a net of the user's own.
-        arguments: what that function takes: JSON values only.
+        arguments: of the function that builds the network: JSON values only.
         dataset: name of the images it was trained and tested on.
         classes: names in the order of the logits.
         preprocessing: what `images.Preprocess.from_json` reads.
         layouts: key to layout.
         licence: SPDX name.
         citation: how to cite the collection, as text.
-        base: the source that the bytes lie in, where it is another one: a repo of the Hub at a commit.
+        base: a repo of the Hub at a commit, if the bytes lie there and not in this source; else "".
     """
 
     name: str
@@ -110,31 +110,31 @@ class Description:
 
     @classmethod
     def from_json(cls, values: Any, path: Path) -> Description:
-        """Check the JSON of a source; return the description.
+        """Read and check the JSON of a source; return the description.
 
         Raises:
             FormatError: a newer format, or a key that is missing or of another type.
         """
         kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
         names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
-        known = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
-        if "base" in known and not _BASE.fullmatch(known["base"]):
+        checked = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
+        if "base" in checked and not _BASE.fullmatch(checked["base"]):
             expected = "'base' to be hf://datasets/ORG/NAME@COMMIT, with all 40 digits of the commit"
-            raise FormatError(f"description {path}", expected=expected, found=repr(known["base"][:120]), path=path)
-        if not all(type(c) is str for c in known["classes"]) or not known["layouts"]:
+            raise FormatError(f"description {path}", expected=expected, found=repr(checked["base"][:120]), path=path)
+        if not all(type(c) is str for c in checked["classes"]) or not checked["layouts"]:
             raise FormatError(
                 f"description {path}", expected="class names and a layout or more", found="others", path=path
             )
-        known["classes"] = tuple(known["classes"])
+        checked["classes"] = tuple(checked["classes"])
         layouts = {}
-        for key, layout in known["layouts"].items():
+        for key, layout in checked["layouts"].items():
             try:
                 layouts[key] = Layout.from_json(layout)
             except FormatError as error:
-                what = "" if error.thing == "layout" else f"{error.thing} of "
-                error.thing, error.path = f"{what}layout {key!r} in description {path}", str(path)
+                tensor = "" if error.thing == "layout" else f"{error.thing} of "
+                error.thing, error.path = f"{tensor}layout {key!r} in description {path}", str(path)
                 raise
-        return cls(**{**known, "layouts": layouts})
+        return cls(**{**checked, "layouts": layouts})
 
 
 def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
         )
     for key, kind in kinds.items():
         if type(values.get(key)) is not kind:
-            found = reprlib.repr(values[key]) if key in values else "no such key"
+            value_text = reprlib.repr(values[key]) if key in values else "no such key"
             raise FormatError(
-                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=found, path=path
+                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=value_text, path=path
             )
     return {key: values[key] for key in kinds}
 
@@ -185,7 +185,7 @@ def read_json(path: Path) -> Any:
 
 def write_json(values: Any, path: Path) -> None:
     """Write JSON values by rename: the same values give the same bytes."""
-    with replacing(path, sync=True) as file:
+    with replace_file(path, sync=True) as file:
         file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -210,33 +210,33 @@ def collections() -> dict[str, Listing]:
     'convnet-digits'
     """
     stamps = ((path, path.stat()) for path in sorted(CATALOG.glob("*.json")))
-    return dict(_listings(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
+    return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
 
 
 @lru_cache(maxsize=4)
-def _listings(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
+def _read_catalog(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
     """Read the catalog once for each state of its files."""
     kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
-    found = {}
+    listings = {}
     for path, _, _ in stamped:
         values = read_json(path)
-        known = check_keys(values, kinds, path)
+        checked = check_keys(values, kinds, path)
         archives = Archives.from_json(values["archives"], path) if "archives" in values else None
-        listing = Listing(**{**known, "sources": tuple(known["sources"]), "archives": archives})
-        found[listing.name] = listing
-    return found
+        listing = Listing(**{**checked, "sources": tuple(checked["sources"]), "archives": archives})
+        listings[listing.name] = listing
+    return listings
 
 
-def in_archives() -> list[tuple[Listing, Archives]]:
-    """Return the listings of collections that lie in archives somewhere, and what is known of these."""
+def archived_listings() -> list[tuple[Listing, Archives]]:
+    """Return the listings of collections that lie in archives, each with the facts on its archives."""
     return [(each, each.archives) for each in collections().values() if each.archives is not None]
 
 
-def listing(name: str) -> Listing:
-    """Look a collection up in the catalog; return its listing.
+def find_listing(name: str) -> Listing:
+    """Find a collection in the catalog; return its listing.
 
     Raises:
-        CollectionNotFound: with the nearest names.
+        CollectionNotFound: the catalog has no such name; the nearest names are suggested.
     """
     known = collections()
     if name not in known:
@@ -244,13 +244,13 @@ def listing(name: str) -> Listing:
     return known[name]
 
 
-def not_found(name: str, known: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
-    """Return the error for a collection that is not there, naming the nearest ones."""
-    names = sorted(known)
+def not_found(name: str, names_there: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
+    """Return the error for an unknown collection; it suggests the nearest names."""
+    ordered = sorted(names_there)
     return CollectionNotFound(
         f"collection {name!r}",
-        expected=f"a name in {place} ({', '.join(names) or 'which has none'})",
+        expected=f"a name in {place} ({', '.join(ordered) or 'which has none'})",
         found="no such name",
-        do=did_you_mean(str(name), names, most=3) or "`zoo-cli list` shows the catalog",
+        do=did_you_mean(str(name), ordered, most=3) or "`zoo-cli list` shows the catalog",
         collection=str(name),
     )

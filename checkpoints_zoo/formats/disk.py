@@ -1,4 +1,4 @@
-"""The rules for writing to a disk: files by rename, room before work, folders that can be written to, locks."""
+"""Writing to a disk: files by rename, checks of free space and of permission before work, locks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
-    """Open a temporary file beside a path: it takes the path's place at the end, and goes after an error.
+def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
+    """Open a temporary file beside a path; at the end it replaces the path, after an error it is deleted.
 
     Args:
         path: of the file; its folder is made.
         mode: "w" for text in UTF-8, "wb" for bytes.
-        sync: whether the content is to outlast a power cut.
+        sync: whether the content must survive a power cut.
 
     Raises:
-        OSError: a place that can't be written to.
+        OSError: the folder can't be written to.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,12 +48,12 @@ def replacing(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[An
                 os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        with suppress(OSError):  # none after a rename
+        with suppress(OSError):  # after the rename it is gone
             temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder outlast a power cut."""
+    """Make renames and removals in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,8 +61,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lacking(root: Path, needed: int) -> str:
-    """Return how many bytes a folder's disk has free if these are fewer than needed, "" if there is room."""
+def shortage_of_room(root: Path, needed: int) -> str:
+    """Return a text on the free bytes of a folder's disk if they are fewer than needed, "" if they suffice."""
     free = shutil.disk_usage(root).free
     return f"{free:,} bytes free" if free < needed else ""
 
@@ -73,15 +73,15 @@ def check_room(root: Path, needed: int) -> None:
     Raises:
         StorageError: it has not.
     """
-    if found := lacking(root, needed):
+    if shortage := shortage_of_room(root, needed):
         raise StorageError(
-            f"folder {root}", expected=f"room for {needed:,} bytes", found=found,
+            f"folder {root}", expected=f"room for {needed:,} bytes", found=shortage,
             do="Free some, or give a folder on another disk", path=root,
         )  # fmt: skip
 
 
 def check_folder(root: Path) -> None:
-    """Make a folder, and check that files can be written into it, before work whose results belong there.
+    """Make a folder, and check that files can be written into it, before long work whose results go there.
 
     Raises:
         StorageError: they can't.
@@ -117,24 +117,24 @@ def check_output(path: Path, kind: str = "file") -> None:
 
 @contextmanager
 def writing_into(root: Path) -> Iterator[None]:
-    """Make a folder, and turn errors of its disk into a StorageError."""
+    """Make a folder; turn each OSError of the block into a StorageError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         yield
     except ZooError:
         raise
     except OSError as error:
-        found = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
-        raise StorageError(f"folder {root}", expected=expected, found=found, do=do, path=root) from error
+        raise StorageError(f"folder {root}", expected=expected, found=reason, do=do, path=root) from error
 
 
 @contextmanager
 def locked(lock: Path, busy: ZooError | None = None) -> Iterator[None]:
-    """Hold a lock while the block runs; it goes with its process, however that ends.
+    """Hold a lock while the block runs; the system releases it when the process ends, however it ends.
 
     Args:
-        lock: its file; the folder is made.
+        lock: the lock file; its folder is made.
         busy: the error to raise if another process holds the lock for longer than a second; None to wait.
 
     Raises:

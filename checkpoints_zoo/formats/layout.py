@@ -1,9 +1,9 @@
 """Names, dtypes, shapes and offsets of one member's bytes, and the content hash.
 
-A layout and a location (file, offset, nbytes) are all that is needed to read a member. Within a member the
-tensors follow each other without holes: by falling size of their elements, in the order of the module within a
-size, so that every tensor is aligned wherever the member starts at a multiple of eight bytes. What is left to
-such a multiple is filled by `_pad`.
+A layout and a location (file, offset, nbytes) suffice to read a member. The tensors of a member follow each other
+without holes. They are ordered by falling size of their elements; tensors of one element size keep the order of the
+module. So every tensor is aligned if the member starts at a multiple of eight bytes. `_pad` fills the member up to
+the next multiple of eight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.text import first_few
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -34,7 +34,7 @@ LARGEST = 2**60
 
 Shape = tuple[int, ...]
 
-_NUMPY = {
+_NUMPY_DTYPES = {
     "F64": "<f8", "I64": "<i8", "U64": "<u8", "F32": "<f4", "I32": "<i4", "U32": "<u4", "F16": "<f2",
     "BF16": "<u2", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1", "BOOL": "u1",
 }  # fmt: skip
@@ -57,7 +57,7 @@ class TensorSpec:
     Args:
         name, dtype, shape: the dtype as safetensors spells it.
         offset: within the member, in bytes.
-        stored, stored_shape: what the file's header calls it, where that is something else.
+        stored, stored_shape: its name and shape in the file's header, None where they are the same.
     """
 
     name: str
@@ -78,14 +78,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a member's bytes become named tensors.
+    """The order, names, dtypes and shapes of the tensors in a member's bytes.
 
     Args:
         tensors: in the order of their bytes.
         counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
         pad: zero bytes after the last tensor.
-        lead: bytes of the safetensors header that a member of an archive has of its own, right before its tensors;
-            0 in a shard, where the file has one header for all.
+        lead: bytes of the safetensors header right before the tensors of an archive's member; 0 in a shard, whose one
+            header serves all members.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -115,7 +115,7 @@ class Layout:
     def of_stored(
         cls, tensors: Iterable[tuple[str, str, Shape, str, Shape]], counters: Iterable[str], lead: int
     ) -> Layout:
-        """Describe a member that is a safetensors file of its own, tensors as they lie; return the layout.
+        """Describe a member that is a separate safetensors file, in the order of that file; return the layout.
 
         Args:
             tensors: (name, dtype, shape, name in the file, shape in the file) in the order of their bytes.
@@ -142,9 +142,12 @@ class Layout:
                     found=dtype,
                     tensor=name,
                 )
-            called, was = stored or (name, shape)
-            other = None if called == name else called, None if was == shape else tuple(was)
-            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *other))
+            stored_name, stored_shape = stored or (name, shape)
+            renamed = (
+                None if stored_name == name else stored_name,
+                None if stored_shape == shape else tuple(stored_shape),
+            )
+            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *renamed))
             offset += specs[-1].nbytes
         if not specs or len({s.name for s in specs} | set(counters)) < len(specs) + len(counters):
             found = "a name twice" if specs else "no tensors"
@@ -163,17 +166,17 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the tensors that are weights or statistics: counters aside, even where a file has them."""
+        """Name -> shape of weights and statistics, without counters, even if the file stores some."""
         return {t.name: t.shape for t in self.tensors if not is_counter(t.name)}
 
     @cached_property
     def rebuilt(self) -> tuple[str, ...]:
-        """Names of all integer counters, whether a file has them (rounded or infinite perhaps) or not."""
+        """Names of all integer counters, stored in the file (perhaps rounded or infinite) or not."""
         return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype of the weights: the one that most elements have."""
+        """The dtype of most elements."""
         elements: dict[str, int] = {}
         for t in self.tensors:
             elements[t.dtype] = elements.get(t.dtype, 0) + math.prod(t.shape)
@@ -185,8 +188,8 @@ class Layout:
         for t in self.tensors:
             tensors.append([t.name, t.dtype, list(t.shape)])
             if t.stored is not None or t.stored_shape is not None:
-                was = t.shape if t.stored_shape is None else t.stored_shape
-                tensors[-1] += [t.stored or t.name, list(was)]
+                stored_shape = t.shape if t.stored_shape is None else t.stored_shape
+                tensors[-1] += [t.stored or t.name, list(stored_shape)]
         values = {"tensors": tensors, "counters": list(self.counters), "pad": self.pad}
         return values | ({"lead": self.lead} if self.lead else {})
 
@@ -200,7 +203,7 @@ class Layout:
         try:
             tensors = [_tensor(*tensor) for tensor in values["tensors"]]
             counters, pad, lead = values["counters"], values["pad"], values.get("lead", 0)
-            good = (
+            is_valid = (
                 None not in tensors
                 and type(lead) is int
                 and 0 <= lead < LARGEST
@@ -209,7 +212,7 @@ class Layout:
                 and type(pad) is int
                 and 0 <= pad < ALIGNMENT
             )
-            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, lead) if good else None
+            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, lead) if is_valid else None
         except UsageError as error:
             raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -221,14 +224,18 @@ class Layout:
 
 
 def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
-    """Check a tensor's JSON values; return them with what the file calls it, None where they can't be right."""
-    called, was = stored or (name, shape)
-    good = type(name) is type(dtype) is type(called) is str and good_shape(tuple(shape)) and good_shape(tuple(was))
-    return (name, dtype, tuple(shape), called, tuple(was)) if good else None
+    """Check a tensor's JSON values; return them with its name and shape in the file, None if they are invalid."""
+    stored_name, stored_shape = stored or (name, shape)
+    is_valid = (
+        type(name) is type(dtype) is type(stored_name) is str
+        and good_shape(tuple(shape))
+        and good_shape(tuple(stored_shape))
+    )
+    return (name, dtype, tuple(shape), stored_name, tuple(stored_shape)) if is_valid else None
 
 
 def good_shape(shape: tuple[Any, ...]) -> bool:
-    """Say whether a shape from a file is one that an array can have: no size can overflow."""
+    """Say whether an array can have this shape from a file, so that no size overflows."""
     return (
         len(shape) <= MOST_AXES
         and all(type(s) is int and 0 <= s < LARGEST for s in shape)
@@ -236,19 +243,21 @@ def good_shape(shape: tuple[Any, ...]) -> bool:
     )
 
 
-def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[list[str], str]:
-    """Compare tensors by name and shape; return the names that differ and a phrase that says how.
+def compare_shapes(
+    actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> tuple[list[str], str]:
+    """Compare tensors by name and shape; return the names that differ, and a phrase on the differences.
 
-    >>> differences({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
+    >>> compare_shapes({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
     """
-    missing = [n for n in wanted if n not in found]
-    extra = [n for n in found if n not in wanted]
-    misshapen = [n for n, s in wanted.items() if n in found and found[n] != s]
-    shown = [f"{n} {list(found[n])} for {list(wanted[n])}" for n in misshapen]
+    missing = [n for n in expected if n not in actual]
+    extra = [n for n in actual if n not in expected]
+    misshapen = [n for n, s in expected.items() if n in actual and actual[n] != s]
+    misshapen_texts = [f"{n} {list(actual[n])} for {list(expected[n])}" for n in misshapen]
     phrases = [
-        f"{kind} {few(names, 5)}"
-        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", shown))
+        f"{kind} {first_few(names, 5)}"
+        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen_texts))
         if names
     ]
     return missing + extra + misshapen, "; ".join(phrases)
@@ -257,8 +266,8 @@ def differences(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple
 def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 
-    The same wherever and however the member is stored: tensors in the order of their names, counters left out,
-    float16 and bfloat16 widened to float32 (which loses nothing), little-endian. For each tensor the hash takes
+    The hash does not depend on how the member is stored. Tensors are hashed in the order of their names, without
+    counters, little-endian, float16 and bfloat16 widened to float32 (which is exact). Each tensor adds
     the line `["name","DTYPE",[shape]]` and its values.
 
     Args:
@@ -281,19 +290,19 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
 
 
 def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> list[str]:
-    """Look for values that are not finite; return the names of the tensors that have one.
+    """Return the names of the tensors that have values which are not finite.
 
     Args:
         layout: of the member.
         member: its bytes.
     """
-    bad = []
+    not_finite = []
     for t in layout.tensors:
         if t.dtype not in FLOATS or is_counter(t.name):
             continue
-        values = np.frombuffer(member, _NUMPY[t.dtype], count=math.prod(t.shape), offset=t.offset)
+        values = np.frombuffer(member, _NUMPY_DTYPES[t.dtype], count=math.prod(t.shape), offset=t.offset)
         if t.dtype == "BF16":
             values = (values.astype("<u4") << np.uint32(16)).view("<f4")
         if not np.isfinite(values).all():
-            bad.append(t.name)
-    return bad
+            not_finite.append(t.name)
+    return not_finite

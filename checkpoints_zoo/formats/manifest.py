@@ -1,7 +1,7 @@
-"""The manifest: a Parquet table with one row a snapshot, saying what it is and where its bytes lie.
+"""The manifest: a Parquet table with one row for each snapshot: its facts, and the location of its bytes.
 
-What a source says of itself is refused beyond the sizes below, before memory or disk is spent on it. Nothing here
-imports torch or pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import the latter).
+Manifests and descriptions larger than the limits below are refused before memory is spent on them. This module
+imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
 from checkpoints_zoo.formats.columns import SCHEMA
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 
 ROW_GROUP = 4096
@@ -26,7 +26,7 @@ REQUIRED = ("member", "epoch", "final", "status")
 LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
 
 # Sizes of a manifest and of a description.
-LARGEST = {".json": 64 * 2**20, ".parquet": 2**30}  # bytes of a description, and of a manifest
+LARGEST_FILES = {".json": 64 * 2**20, ".parquet": 2**30}  # bytes of a description, and of a manifest
 LARGEST_COLUMNS = 2**32  # bytes of a manifest's columns once they are unpacked
 MOST_ROWS = 2**24
 LONGEST_TEXT = 2**20  # characters of one text of a description
@@ -34,11 +34,11 @@ LONGEST_LIST = 2**20
 
 
 class Described(Protocol):
-    """What says how the bytes of rows are laid out: a collection's description, or that of stored predictions."""
+    """A description of rows with layouts: of a collection, or of stored predictions."""
 
     @property
     def name(self) -> str:
-        """What to call the rows in errors."""
+        """Name of the rows in errors."""
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
@@ -46,10 +46,10 @@ class Described(Protocol):
 
     @property
     def base(self) -> str:
-        """The repo of the Hub, at a commit, that the bytes lie in; "" for the source itself."""
+        """The repo of the Hub, at a commit, that holds the bytes; "" for the source itself."""
 
 
-def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
+def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
     """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.
 
     Args:
@@ -77,7 +77,7 @@ def table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.T
         raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
 
 
-def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
+def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
     """Write a manifest by rename: the same rows give the same bytes.
 
     Args:
@@ -85,15 +85,15 @@ def write(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
         path: where to; its folder is made.
         schema: of the file.
     """
-    with replacing(path, "wb", sync=True) as file:  # given a name, Arrow takes only UTF-8
+    with replace_file(path, "wb", sync=True) as file:  # as a file: Arrow takes only names in UTF-8
         pq.write_table(
             rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
             compression="zstd", store_schema=True, write_page_checksum=True,
         )  # fmt: skip
 
 
-def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Read a manifest: columns it lacks are null, columns we do not know are left out; return the table.
+def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
+    """Read a manifest; return the table. Missing columns become null, unknown columns are left out.
 
     Args:
         path: of the file.
@@ -108,28 +108,28 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
         footer = pq.read_metadata(content)
         widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
         check_columns(footer, widths, path)
-        # Texts as Parquet keeps them, each once: a few bytes can say that one of them fills a million rows.
+        # Each distinct text once, as Parquet stores it: a few bytes can put one long text into a million rows.
         texts = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
         options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
         with pq.ParquetFile(content, **options) as file:
             names = file.schema_arrow.names
             _check_version(file.schema_arrow.metadata or {}, int(schema.metadata[b"schema_version"]), path)
-            if twice := [n for n in schema.names if names.count(n) > 1]:
+            if repeated := [n for n in schema.names if names.count(n) > 1]:
                 raise FormatError(
-                    f"manifest {path}", expected="each column once", found=f"{twice[0]!r} twice", path=path
+                    f"manifest {path}", expected="each column once", found=f"{repeated[0]!r} twice", path=path
                 )
-            known = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
-        known.validate(full=True)  # text that is no UTF-8, and what else damage leaves
-        columns, spent = [], 0
+            table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
+        table.validate(full=True)  # finds text that is no UTF-8, and other damage
+        columns, total_bytes = [], 0
         for field in schema:
-            if field.name in known.column_names:
-                if pa.types.is_dictionary(known.column(field.name).type):
-                    spent = check_texts(known.column(field.name), spent, path)
-                columns.append(known.column(field.name).cast(field.type))
+            if field.name in table.column_names:
+                if pa.types.is_dictionary(table.column(field.name).type):
+                    total_bytes = check_texts(table.column(field.name), total_bytes, path)
+                columns.append(table.column(field.name).cast(field.type))
             elif not field.nullable:
                 raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)
             else:
-                columns.append(pa.chunked_array([pa.nulls(known.num_rows, field.type)]))
+                columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
     except (pa.ArrowException, OSError, UnicodeError) as error:  # names that are no UTF-8 too
         if isinstance(error, FileNotFoundError):
             raise
@@ -161,83 +161,83 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
         )
 
 
-def validate(rows: pa.Table, description: Described, path: Path) -> None:
-    """Check every row of a manifest against its description, trusting nothing.
+def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
+    """Check every row of a manifest against its description; nothing is trusted.
 
     Args:
-        rows: as `read` returns them.
+        rows: as `read_manifest` returns them.
         description: the JSON beside it.
-        path: what to call the manifest in errors.
+        path: names the manifest in errors.
 
     Raises:
         FormatError: a null where a value must be, a row twice, an unknown layout.
         DamagedError: a path that leaves the source, or an impossible offset or size.
     """
 
-    def wrong(kind: type[FormatError] | type[DamagedError], at: int, expected: str, found: str) -> Exception:
-        member = columns["member"][at]
-        where = f"row {at} (member {member}) of manifest {path}"
+    def wrong(kind: type[FormatError] | type[DamagedError], row: int, expected: str, found: str) -> Exception:
+        member = columns["member"][row]
+        where = f"row {row} (member {member}) of manifest {path}"
         return kind(where, expected=expected, found=found, collection=description.name, member=member, path=path)
 
     columns: dict[str, list[Any]] = {n: rows.column(n).to_pylist() for n in (*REQUIRED, *LOCATION, "sha256")}
     for name in REQUIRED:
         if rows.column(name).null_count:
             raise wrong(FormatError, columns[name].index(None), f"a value for {name}", "null")
-    located = [at for at, inside in enumerate(columns["path"]) if inside is not None]
-    for at, status in enumerate(columns["status"]):
-        nulls = [name for name in LOCATION if columns[name][at] is None]
+    located = [row for row, path_in_source in enumerate(columns["path"]) if path_in_source is not None]
+    for row, status in enumerate(columns["status"]):
+        nulls = [name for name in LOCATION if columns[name][row] is None]
         if nulls and (status == "ok" or len(nulls) < len(LOCATION)):
-            raise wrong(FormatError, at, f"a value for {nulls[0]}", "null")
+            raise wrong(FormatError, row, f"a value for {nulls[0]}", "null")
     seen: set[tuple[int, int]] = set()
     finals: set[int] = set()
-    for at, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
+    for row, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
         if member < 0 or epoch < 0:
-            raise wrong(FormatError, at, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in seen or (columns["final"][at] and member in finals):
-            raise wrong(FormatError, at, "each (member, epoch) once and one final row a member", "a second one")
+            raise wrong(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
+        if (member, epoch) in seen or (columns["final"][row] and member in finals):
+            raise wrong(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
         seen.add((member, epoch))
-        if columns["final"][at]:
+        if columns["final"][row]:
             finals.add(member)
     for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
         raise wrong(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
-    for inside in {columns["path"][at] for at in located}:
-        if problem := path_problem(inside):
-            raise wrong(DamagedError, columns["path"].index(inside), "a path inside the source", problem)
-    for at in located:
-        key = columns["layout"][at]
+    for path_in_source in {columns["path"][row] for row in located}:
+        if problem := path_problem(path_in_source):
+            raise wrong(DamagedError, columns["path"].index(path_in_source), "a path inside the source", problem)
+    for row in located:
+        key = columns["layout"][row]
         layout = description.layouts.get(key)
         if layout is None:
-            raise wrong(FormatError, at, f"a layout among {', '.join(description.layouts)}", repr(key))
-        offset, nbytes, dtype = columns["offset"][at], columns["nbytes"][at], columns["dtype"][at]
+            raise wrong(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
+        offset, nbytes, dtype = columns["offset"][row], columns["nbytes"][row], columns["dtype"][row]
         if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            raise wrong(DamagedError, at, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
-    for at, digest in enumerate(columns["sha256"]):
+            raise wrong(DamagedError, row, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
+    for row, digest in enumerate(columns["sha256"]):
         if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise wrong(FormatError, at, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            raise wrong(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
 
 
-def path_problem(inside: str) -> str:
-    """Say why a path of a manifest may not be used; return "" if it stays inside its source."""
-    parts = PurePosixPath(inside).parts
-    shown = repr(inside if len(inside) <= 200 else f"{inside[:200]}…")
-    if not inside or "\0" in inside or "\\" in inside or ":" in inside:
-        return f"{shown}, which is empty or has a NUL, a backslash or a colon"
+def path_problem(path_in_source: str) -> str:
+    """Return why a path from a manifest is refused, "" if it stays inside its source."""
+    parts = PurePosixPath(path_in_source).parts
+    path_text = repr(path_in_source if len(path_in_source) <= 200 else f"{path_in_source[:200]}…")
+    if not path_in_source or "\0" in path_in_source or "\\" in path_in_source or ":" in path_in_source:
+        return f"{path_text}, which is empty or has a NUL, a backslash or a colon"
     # Some systems drop dots and spaces at the end of a name: there "... " is "..".
-    if inside.startswith("/") or any(not part.strip(". ") for part in parts):
-        return f"{shown}, which leads out of it"
-    return "" if "/".join(parts) == inside else f"{shown}, which is no plain path"
+    if path_in_source.startswith("/") or any(not part.strip(". ") for part in parts):
+        return f"{path_text}, which leads out of it"
+    return "" if "/".join(parts) == path_in_source else f"{path_text}, which is no plain path"
 
 
 def check_located(rows: pa.Table, name: str) -> None:
-    """Check that every row has weights somewhere; rows whose status is not ok may have none.
+    """Check that every selected row has weights; a row whose status is not ok may have none.
 
     Args:
         rows: the selected ones.
         name: of the collection, for errors.
 
     Raises:
-        SelectionError: naming the first member without.
+        SelectionError: a member has none; the first one is named.
     """
     if not rows.column("path").null_count:
         return
@@ -257,64 +257,64 @@ def is_null(rows: pa.Table, column: str) -> bool:
     return bool(rows.column(column).null_count == rows.num_rows)
 
 
-def take(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
-    """Return the rows at the given positions, in their order."""
+def take_rows(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
+    """Return the rows at these positions, in this order."""
     # pa.array would import pandas; a buffer of int64 does not.
     at = np.ascontiguousarray(positions, dtype=np.int64)
     return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
 
 
-def total(rows: pa.Table, column: str) -> int:
+def sum_of(rows: pa.Table, column: str) -> int:
     """Return the sum of an integer column, 0 for no rows."""
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
 def check_size(size: int, path: str | Path, thing: str = "") -> None:
-    """Check that a file is no larger than one of its kind, by its name, may be.
+    """Check a file's size against the limit for its suffix.
 
     Args:
         size: in bytes.
-        path: of the file; those that are neither JSON nor Parquet have no limit.
-        thing: what to call it in errors.
+        path: of the file; only JSON and Parquet have a limit.
+        thing: its name in errors.
 
     Raises:
         FormatError: it is larger.
     """
-    most = LARGEST.get(Path(path).suffix)
+    most = LARGEST_FILES.get(Path(path).suffix)
     if most is not None and size > most:
-        raise _refused(thing or f"file {path}", f"at most {most:,} bytes", f"{size:,}", path)
+        raise _limit_error(thing or f"file {path}", f"at most {most:,} bytes", f"{size:,}", path)
 
 
 def check_file(path: Path) -> None:
-    """Check a file on this disk as `check_size` does."""
+    """Check the size of a local file as `check_size` does."""
     check_size(path.stat().st_size, path)
 
 
 def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: Path) -> None:
-    """Check what the footer of a Parquet file says of rows and sizes.
+    """Check the number of rows and the sizes in the footer of a Parquet file.
 
     Args:
         metadata: the footer.
-        columns: that are to be read, and bytes a row that each takes at least.
+        columns: those to be read -> bytes that each takes at least per row.
         path: of the file.
 
     Raises:
         FormatError: more than a manifest may have.
     """
     if metadata.num_rows > MOST_ROWS:
-        raise _refused(f"manifest {path}", f"at most {MOST_ROWS:,} rows", f"{metadata.num_rows:,}", path)
-    # Of whole groups: asked about a column whose statistics are damaged, pyarrow ends the process.
+        raise _limit_error(f"manifest {path}", f"at most {MOST_ROWS:,} rows", f"{metadata.num_rows:,}", path)
+    # Sizes of whole row groups: pyarrow ends the process when a single column has damaged statistics.
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     sizes.append(metadata.num_rows * sum(columns.values()))
     if min(sizes) < 0 or sum(sizes) > LARGEST_COLUMNS:
-        raise _too_much(f"{sum(sizes):,}, by its footer", path)
+        raise _unpacked_size_error(f"{sum(sizes):,}, by its footer", path)
 
 
 def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
-    """Check how long the texts of a column are that Parquet holds once each; return the bytes of all columns so far.
+    """Check the total length of a column's texts, unpacked; return the bytes of all columns so far.
 
     Args:
-        column: with its texts still in a dictionary.
+        column: of texts, encoded as a dictionary.
         spent: bytes of the columns before.
         path: of the file.
 
@@ -325,38 +325,38 @@ def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
         lengths = pc.binary_length(chunk.dictionary).cast("int64")
         spent += int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
         if spent > LARGEST_COLUMNS:
-            raise _too_much(f"{spent:,} or more", path)
+            raise _unpacked_size_error(f"{spent:,} or more", path)
     return spent
 
 
 def check_json(values: Any, path: Path) -> None:
-    """Check that no text and no list of a description is longer than any sensible one.
+    """Check the lengths of all texts and lists in a description.
 
     Raises:
-        FormatError: one is.
+        FormatError: one is too long.
     """
-    left = [values]
-    while left:
-        value = left.pop()
-        most, what = (LONGEST_TEXT, "characters") if isinstance(value, str) else (LONGEST_LIST, "values in a list")
-        if isinstance(value, str | list | dict) and len(value) > most:
-            raise _refused(f"description {path}", f"at most {most:,} {what}", f"{len(value):,}", path)
+    pending = [values]
+    while pending:
+        value = pending.pop()
+        limit, unit = (LONGEST_TEXT, "characters") if isinstance(value, str) else (LONGEST_LIST, "values in a list")
+        if isinstance(value, str | list | dict) and len(value) > limit:
+            raise _limit_error(f"description {path}", f"at most {limit:,} {unit}", f"{len(value):,}", path)
         if isinstance(value, dict):
-            left += [*value, *value.values()]
+            pending += [*value, *value.values()]
         elif isinstance(value, list):
-            left += value
+            pending += value
 
 
-def _too_much(found: str, path: Path) -> FormatError:
-    return _refused(f"manifest {path}", f"columns of at most {LARGEST_COLUMNS:,} bytes, unpacked", found, path)
+def _unpacked_size_error(found: str, path: Path) -> FormatError:
+    return _limit_error(f"manifest {path}", f"columns of at most {LARGEST_COLUMNS:,} bytes, unpacked", found, path)
 
 
-def _refused(thing: str, expected: str, found: str, path: str | Path) -> FormatError:
-    do = "It is no honest one, or not ours; nothing of it was used"
+def _limit_error(thing: str, expected: str, found: str, path: str | Path) -> FormatError:
+    do = "No collection needs that much: get the source again, or tell its producer"
     return FormatError(thing, expected=expected, found=found, do=do, path=path)
 
 
-def keys_of(rows: pa.Table) -> list[tuple[int, int | None]]:
+def snapshot_keys(rows: pa.Table) -> list[tuple[int, int | None]]:
     """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
     columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
     return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]

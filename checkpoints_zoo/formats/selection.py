@@ -1,6 +1,6 @@
-"""Which rows of a manifest are meant: by count, condition, ids or a seeded draw; and the citation that names them.
+"""Selecting rows of a manifest by count, condition, ids or a seeded draw; and citations of selections.
 
-A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, what pins it, the collection, the ids in their order
+A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, its commit, the collection, the ids in their order
 (`0-99,205,7@40`: a bare id is the member's final snapshot, `7@40` the one after epoch 40), and the first eight hex
 digits of a hash over the rows.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.formats.where import columns_in, rows_where
 
 _PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
@@ -30,7 +30,7 @@ LONGEST_RANGE = 1_000_000
 Key = tuple[int, int | None]
 
 
-def select(
+def select_rows(
     rows: pa.Table,
     name: str,
     *,
@@ -40,10 +40,10 @@ def select(
     sample: int | None = None,
     snapshots: bool = False,
 ) -> pa.Table:
-    """Select rows of a manifest; return them, in the order of `members` where given, else of the manifest.
+    """Select rows of a manifest; return them in the order of `members`, without it in the order of the manifest.
 
-    Rows with status ok that are final are meant, unless `where` names `status` (then rows of any status), or
-    `snapshots` is true or `where` names `epoch` or `final` (then snapshots too).
+    Candidates are the final rows with status ok. If `where` names `status`, rows of any status are candidates. If
+    `snapshots` is true, or `where` names `epoch` or `final`, rows that are not final are candidates too.
 
     Args:
         rows: the manifest.
@@ -52,11 +52,11 @@ def select(
         where: an SQL condition on the manifest's columns.
         members: ids, or their text ("0-99,205,7@40").
         sample: seed of the draw: the n rows whose sha256("sample|SEED|MEMBER|EPOCH") come first.
-        snapshots: whether rows that are not final are meant as well.
+        snapshots: whether rows that are not final are candidates too.
 
     Raises:
         SelectionError: a count, condition or combination that can't be met.
-        MemberNotFound: an id that is not there.
+        MemberNotFound: an unknown id.
     """
     if members is not None:
         if where is not None or sample is not None or snapshots:
@@ -65,14 +65,14 @@ def select(
                 expected="`members` alone or with `n`",
                 found="`where`, `sample` or `snapshots`",
             )
-        chosen = manifest.take(rows, _positions(rows, name, parse_ids(members)))
+        chosen = manifest.take_rows(rows, _find_positions(rows, name, parse_ids(members)))
     else:
-        chosen = _meant(rows, name, where, snapshots)
+        chosen = _matching_rows(rows, name, where, snapshots)
     if n is None and sample is None:
         return chosen
-    asked, n = n, whole(n)
+    requested, n = n, whole_number(n)
     if n is None or not 1 <= n <= chosen.num_rows:
-        found = "no n beside `sample`" if asked is None else f"n={asked!r}"
+        found = "no n beside `sample`" if requested is None else f"n={requested!r}"
         narrowed = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
             f"number of members of {name}",
@@ -82,44 +82,44 @@ def select(
         )
     if sample is None:
         return chosen.slice(0, n)
-    seed = whole(sample)
+    seed = whole_number(sample)
     if seed is None:
         raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
     keys = zip(chosen.column("member").to_pylist(), chosen.column("epoch").to_pylist(), strict=True)
     ranks = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
-    drawn = sorted(range(len(ranks)), key=ranks.__getitem__)[:n]
-    return manifest.take(chosen, sorted(drawn))
+    draws = sorted(range(len(ranks)), key=ranks.__getitem__)[:n]
+    return manifest.take_rows(chosen, sorted(draws))
 
 
-def _meant(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
-    named = columns_in(where) if where is not None else ()
+def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
+    used_columns = columns_in(where) if where is not None else ()
     status, final = rows.column("status").to_pylist(), rows.column("final").to_pylist()
     keep = [
         at
         for at in range(rows.num_rows)
-        if (status[at] == "ok" or "status" in named)
-        and (final[at] or snapshots or "epoch" in named or "final" in named)
+        if (status[at] == "ok" or "status" in used_columns)
+        and (final[at] or snapshots or "epoch" in used_columns or "final" in used_columns)
     ]
-    meant = manifest.take(rows, keep)
-    if not meant.num_rows:
+    candidates = manifest.take_rows(rows, keep)
+    if not candidates.num_rows:
         raise SelectionError(
             f"selection of {name}",
             expected="rows that are final with status ok",
             found=f"none of {rows.num_rows}",
         )
-    return meant if where is None else manifest.take(meant, rows_where(meant, where).tolist())
+    return candidates if where is None else manifest.take_rows(candidates, rows_where(candidates, where).tolist())
 
 
-def _positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
+def _find_positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
     columns = {c: rows.column(c).to_pylist() for c in ("member", "epoch", "final", "status", "reason")}
-    at: dict[Key, int] = {}
+    position_of: dict[Key, int] = {}
     for place, final in enumerate(columns["final"]):
-        at[columns["member"][place], columns["epoch"][place]] = place
+        position_of[columns["member"][place], columns["epoch"][place]] = place
         if final:
-            at[columns["member"][place], None] = place
+            position_of[columns["member"][place], None] = place
     positions: list[int] = []
     for member, epoch in keys:
-        position = at.get((member, epoch))
+        position = position_of.get((member, epoch))
         if position is None:
             raise member_not_found(rows, name, member, epoch)
         if (status := columns["status"][position]) != "ok":
@@ -134,7 +134,7 @@ def _positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
             )
         positions.append(position)
     if len(set(positions)) < len(positions):
-        twice = keys[next(i for i, at in enumerate(positions) if at in positions[:i])]
+        twice = keys[next(i for i, position_of in enumerate(positions) if position_of in positions[:i])]
         raise SelectionError(
             f"selection of {name}", expected="each member once", found=f"member {format_ids([twice])} twice"
         )
@@ -142,11 +142,11 @@ def _positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
 
 
 def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
-    """Return the error for an id that is not among the rows."""
-    known = sorted(set(rows.column("member").to_pylist()))
-    expected = f"an id among {format_ids([(m, None) for m in known])}"
+    """Return the error for an id that the rows don't have."""
+    members_there = sorted(set(rows.column("member").to_pylist()))
+    expected = f"an id among {format_ids([(m, None) for m in members_there])}"
     found = repr(member)
-    if epoch is not None and member in known:
+    if epoch is not None and member in members_there:
         pairs = zip(rows.column("member").to_pylist(), rows.column("epoch").to_pylist(), strict=True)
         expected = f"an epoch among {', '.join(str(e) for m, e in pairs if m == member)}"
         found = str(epoch)
@@ -163,7 +163,7 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
     [(0, None), (1, None), (2, None), (7, 40)]
 
     Raises:
-        SelectionError: no ids, or text that is none.
+        SelectionError: no ids, or text that is not a list of ids.
     """
     keys: list[Key] = []
     if isinstance(members, str):
@@ -179,7 +179,7 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
         if not isinstance(members, Iterable):
             raise SelectionError("members", expected="ids in a list, or their text", found=repr(members)[:80])
         for member in members:
-            id = whole(member)
+            id = whole_number(member)
             if id is None:
                 raise SelectionError("members", expected="whole numbers", found=repr(member)[:80])
             keys.append((id, None))
@@ -204,7 +204,7 @@ def format_ids(keys: Sequence[Key]) -> str:
 
 
 def check_digits(rows: pa.Table) -> str:
-    """Hash which rows these are: (member, epoch, sha256), or the location where the hash is null; return 8 digits."""
+    """Hash (member, epoch, sha256) of the rows, or the location if sha256 is null; return 8 hex digits."""
     digest = hashlib.sha256()
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     for m, e, sha, path, offset, nbytes in zip(*(rows.column(c).to_pylist() for c in names), strict=True):
@@ -214,7 +214,7 @@ def check_digits(rows: pa.Table) -> str:
 
 def cite(label: str, commit: str, name: str, rows: pa.Table) -> str:
     """Return the citation of a selection."""
-    return f"{label}@{commit}/{name}#{format_ids(manifest.keys_of(rows))}~{check_digits(rows)}"
+    return f"{label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
 
 
 @dataclass(frozen=True)
@@ -229,15 +229,15 @@ class Citation:
 
     @property
     def source(self) -> str:
-        """Where it is to be loaded from: on the Hub at the commit that was cited."""
+        """The source to load from; on the Hub, at the cited commit."""
         return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
 
 
 def parse_citation(text: str) -> Citation | None:
-    """Read a citation; return its parts, or None for text that is none (a collection's name).
+    """Parse a citation; return its parts, or None for the name of a collection.
 
     Raises:
-        SelectionError: text that begins like a citation and is damaged.
+        SelectionError: text with `#` or `@` that is no citation.
     """
     if match := _CITATION.fullmatch(text):
         return Citation(**match.groupdict())
@@ -255,15 +255,15 @@ def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
     Raises:
         DamagedError: the source has changed since it was cited.
     """
-    found = check_digits(rows)
-    if (citation.commit, citation.check) == (commit, found):
+    check = check_digits(rows)
+    if (citation.commit, citation.check) == (commit, check):
         return
-    same = "the same weights" if citation.check == found else "other weights"
-    raise changed(citation, commit, f"with check {found}, these ids now name {same}")
+    comparison = "the same weights" if citation.check == check else "other weights"
+    raise source_changed(citation, commit, f"with check {check}, these ids now name {comparison}")
 
 
-def changed(citation: Citation, commit: str, what: str) -> DamagedError:
-    """Return the error for a source that is not any more what was cited."""
+def source_changed(citation: Citation, commit: str, what: str) -> DamagedError:
+    """Return the error for a source that has changed since it was cited."""
     return DamagedError(
         f"citation of {citation.name}",
         expected=f"{citation.label} at {citation.commit[:12]} with check {citation.check}",

@@ -1,7 +1,7 @@
-"""Shards: safetensors files of many members, one contiguous range of bytes each.
+"""Shards: safetensors files of many members; each member is one contiguous range of bytes.
 
-In this order: headers, read with distrust; members' bytes, read in pieces from where they lie; shards, written by
-rename; and the checks of members that need nothing but their bytes and rows, which `verify` and `publish` share.
+The parts, in this order: parsing headers; reading members' bytes through one reused buffer; writing shards by
+rename; and the checks of members that `verify` and `publish` share.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ HEADER_ALIGNMENT = 4096
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 LARGEST_SHARD = 2_000_000_000
 MOST_TENSORS = 32_000
-BUFFER_BYTES = 2**20  # small enough for the cache: what was read is converted and checked from there
-# Draws of one run of these may repeat: a proposal that is refused leaves a chain where it was, and dropout of few units
-# may drop the same again.
+BUFFER_BYTES = 2**20  # small enough for the processor's cache, from which bytes are then converted and checked
+# Methods whose runs may draw the same weights twice: a rejected proposal leaves the chain where it was, and dropout of
+# few units may drop the same units again.
 REPEATING = ("dropout", "hmc", "sghmc", "sgld")
 
 Bytes = bytes | bytearray | memoryview
@@ -56,9 +56,9 @@ class Header:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def what_is(first: bytes) -> str:
-    """Name what a file that is no safetensors file seems to be, by its first bytes; return "" if unknown."""
-    if first[8:9] == b"{":  # whatever the length before it looks like
+def guess_kind(first: bytes) -> str:
+    """Guess by its first bytes what a file is if it is no safetensors file; return "" if unknown."""
+    if first[8:9] == b"{":  # a safetensors header, even if its length looks like another kind's mark
         return ""
     start = first[:512].lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
@@ -80,24 +80,24 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     Args:
         prefix: the first bytes of the file, at least up to the end of the header.
         size: bytes of the whole file.
-        path: what to call the file in errors.
+        path: names the file in errors.
 
     Raises:
-        DamagedError: the file is cut, something else, or its offsets overlap, leave holes or leave the file.
+        DamagedError: the file is cut or no safetensors file, or its offsets overlap, leave holes or exceed the file.
     """
 
     def damaged(expected: str, found: str, tensor: str | None = None) -> DamagedError:
         what = f"tensor {tensor!r} in the header of {path}" if tensor else f"header of {path}"
         return DamagedError(what, expected=expected, found=found, do="Get the file again", path=path, tensor=tensor)
 
-    if kind := what_is(prefix):
+    if kind := guess_kind(prefix):
         raise DamagedError(
             f"file {path}", expected="a safetensors file", found=kind, do="Get the file again", path=path
         )
     length = header_length(prefix, size, path)
     try:
         values = json.loads(prefix[8 : 8 + length].decode())
-        "".join(values).encode()  # JSON can spell names that are no text
+        "".join(values).encode()  # JSON can hold names that are not valid Unicode
         metadata = values.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
             raise ValueError("__metadata__ must be text by name")
@@ -113,9 +113,9 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     for begin, end, name, dtype, shape in rows:
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
             raise damaged(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
-        wanted = math.prod(shape) * ELEMENT_BYTES[dtype]
-        if end - begin != wanted:
-            raise damaged(f"{wanted:,} bytes for {dtype} {list(shape)}", f"offsets [{begin}, {end}]", name)
+        expected_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
+        if end - begin != expected_bytes:
+            raise damaged(f"{expected_bytes:,} bytes for {dtype} {list(shape)}", f"offsets [{begin}, {end}]", name)
         if begin != at:
             kind = "overlaps" if begin < at else "leaves a hole after"
             raise damaged(f"offsets that start at {at}", f"[{begin}, {end}], which {kind} the tensor before", name)
@@ -150,36 +150,36 @@ def read_header(path: Path) -> Header:
     with path.open("rb") as file:
         size = path.stat().st_size
         prefix = file.read(512)
-        if not what_is(prefix):
+        if not guess_kind(prefix):
             length = header_length(prefix, size, path)
             prefix += file.read(max(0, 8 + length - len(prefix)))
     return parse_header(prefix, size, path)
 
 
 def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
-    """Compare the header that a member of an archive has of its own with its layout.
+    """Compare the header in front of an archive's member with its layout.
 
     Args:
-        raw: the header's bytes, as many as the layout's lead.
+        raw: the header's bytes, `layout.lead` of them.
         layout: of the member.
-        path: what to call the member in errors.
+        path: names the member in errors.
 
     Raises:
-        DamagedError: it is no safetensors header, or one with other tensors; the first of them is named.
+        DamagedError: it is no safetensors header, or has other tensors; the first one is named.
     """
     header = parse_header(raw, layout.lead + layout.nbytes, path)
-    found = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
-    wanted = {}
+    actual = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
+    expected = {}
     for t in layout.tensors:
         shape = t.shape if t.stored_shape is None else t.stored_shape
-        wanted[t.stored or t.name] = t.dtype, shape, t.offset
-    if found == wanted and header.data_start == layout.lead:
+        expected[t.stored or t.name] = t.dtype, shape, t.offset
+    if actual == expected and header.data_start == layout.lead:
         return
-    name = next((n for n in {**wanted, **found} if found.get(n) != wanted.get(n)), None)
+    name = next((n for n in {**expected, **actual} if actual.get(n) != expected.get(n)), None)
     raise DamagedError(
         f"header of {path}",
-        expected=f"tensors that begin at byte {layout.lead}" if name is None else _tensor_text(name, wanted),
-        found=f"byte {header.data_start}" if name is None else _tensor_text(name, found),
+        expected=f"tensors that begin at byte {layout.lead}" if name is None else _tensor_text(name, expected),
+        found=f"byte {header.data_start}" if name is None else _tensor_text(name, actual),
         do="Index the archive again",
         tensor=name,
         path=path,
@@ -195,11 +195,11 @@ def _tensor_text(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], in
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one snapshot's bytes lie.
+    """The location of one snapshot's bytes.
 
     Args:
         member: its id, for errors.
-        prefix: what stands before its tensor names in the file ("000123/").
+        prefix: of its tensor names in the file ("000123/").
         path: the file.
         offset: of the first byte in the file.
         layout: of the bytes.
@@ -212,26 +212,26 @@ class Location:
     layout: Layout
 
 
-def read(
+def read_members(
     locations: Sequence[Location], buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[tuple[list[Location], memoryview]]:
-    """Read members' bytes in pieces through one reused buffer; yield (members, their bytes one after another).
+    """Read members' bytes through one reused buffer; yield (members, their bytes one after another).
 
-    The bytes are only good until the next piece is asked for.
+    The bytes are valid until the next step of the iterator.
 
     Raises:
         DamagedError: a file is cut.
     """
-    for group in groups(locations, buffer_bytes):
+    for group in neighbours(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
-        there = group[0].path.stat().st_size
-        if there < group[0].offset + size:  # before memory is asked for
-            raise _cut(group[0], group[0].offset + size, there)
-        yield group, fill(group[0], group[0].offset, buffer(size))
+        file_size = group[0].path.stat().st_size
+        if file_size < group[0].offset + size:  # before memory is allocated
+            raise _cut_error(group[0], group[0].offset + size, file_size)
+        yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
-def groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
-    """Join neighbours in one file into groups of at most so many bytes, or of one member."""
+def neighbours(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
+    """Group members that lie one after another in a file; yield groups of at most `most` bytes, or of one member."""
     group: list[Location] = []
     for x in locations:
         last = group[-1] if group else x
@@ -244,19 +244,19 @@ def groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]
         yield group
 
 
-_kept = threading.local()
+_thread = threading.local()
 
 
-def buffer(size: int) -> memoryview:
-    """Return this thread's buffer, grown to so many bytes: fresh memory costs more than reading into old."""
-    if len(getattr(_kept, "buffer", b"")) < size:
-        _kept.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
-    kept: memoryview = _kept.buffer
-    return kept[:size]
+def reused_buffer(size: int) -> memoryview:
+    """Return `size` bytes of this thread's buffer: new memory would cost more than the reading itself."""
+    if len(getattr(_thread, "buffer", b"")) < size:
+        _thread.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
+    memory: memoryview = _thread.buffer
+    return memory[:size]
 
 
-def fill(location: Location, offset: int, buffer: memoryview) -> memoryview:
-    """Read bytes of a file into the buffer; return it."""
+def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
+    """Read a location's file from an offset on until the buffer is full; return the buffer."""
     with location.path.open("rb", buffering=0) as file:
         read_at(file, location, offset, buffer)
     return buffer
@@ -268,11 +268,11 @@ def read_at(file: FileIO, location: Location, offset: int, buffer: memoryview) -
     while done < len(buffer):
         count = file.readinto(buffer[done:])
         if not count:
-            raise _cut(location, offset + len(buffer), offset + done)
+            raise _cut_error(location, offset + len(buffer), offset + done)
         done += count
 
 
-def _cut(location: Location, expected: int, found: int) -> DamagedError:
+def _cut_error(location: Location, expected: int, found: int) -> DamagedError:
     return DamagedError(
         f"file {location.path}",
         expected=f"{expected:,} bytes or more",
@@ -286,16 +286,16 @@ def _cut(location: Location, expected: int, found: int) -> DamagedError:
 def hash_members(locations: Sequence[Location]) -> list[str]:
     """Hash members' contents from their bytes; return 64 hex digits each."""
     hashes = []
-    for group, raw in read(locations):
+    for group, raw in read_members(locations):
         size = group[0].layout.nbytes
         hashes += [content_hash(x.layout, raw[i * size : (i + 1) * size]) for i, x in enumerate(group)]
     return hashes
 
 
-def prefix(member: int, epoch: int | None = None) -> str:
-    """Return what stands before a snapshot's tensor names in a shard; epoch None for the final one.
+def tensor_prefix(member: int, epoch: int | None = None) -> str:
+    """Return the prefix of a snapshot's tensor names in a shard; epoch None for the final snapshot.
 
-    >>> prefix(123), prefix(123, 40)
+    >>> tensor_prefix(123), tensor_prefix(123, 40)
     ('000123/', '000123@40/')
     """
     return f"{member:06d}/" if epoch is None else f"{member:06d}@{epoch}/"
@@ -306,7 +306,7 @@ def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
 
     Args:
         layout: of every member.
-        prefixes: what stands before the tensor names of each member ("000123/").
+        prefixes: of each member's tensor names ("000123/").
     """
     tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -329,7 +329,7 @@ def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
 
 
 def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
-    """Return how many consecutive member ids a shard holds: the fewer of 2 GB and about 32,000 tensors."""
+    """Return how many consecutive member ids share a shard: at most 2 GB, and at most 32,000 tensors."""
     tensors = len(layout.tensors) + bool(layout.pad)
     nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
     return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
@@ -349,16 +349,16 @@ def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tup
 
 
 def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
-    """Write a shard under a name that holds its number and content hash, by rename; return its path.
+    """Write a shard by rename under the name NUMBER-HASH.safetensors; return its path.
 
-    The same members give the same bytes and so the same name; other bytes never take a name that was used.
+    The same members give the same bytes and the same name; other bytes get another name.
 
     Args:
         folder: where to; it is made.
         number: of the shard.
         layout: of every member.
         prefixes: of the members, in the order they are to lie in.
-        members: their bytes, one in memory at a time.
+        members: their bytes; one member is in memory at a time.
 
     Raises:
         UsageError: a prefix twice, more or fewer members than prefixes, or bytes that are not as many as the layout's.
@@ -390,45 +390,45 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
     return path
 
 
-def sharded(layout: Layout) -> Layout:
-    """Return the layout that members of any layout get in a shard: our order, statistics in float32, no counters.
+def shard_layout(layout: Layout) -> Layout:
+    """Return the layout of a shard for members of any layout: our order, statistics in float32, no counters.
 
-    Nothing of that changes a value, so the content hash stays.
+    No value changes, so the content hash stays the same.
     """
-    kept = [t for t in layout.tensors if not is_counter(t.name)]
-    kinds = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in kept]
-    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(kept, kinds, strict=True)), layout.rebuilt)
+    tensors = [t for t in layout.tensors if not is_counter(t.name)]
+    dtypes = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in tensors]
+    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(tensors, dtypes, strict=True)), layout.rebuilt)
 
 
 def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
-    """Bring a member's bytes from its layout into the one that `sharded` gives for it; return them.
+    """Rearrange a member's bytes from its layout to `shard_layout(layout)`; return them.
 
     Args:
-        layout: that they lie in.
+        layout: of these bytes.
         member: the bytes, from its first tensor on.
         target: `sharded(layout)`.
     """
     out = bytearray(target.nbytes)
     stored = {t.name: t for t in layout.tensors}
     for t in target.tensors:
-        was = stored[t.name]
-        raw = np.frombuffer(member, np.uint8, count=was.nbytes, offset=was.offset)
-        if was.dtype != t.dtype:
+        source = stored[t.name]
+        raw = np.frombuffer(member, np.uint8, count=source.nbytes, offset=source.offset)
+        if source.dtype != t.dtype:
             halves = raw.view("<u2").astype("<u4") << np.uint32(16)
-            raw = (halves if was.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
+            raw = (halves if source.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
         out[t.offset : t.offset + t.nbytes] = raw.data
     return out
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something about a member that is not as it should be.
+    """A problem that a check has found in a member.
 
     Args:
         collection: its name.
         member: its id, None for the collection as a whole.
         kind: "bytes", "hash", "finite", "duplicate" or "accuracy".
-        text: what was expected and found.
+        text: "expected …; found …".
     """
 
     collection: str
@@ -437,43 +437,43 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        who = self.collection if self.member is None else f"member {self.member} of {self.collection}"
-        return f"{who}: {self.kind}: {self.text}"
+        subject = self.collection if self.member is None else f"member {self.member} of {self.collection}"
+        return f"{subject}: {self.kind}: {self.text}"
 
 
 def check_bytes(location: Location, claimed: str | None, finite: bool = True) -> tuple[list[tuple[str, str]], str]:
-    """Check one member's place, hash and values; return (kind, text) of what is wrong, and its hash.
+    """Check one member's location, hash and values; return (kind, text) of each problem, and its hash.
 
     Args:
         location: of its bytes.
         claimed: the manifest's sha256.
-        finite: whether its values are to be finite.
+        finite: whether its values must be finite.
 
     Raises:
-        DamagedError: the file does not have the member's tensors there.
+        DamagedError: the file does not have the member's tensors at this location.
     """
     check_against_files([location])
-    _, raw = next(iter(read([location])))
+    _, raw = next(iter(read_members([location])))
     digest = content_hash(location.layout, raw)
-    found = []
+    problems = []
     if claimed is not None and digest != claimed:
-        found.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
+        problems.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
     if finite and (names := finite_problems(location.layout, raw)):
-        found.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
-    return found, digest
+        problems.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
+    return problems, digest
 
 
 def check_against_files(locations: Sequence[Location]) -> None:
-    """Check that the files have the members' tensors where the manifest says."""
+    """Check that the files' headers have the members' tensors at their locations."""
     headers: dict[Path, Header] = {}
-    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # worked out once a layout
-    alike: set[tuple[int, bytes]] = set()
+    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
+    right_headers: set[tuple[int, bytes]] = set()
     for x in locations:
         if x.layout.lead:
-            _check_own(x, alike)
+            _check_member_header(x, right_headers)
             continue
         if x.path not in headers:
-            headers[x.path] = _header(x.path, stamp_of(x.path))
+            headers[x.path] = _read_header_once(x.path, file_stamp(x.path))
         get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
         if id(x.layout) not in expected:
             expected[id(x.layout)] = [
@@ -481,26 +481,26 @@ def check_against_files(locations: Sequence[Location]) -> None:
             ]
         for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
             if get(prefix + name) != (dtype, shape, base + begin, base + end):
-                raise _elsewhere(x, x.layout.tensors[at], get(prefix + name), base + begin)
+                raise _misplaced_error(x, x.layout.tensors[at], get(prefix + name), base + begin)
 
 
 @lru_cache(maxsize=64)
-def _header(path: Path, stamp: tuple[int, ...]) -> Header:
+def _read_header_once(path: Path, stamp: tuple[int, ...]) -> Header:
     return read_header(path)
 
 
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return what differs once a file was changed or replaced: its time of change can't be set by hand."""
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return a file's identity, which differs once it was changed or replaced (users can't set its ctime)."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
-    """Check a member of an archive, which has a header of its own before its tensors.
+def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> None:
+    """Check the header in front of a member of an archive.
 
     Args:
-        x: of the member.
-        alike: (layout, header) of members that were found right: the next one is likely the same to the byte.
+        x: the member's location.
+        right_headers: (layout, header) of members that passed: most headers are equal, and compared once.
     """
     layout = x.layout
     begin, size = x.offset - layout.lead, x.path.stat().st_size
@@ -513,13 +513,13 @@ def _check_own(x: Location, alike: set[tuple[int, bytes]]) -> None:
             member=x.member,
             path=x.path,
         )
-    raw = bytes(fill(x, begin, buffer(layout.lead)))
-    if (id(layout), raw) not in alike:
+    raw = bytes(read_into(x, begin, reused_buffer(layout.lead)))
+    if (id(layout), raw) not in right_headers:
         check_own_header(raw, layout, f"member {x.member} in file {x.path}")
-        alike.add((id(layout), raw))
+        right_headers.add((id(layout), raw))
 
 
-def _elsewhere(
+def _misplaced_error(
     x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
 ) -> DamagedError:
     return DamagedError(
@@ -533,11 +533,11 @@ def _elsewhere(
     )
 
 
-def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
-    """Find members that hold the same weights, draws of one run that may repeat aside; return the problems.
+def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
+    """Find members with equal weights, except draws of one run whose method may repeat; return the problems.
 
     Args:
-        collections: name, rows, and the content hash of each row, None for one that does not count.
+        collections: name, rows, and the content hash of each row, None for rows to ignore.
     """
     first: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
     problems = []
@@ -551,7 +551,7 @@ def duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]
                 first[digest] = member, source
             elif method not in REPEATING or first[digest][1] != source:
                 other, (collection, *_) = first[digest]
-                whose = f"member {other}{'' if collection == name else f' of {collection}'}"
-                text = f"expected weights of its own; found those of {whose}."
+                owner = f"member {other}{'' if collection == name else f' of {collection}'}"
+                text = f"expected weights of its own; found those of {owner}."
                 problems.append(Problem(name, member, "duplicate", text))
     return problems

@@ -1,7 +1,7 @@
-"""Text for people, and text from files that stays text: in Markdown, in its code, in YAML.
+"""Text for people: counts, sizes, lists and columns; and the escaping of text from files in Markdown and YAML.
 
-Names, titles, reasons and licences come from files that anyone may have written. What is returned here can't begin
-a table's cell, a link, a tag or a key of its own, wherever on a line it stands but at its start.
+Names, titles, reasons and licences come from files that anyone may have written. Escaped text can't begin a table
+cell, a link, a tag or a key, as long as it does not stand at the start of a line.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-LONGEST = 300
-LISTED = 5  # of many values
-# What Markdown, tables, HTML, formulas, links and mentions are made of.
+LONGEST_LINE = 300
+MOST_LISTED = 5  # values that are shown of many
+# Characters that begin something in Markdown, tables, HTML, formulas, links or mentions.
 _SPECIAL = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
 
 
-def one_line(text: str, longest: int = LONGEST) -> str:
-    """Put text on one line, without control, private and invisible characters; return at most its first part.
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+    """Put text on one line, without control, private and invisible characters; cut what is too long.
 
     >>> one_line("a\\n---\\tb\\u202e")
     'a --- b'
     """
-    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return shown if len(shown) <= longest else f"{shown[: longest - 1].rstrip()}…"
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= longest else f"{line[: longest - 1].rstrip()}…"
 
 
-def plain(text: str, longest: int = LONGEST) -> str:
-    """Write text for a paragraph or a table's cell; return it on one line, not to stand at the start of one.
+def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
+    """Escape text for a paragraph or a table cell in Markdown; return one line, for anywhere but the start of a line.
 
-    >>> plain("a|b <script> *c*")
+    >>> markdown_text("a|b <script> *c*")
     'a\\\\|b \\\\<script\\\\> \\\\*c\\\\*'
     """
     return _SPECIAL.sub(r"\\\g<0>", one_line(text, longest))
 
 
-def code(text: str, longest: int = LONGEST) -> str:
-    """Write text as code within a line; return plain text where a table would take it apart, or there is none.
+def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
+    """Write text as inline code in Markdown; escaped text instead if a `|` would split a cell.
 
-    >>> code("lr=0.1"), code("a`b"), code("a|b")
+    >>> markdown_code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
     ('`lr=0.1`', '``a`b``', 'a\\\\|b')
     """
-    shown = one_line(text, longest)
-    if not shown:
+    line = one_line(text, longest)
+    if not line:
         return "(empty)"
-    if "|" in shown:
-        return plain(text, longest)
-    ticks = _ticks(shown, 1)
-    space = " " if shown.startswith("`") or shown.endswith("`") else ""
-    return f"{ticks}{space}{shown}{space}{ticks}"
+    if "|" in line:
+        return markdown_text(text, longest)
+    ticks = _ticks(line, 1)
+    space = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{ticks}{space}{line}{space}{ticks}"
 
 
-def fenced(text: str) -> str:
-    """Write text as a block of code, its lines kept; return the block."""
+def markdown_block(text: str) -> str:
+    """Write text as a block of code in Markdown, line by line; return the block."""
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
     body = "\n".join(lines).strip("\n")
     ticks = _ticks(body, 3)
@@ -64,21 +64,21 @@ def fenced(text: str) -> str:
 
 
 def _ticks(text: str, fewest: int) -> str:
-    """Return a row of backticks that the text does not hold."""
+    """Return a row of backticks that is longer than any in the text."""
     return "`" * max(fewest, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
-def quoted(text: str, longest: int = LONGEST) -> str:
+def yaml_string(text: str, longest: int = LONGEST_LINE) -> str:
     """Write text as a YAML string on one line; return it with its quotes.
 
-    >>> quoted('a: "b"')
+    >>> yaml_string('a: "b"')
     '"a: \\\\"b\\\\""'
     """
     return '"' + re.sub(r'["\\]', r"\\\g<0>", one_line(text, longest)) + '"'
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number and what it counts; return the text.
+    """Write a number and the noun that it counts; return the text.
 
     >>> counted(1, "member"), counted(1024, "member")
     ('1 member', '1,024 members')
@@ -86,10 +86,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def in_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write a number of bytes; return the text.
 
-    >>> in_bytes(512), in_bytes(936_448), in_bytes(23_000_000_000)
+    >>> format_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
     ('512 B', '936.4 kB', '23 GB')
     """
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -98,10 +98,10 @@ def in_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def values_of(values: Sequence[Any], noun: str = "member") -> str:
-    """Write one value, a few with how many have each, or the range of many; return the text.
+def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
+    """Write one value, a few values with their counts, or the range of many values; return the text.
 
-    >>> values_of([0.1, 0.1, None]), values_of([1, 2, 1]), values_of([*range(100)])
+    >>> summarize_values([0.1, 0.1, None]), summarize_values([1, 2, 1]), summarize_values([*range(100)])
     ('`0.1` (1 member without)', '`1` (2 members), `2` (1 member)', '`0` to `99`')
     """
     counts = Counter(v for v in values if v is not None)
@@ -109,35 +109,37 @@ def values_of(values: Sequence[Any], noun: str = "member") -> str:
     without = len(values) - counts.total()
     missing = f" ({counted(without, noun)} without)" if without else ""
     if len(ordered) == 1:
-        return f"{code(_value(ordered[0]))}{missing}"
-    if len(ordered) <= LISTED:
-        return ", ".join(f"{code(_value(v))} ({counted(counts[v], noun)})" for v in ordered) + missing
-    return f"{code(_value(ordered[0]))} to {code(_value(ordered[-1]))}{missing}"
+        return f"{markdown_code(_value(ordered[0]))}{missing}"
+    if len(ordered) <= MOST_LISTED:
+        return ", ".join(f"{markdown_code(_value(v))} ({counted(counts[v], noun)})" for v in ordered) + missing
+    return f"{markdown_code(_value(ordered[0]))} to {markdown_code(_value(ordered[-1]))}{missing}"
 
 
 def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def listed(values: Sequence[Any]) -> str:
+def first_values(values: Sequence[Any]) -> str:
     """Write the first few values, and an ellipsis for the rest; return the text."""
-    return ", ".join([*(code(_value(v)) for v in values[:LISTED]), *(["…"] if len(values) > LISTED else [])])
+    return ", ".join(
+        [*(markdown_code(_value(v)) for v in values[:MOST_LISTED]), *(["…"] if len(values) > MOST_LISTED else [])]
+    )
 
 
-def few(names: Sequence[str], most: int) -> str:
+def first_few(names: Sequence[str], most: int) -> str:
     """Write the first few names, and how many more there are; return the text.
 
-    >>> few(["a", "b", "c"], 3), few(["a", "b", "c"], 1)
+    >>> first_few(["a", "b", "c"], 3), first_few(["a", "b", "c"], 1)
     ('a, b, c', 'a and 2 more')
     """
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{remainder}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like another one, however far it is.
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most similar to a name, even if it is not similar.
 
-    >>> nearest("resnet", ["convnet", "resnet18"])
+    >>> nearest_name("resnet", ["convnet", "resnet18"])
     'resnet18'
     """
     return get_close_matches(name, known, n=1, cutoff=0.0)[0]
@@ -146,14 +148,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def did_you_mean(
     name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.5, shown: Callable[[str], str] = str
 ) -> str:
-    """Ask whether known names like another one were meant; return "" where none is like it.
+    """Return a question that suggests known names similar to an unknown one, "" if none is similar.
 
     Args:
-        name: that is not known.
-        known: names.
-        most: how many are named.
-        cutoff: how much alike they must be, in [0, 1].
-        shown: how to write one of them.
+        name: the unknown one.
+        known: all names.
+        most: how many are suggested.
+        cutoff: how similar they must be, in [0, 1].
+        shown: writes one of them.
 
     >>> did_you_mean("convent", ["convnet", "resnet18"])
     'Did you mean convnet?'
@@ -163,7 +165,7 @@ def did_you_mean(
 
 
 def finite_or_null(values: Any) -> Any:
-    """Return JSON values with null in place of numbers that are not finite, and lists in place of tuples.
+    """Replace numbers that are not finite by null, and tuples by lists; return the JSON values.
 
     >>> finite_or_null({"a": (1.5, float("nan"))})
     {'a': [1.5, None]}
@@ -175,26 +177,29 @@ def finite_or_null(values: Any) -> Any:
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     """Lay rows out in columns for a terminal; return the text.
 
     Args:
-        rows: cells, the head among them, as many in each.
-        right: numbers of the columns, from 0, that are aligned to the right.
+        rows: cells of each row, the same number in all; the head is the first row.
+        right: indices of the columns that are aligned to the right.
 
-    >>> print(aligned([["name", "members"], ["a", "64"]], right={1}))
+    >>> print(align_columns([["name", "members"], ["a", "64"]], right={1}))
     name  members
     a          64
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
-        [cell.rjust(w) if at in right else cell.ljust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        [
+            cell.rjust(w) if column in right else cell.ljust(w)
+            for column, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in rows
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
     if isinstance(value, bool):
         return None

@@ -1,8 +1,8 @@
-"""Which rows of a table meet an SQL condition: parsed by DuckDB, checked node by node, then run on those.
+"""Rows of a table that meet an SQL condition. DuckDB parses it, each node is checked, then DuckDB runs it.
 
-A condition is one expression on the table's columns, whose names are matched exactly; nothing runs before
-every node of its tree was found on the lists below. A comparison with null is neither true nor false and
-selects nothing, as in SQL; NaN equals itself and is greater than every other number, as in DuckDB.
+A condition is one expression on the table's columns, whose names are matched exactly. It runs only if the lists
+below allow every node of its tree. As in SQL, a comparison with null is neither true nor false and selects nothing.
+As in DuckDB, NaN equals itself and is greater than every other number.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from checkpoints_zoo.formats.text import did_you_mean
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-LONGEST, DEEPEST = 10_000, 100  # characters; expressions inside each other, where a chain of ANDs is one
+LONGEST, DEEPEST = 10_000, 100  # characters; nested expressions (a chain of ANDs counts once)
 FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
-_PATTERNS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
-_LIKE = _PATTERNS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
+_LIKE_OPERATORS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
+_LIKE = _LIKE_OPERATORS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
 _CALLS = {*FUNCTIONS, *_LIKE, *"+-*/%"}
 _CLASSES = {"BETWEEN", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT"}
 _NULL = {"OPERATOR_COALESCE", "OPERATOR_IS_NOT_NULL", "OPERATOR_IS_NULL"}
@@ -40,13 +40,13 @@ _WORDS = {
 }  # fmt: skip
 _TYPES = {"bool": "BOOLEAN", "date32[day]": "DATE", "double": "DOUBLE", "float": "FLOAT"}
 _TYPES |= dict.fromkeys(("large_string", "null", "string"), "VARCHAR")
-_HOLDS = {"BOOLEAN": "true or false", "VARCHAR": "text"} | dict.fromkeys(_TIMES, "times")
-_SAFE = """SET threads = 1; SET TimeZone = 'UTC'; SET autoload_known_extensions = false;
+_CONTENTS = {"BOOLEAN": "true or false", "VARCHAR": "text"} | dict.fromkeys(_TIMES, "times")
+_SETTINGS = """SET threads = 1; SET TimeZone = 'UTC'; SET autoload_known_extensions = false;
 SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
 _EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
-_PARTS = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
-# The condition must be the end of one statement and the inside of parentheses in another, the same tree in
-# both and nothing else changed: text that leaves its place can't. The second one's checked tree is what runs.
+_ALLOWED = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
+# The condition is put at the end of one statement and inside parentheses in another. Both must give the same tree
+# and leave the rest of the statement unchanged, which text that breaks out can't do. The second tree runs.
 _FRAMES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
 
 
@@ -85,11 +85,11 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
             result = connection.execute(f"FROM json_execute_serialized_sql('{statement}')")
             met = [value is True for (value,) in result.fetchall()]
         except duckdb.Error as error:
-            found = _useful(str(error).partition(": ")[2])
-            holds = "; ".join(f"{name} holds {_HOLDS.get(_type(table, name), 'numbers')}" for name in names)
+            found = _shorten_message(str(error).partition(": ")[2])
+            holds = "; ".join(f"{name} holds {_CONTENTS.get(_duckdb_type(table, name), 'numbers')}" for name in names)
             raise _error(condition, "values that fit the columns", found, holds) from error
     if not any(met):
-        do = "; ".join(dict.fromkeys(_ranges(table, tree)))
+        do = "; ".join(dict.fromkeys(_column_ranges(table, tree)))
         raise _error(condition, "a row that meets it", f"none of {table.num_rows:,}", do)
     return np.flatnonzero(met).astype(np.int64)
 
@@ -112,23 +112,23 @@ def _error(condition: str, expected: str, found: str, do: str = "") -> Selection
     return SelectionError(f"where {shown!r}", expected=expected, found=found, do=do)
 
 
-def _useful(message: str) -> str:
-    """Cut one of DuckDB's messages down to the part that helps whoever wrote the condition; return it."""
+def _shorten_message(message: str) -> str:
+    """Shorten a message of DuckDB to the part that helps the author of the condition; return it."""
     first = re.split(r"\n|\. You might| - an explicit| when casting|, expected format", message)[0]
-    for symbol, word in _PATTERNS.items():
+    for symbol, word in _LIKE_OPERATORS.items():
         first = first.replace(f"'{symbol}(", f"'{word}(")
     return (first if len(first) <= 200 else f"{first[:200]}…").rstrip(".! ")
 
 
 def _connect() -> DuckDBPyConnection:
-    """Open a database in memory that reaches no file, network, extension or Python variable; return it."""
+    """Open a database in memory without access to files, network, extensions or Python variables; return it."""
     import duckdb
 
-    return duckdb.connect(":memory:").execute(_SAFE)
+    return duckdb.connect(":memory:").execute(_SETTINGS)
 
 
 def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[tuple[str, bool]]]:
-    """Parse a condition alone and check it; return the statement to run, and what `_uses` yields for it."""
+    """Parse a condition alone and check it; return the statement to run, and what `_column_uses` yields for it."""
     if not isinstance(condition, str):
         raise SelectionError("where", expected=_EXAMPLE, found=type(condition).__name__)
     if len(condition) > LONGEST:
@@ -138,34 +138,34 @@ def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[t
     if re.search("[\0\ud800-\udfff]", condition):  # DuckDB stops reading at a NUL, and reads UTF-8 only
         raise _error(condition, _EXAMPLE, "a NUL or half a surrogate pair")
     try:
-        (bare, tree), (alone, inside) = (_split(connection, part, condition) for part in _FRAMES)
+        (bare, tree), (alone, inside) = (_parse_frame(connection, part, condition) for part in _FRAMES)
         message = bare["error_message"] if bare["error"] and bare["error_type"] == "parser" else ""
         if message.startswith(("Max expression depth", "memory exhausted")):
             raise RecursionError
         if message:
             # The one column of the manifest whose name is a word of SQL's own.
             do = 'Write the column "offset" with double quotes' if 'near "offset"' in message.lower() else ""
-            raise _error(condition, _EXAMPLE, _useful(message), do)
-        if inside != [tree] or [bare, alone] != [_split(connection, part, "TRUE")[0] for part in _FRAMES]:
+            raise _error(condition, _EXAMPLE, _shorten_message(message), do)
+        if inside != [tree] or [bare, alone] != [_parse_frame(connection, part, "TRUE")[0] for part in _FRAMES]:
             found = "a parameter, a second statement, or a clause such as ORDER BY or LIMIT"
             raise _error(condition, "one expression, alone", found)
         alone["statements"][0]["node"]["select_list"] = inside
-        return alone, list(_uses(tree, condition))
+        return alone, list(_column_uses(tree, condition))
     except RecursionError:
         raise _error(condition, f"at most {DEEPEST} expressions inside each other", "more") from None
 
 
-def _split(connection: DuckDBPyConnection, part: str, condition: str) -> tuple[dict[str, Any], Any]:
-    """Parse a condition in the frame for a part; return DuckDB's trees of all else, and of that part."""
-    # In base64 no letter of it can act on this query; a bound parameter would make DuckDB import pandas.
+def _parse_frame(connection: DuckDBPyConnection, part: str, condition: str) -> tuple[dict[str, Any], Any]:
+    """Parse a condition inside one of the frames; return the tree around the condition, and its own tree."""
+    # In base64, so that it can't change this query; a bound parameter would make DuckDB import pandas.
     text = base64.b64encode(_FRAMES[part].format(condition).encode()).decode()
     rows = connection.execute(f"SELECT json_serialize_sql(decode(from_base64('{text}')))").fetchall()
-    tree = json.loads(rows[0][0], object_pairs_hook=_object)
+    tree = json.loads(rows[0][0], object_pairs_hook=_without_positions)
     return tree, None if tree["error"] else tree["statements"][0]["node"].pop(part, None)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of a tree, without its place in the text, which differs by frame."""
+def _without_positions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a tree's node without its position in the text, which differs between the frames."""
     node = {key: value for key, value in pairs if key != "query_location"}
     kind = node.get("type")
     if isinstance(kind, dict) and kind["id"] == "DECIMAL":
@@ -176,28 +176,28 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return node
 
 
-def _uses(node: Any, condition: str, depth: int = 0, asks: bool = False) -> Iterator[tuple[str, bool]]:
-    """Check a node and all below it; yield each use of a column, and whether it asks about nulls."""
+def _column_uses(node: Any, condition: str, depth: int = 0, asks: bool = False) -> Iterator[tuple[str, bool]]:
+    """Check a node and all nodes below it; yield each used column, and whether its nulls are handled."""
     if depth > DEEPEST:
         raise RecursionError
     if "class" in node:
-        if refused := _refused(node):
+        if refused := _forbidden_part(node):
             do = "For more, choose ids from `Collection.manifest` and pass them as `members`"
-            raise _error(condition, _PARTS, refused, do)
+            raise _error(condition, _ALLOWED, refused, do)
         if node["class"] == "COLUMN_REF":
             yield node["column_names"][0], asks
         depth, asks = depth + 1, asks or node["type"] in _ASKS_NULL
-    for child in _below(node):
-        yield from _uses(child, condition, depth, asks)
+    for child in _children(node):
+        yield from _column_uses(child, condition, depth, asks)
 
 
-def _below(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all objects right below one of DuckDB's JSON, in order."""
+def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the direct child nodes of a node of DuckDB's JSON, in order."""
     return [x for v in node.values() for x in (v if isinstance(v, list) else [v]) if isinstance(x, dict)]
 
 
-def _refused(node: dict[str, Any]) -> str:
-    """Say in plain words what a node is if it is not allowed; return "" if it is."""
+def _forbidden_part(node: dict[str, Any]) -> str:
+    """Describe a node that is not allowed in plain words; return "" for an allowed one."""
     kind, name, operands = node["class"], node.get("function_name", ""), node.get("children", [])
     if node["alias"]:
         return f"a value with a name, {node['alias'][:80]}"
@@ -222,8 +222,8 @@ def _refused(node: dict[str, Any]) -> str:
     return "" if fine else "LIKE with a pattern that is no text, or has more than three %"
 
 
-def _type(table: pa.Table, name: str) -> str:
-    """Return the DuckDB type of a column, "" if it can't be in a condition."""
+def _duckdb_type(table: pa.Table, name: str) -> str:
+    """Return the DuckDB type of a column, "" if a condition can't use it."""
     kind = table.schema.field(name).type
     if pa.types.is_timestamp(kind):
         return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
@@ -238,7 +238,7 @@ def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -
         do += f"Text takes single quotes: {name!r}. " if f'"{name}"' in condition else ""
         do += "`Collection.manifest.columns` has all names"
         raise _error(condition, "names of columns", repr(name[:80]), do)
-    if not _type(table, name):
+    if not _duckdb_type(table, name):
         found = f"{name} of type {table.schema.field(name).type}"
         raise _error(condition, "columns of numbers, text, true or false, or times", found)
     if not asks_null and table.num_rows and table.column(name).null_count == table.num_rows:
@@ -248,24 +248,24 @@ def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -
 
 
 def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[str]) -> None:
-    """Copy columns into the database's one table, `rows`."""
+    """Copy columns into the table `rows` of the database."""
     # As JSON: given the Arrow table, DuckDB would import pyarrow.dataset, and that pandas.
     columns = [f"unnest(range({table.num_rows}))"]
     for name in names:
-        kind, column, title = _type(table, name), table.column(name), name.replace('"', '""')
+        kind, column, title = _duckdb_type(table, name), table.column(name), name.replace('"', '""')
         values = json.dumps((column.cast(pa.string()) if kind in _TIMES else column).to_pylist())
         quoted = values.replace("'", "''")
         columns.append(f"""unnest(from_json_strict('{quoted}', '["{kind}"]')) AS "{title}\"""")
     connection.execute(f"CREATE TABLE rows AS SELECT {', '.join(columns)}")
 
 
-def _ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:
-    """Yield, for each comparison of a column of numbers with constants, what the column ranges over."""
+def _column_ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:
+    """Yield the range of each numeric column that the condition compares with constants."""
     if node.get("class") in ("BETWEEN", "COMPARISON") or node.get("type") in ("COMPARE_IN", "COMPARE_NOT_IN"):
-        names = [name for name, _ in _uses(node, "")]
-        if len(names) == 1 and any(part.get("class") == "COLUMN_REF" for part in _below(node)):
+        names = [name for name, _ in _column_uses(node, "")]
+        if len(names) == 1 and any(part.get("class") == "COLUMN_REF" for part in _children(node)):
             values = [v for v in table.column(names[0]).to_pylist() if v is not None and v == v]
-            if values and _type(table, names[0]) not in _HOLDS:
+            if values and _duckdb_type(table, names[0]) not in _CONTENTS:
                 yield f"{names[0]} runs from {min(values)} to {max(values)}"
-    for child in _below(node):
-        yield from _ranges(table, child)
+    for child in _children(node):
+        yield from _column_ranges(table, child)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import few, nearest
+from checkpoints_zoo.formats.text import first_few, nearest_name
 from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.classes import CLASSES
 from checkpoints_zoo.images.image_data import ImageData
@@ -199,7 +199,7 @@ def load(name: str, split: str = "test") -> ImageData:
             f"data set {name!r}",
             expected=f"one of {', '.join(DATASETS)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest(name, DATASETS)!r}",
+            do=f"Use the nearest name, {nearest_name(name, DATASETS)!r}",
         )
     splits = DATASETS[name]
     if split not in splits:
@@ -266,9 +266,9 @@ def read_from_hub(name: str, split: str) -> ImageData:
         FormatError: the repo has other content than expected.
     """
     hub_set = HUB_SETS[name]
-    repo = hub.resolve(f"{hub.SCHEME}datasets/{hub_set.repo}")
+    repo = hub.resolve_address(f"{hub.SCHEME}datasets/{hub_set.repo}")
     data_name = f"data set {name!r} of {repo.label}@{repo.commit[:8]}"
-    paths = [hub.fetch(repo, inside) for inside in _split_files(repo, hub_set, split, data_name)]
+    paths = [hub.fetch_file(repo, inside) for inside in _split_files(repo, hub_set, split, data_name)]
     try:
         rows = sum(parquet.read_footer(path, data_name)[1] for path in paths)
         if not 0 < rows <= hub_set.inputs[split]:
@@ -289,7 +289,7 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
 
     stem = f"{hub_set.folder}/{hub_set.splits[split]}"
     numbered = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
-    paths = hub.files(repo, hub_set.folder)
+    paths = hub.list_files(repo, hub_set.folder)
     found = [(int(match[1]), int(match[2]), path) for path in paths if (match := numbered.fullmatch(path))]
     if found and [number for number, _, _ in sorted(found)] == list(range(found[0][1])):
         return [path for _, _, path in sorted(found)]
@@ -299,7 +299,7 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
         here = f"{len(found)} of {found[0][1]}" if found else "none of them"
         expected += " in the cache, since HF_HUB_OFFLINE is set"
         raise NetworkError(data_name, expected=expected, found=here, do="Load it once online")
-    raise SourceNotFound(data_name, expected=expected, found=few(paths, 6) or "no such folder", do=REPO_CHANGED)
+    raise SourceNotFound(data_name, expected=expected, found=first_few(paths, 6) or "no such folder", do=REPO_CHANGED)
 
 
 def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) -> Sequence[str]:
@@ -313,10 +313,10 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) ->
     features = datasets.Features.from_arrow_schema(pq.read_schema(path))
     if not _has_columns(features, hub_set):
         for card in CARD_FILES:
-            if not hub.has(repo, card):
+            if not hub.has_file(repo, card):
                 continue
             try:
-                described = datasets.info.DatasetInfosDict.from_directory(hub.fetch(repo, card).parent)
+                described = datasets.info.DatasetInfosDict.from_directory(hub.fetch_file(repo, card).parent)
             except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
                 found = f"{type(error).__name__}: {error}"[:200]
                 raise FormatError(data_name, expected=f"a card {card}", found=found) from error

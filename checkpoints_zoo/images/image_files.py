@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.data_sets import DATASETS
 from checkpoints_zoo.images.reading import SPLITS, Columns, ImageBuffer, PixelFormat, RawImages, choose_split
@@ -135,7 +135,7 @@ def _read_class_folders(folder: Path, split: str, pixel_format: PixelFormat) -> 
     files_by_class = [flat] if flat else [list(_image_paths([folder / name], deep=True)) for name in classes]
     empty = [name for name, files in zip(classes, files_by_class, strict=not flat) if not files]
     if empty and not flat:
-        found = f"none in {few([repr(name) for name in empty], 1)}"
+        found = f"none in {first_few([repr(name) for name in empty], 1)}"
         raise FormatError(data_name, expected="images in the folder of every class", found=found)
     buffer = ImageBuffer(pixel_format, sum(map(len, files_by_class)), data_name)
     for files in files_by_class:
@@ -199,13 +199,13 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
     """
     from huggingface_hub import is_offline_mode
 
-    place, path = hub.apart(address, "images")
-    repo = hub.resolve(place)
+    place, path = hub.split_address(address, "images")
+    repo = hub.resolve_address(place)
     data_name = f"{repo.label}@{repo.commit[:8]}{'/' if path else ''}{path}"
     if path.lower().endswith(".parquet"):
         chosen_files, split_name = [path], ""
     else:
-        listed = hub.files(repo, path, below=True)
+        listed = hub.list_files(repo, path, below=True)
         files = [file for file in listed if file.lower().endswith(".parquet")]
         if not files:
             kinds = sorted({PurePosixPath(file).suffix or file for file in listed})
@@ -215,7 +215,7 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
             found = f"{len(listed):,} files ({', '.join(kinds[:8])})" if listed else "no such folder, or an empty one"
             raise SourceNotFound(data_name, expected="Parquet files", found=found, path=path)
         chosen_files, split_name = _choose_files(files, split, data_name)
-    raw = _read_tables([hub.fetch(repo, file) for file in chosen_files], columns, pixel_format, data_name)
+    raw = _read_tables([hub.fetch_file(repo, file) for file in chosen_files], columns, pixel_format, data_name)
     return replace(raw, split=split_name, revision=repo.commit)
 
 
@@ -244,13 +244,17 @@ def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tu
     folders = sorted({folder for folder, _ in groups})
     if len(folders) > 1:
         do = "Give the path of one folder, or of one file"
-        raise UsageError(data_name, expected="Parquet files of one data set", found=f"some in {few(folders, 6)}", do=do)
+        raise UsageError(
+            data_name, expected="Parquet files of one data set", found=f"some in {first_few(folders, 6)}", do=do
+        )
     name = choose_split([name for _, name in groups], split if any(name for _, name in groups) else None, data_name)
     chosen_files = groups[folders[0], name]
     parts = [_NUMBERED.fullmatch(PurePosixPath(file).stem) for file in chosen_files]
     if parts[0] is not None and [int(part[2]) for part in parts if part] != list(range(int(parts[0][3]))):
         expected = f"files {name}-00000-of-{parts[0][3]}.parquet and so on, all of them"
-        raise FormatError(data_name, expected=expected, found=few([PurePosixPath(f).name for f in chosen_files], 6))
+        raise FormatError(
+            data_name, expected=expected, found=first_few([PurePosixPath(f).name for f in chosen_files], 6)
+        )
     return chosen_files, name
 
 

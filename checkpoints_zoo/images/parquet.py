@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from PIL import Image
 
 from checkpoints_zoo.errors import FormatError, TooLargeError
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.images.reading import ImageBuffer
 from checkpoints_zoo.networks.device import free_if_short
 
@@ -39,7 +40,7 @@ def read_footer(path: Path, data_name: str) -> tuple[pa.Schema, int]:
 def _file_kind(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return what_is(file.read(512))
+            return guess_kind(file.read(512))
     except OSError:
         return ""
 
@@ -62,7 +63,8 @@ def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
 def read_rows(paths: Sequence[Path], image: str, label: str | None, buffer: ImageBuffer) -> list[Any] | None:
     """Decode the images of Parquet files, in order, into a buffer; return their labels, None without a column of them.
 
-    Memory: the pixels, and a row group of the encoded images.
+    Pixels are those that the package `datasets` gives: images are turned as their EXIF orientation says, and converted
+    to the mode of the column's feature. Memory: the pixels, and a row group of the encoded images.
 
     Args:
         paths: of the files.
@@ -76,13 +78,17 @@ def read_rows(paths: Sequence[Path], image: str, label: str | None, buffer: Imag
     labels: list[Any] = []
     for path in paths:
         name, row = _file_name(path, buffer.data_name), 0
+        mode = features_of(read_footer(path, name)[0]).get(image, {}).get("mode")
+        if mode is not None and mode not in Image.MODES:
+            found = repr(mode)[:80]
+            raise FormatError(f"column {image!r} of {name}", expected="a mode of Pillow's images", found=found)
         for images, numbers in _read_batches(path, image, label, buffer.data_name):
             for encoded in images.to_pylist():
                 if encoded is None:
                     raise FormatError(
                         f"row {row:,} of {name}", expected="an image in the file", found="none", path=path
                     )
-                buffer.add_encoded(encoded, f"row {row:,} of {name}")
+                buffer.add_encoded(encoded, f"row {row:,} of {name}", upright=True, mode=mode)
                 row += 1
             labels += [] if numbers is None else numbers.to_pylist()
     return None if label is None else labels

@@ -8,19 +8,20 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound, TooLargeError, UsageError
-from checkpoints_zoo.formats.shard_files import what_is
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.networks.device import free_if_short
 
 SPLITS = ("test", "train", "validation", "valid", "val", "eval", "dev")
@@ -113,7 +114,7 @@ class Columns:
 
 
 def _list_columns(columns: Iterable[str]) -> str:
-    return few(list(columns), 12) or "no columns"
+    return first_few(list(columns), 12) or "no columns"
 
 
 def choose_split(splits: Iterable[str], wanted: str | None, data_name: str) -> str:
@@ -182,24 +183,39 @@ class ImageBuffer:
         self.modes, self.count = modes, 0
         self.array: Array | None = None if shape is None else self._allocate(self.total, shape, np.dtype(np.uint8))
 
-    def add_picture(self, image: Image.Image, image_name: str) -> None:
+    def add_picture(self, image: Image.Image, image_name: str, upright: bool = False, mode: str | None = None) -> None:
         """Add an image of Pillow; its size is checked before it is decoded.
 
         Args:
             image: an opened image, perhaps not decoded yet.
             image_name: the image's name in errors.
+            upright: whether to turn the image as its EXIF orientation says.
+            mode: Pillow's mode to which the image is converted; None for no conversion.
 
         Raises:
             FormatError: an image of another size, a too large one, or a mode without exact 8-bit pixels.
         """
+        with _complete_images():
+            self._add_picture(image, image_name, upright, mode)
+
+    def _add_picture(self, image: Image.Image, image_name: str, upright: bool, mode: str | None) -> None:
         if image.width * image.height > MAX_PIXELS:
             raise FormatError(
                 image_name, expected=f"at most {MAX_PIXELS:,} pixels", found=f"{image.width} x {image.height}"
             )
+        if any("16" in str(tile[3]) for tile in getattr(image, "tile", ())):  # Pillow would cut them to 8 bits
+            do = "Convert it to 8 bits first"
+            raise FormatError(image_name, expected="8-bit grey or RGB pixels", found="16 bits a channel", do=do)
+        orientation = image.getexif().get(ExifTags.Base.Orientation) if upright else None
         if self.pixel_format.size is None:
-            self._check_size((image.height, image.width), image_name)
+            size = image.height, image.width
+            self._check_size(size[::-1] if orientation in (5, 6, 7, 8) else size, image_name)
         if self.modes and image.mode not in self.modes:
             raise FormatError(image_name, expected=f"mode {' or '.join(self.modes)}", found=image.mode)
+        if orientation is not None:
+            image = ImageOps.exif_transpose(image)
+        if mode is not None and image.mode != mode:
+            image = image.convert(mode)
         image = _to_grey_or_rgb(image, image_name)
         channels = self.pixel_format.channels
         if channels is not None and image.mode != MODES[channels]:
@@ -210,12 +226,14 @@ class ImageBuffer:
         pixels = np.asarray(image)
         self._append((pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))[None], image_name)
 
-    def add_encoded(self, encoded: bytes | Path, image_name: str) -> None:
+    def add_encoded(
+        self, encoded: bytes | Path, image_name: str, upright: bool = False, mode: str | None = None
+    ) -> None:
         """Decode an image and add it.
 
         Args:
             encoded: the bytes of a PNG or JPEG file, or the file's path.
-            image_name: the image's name in errors.
+            image_name, upright, mode: as in `add_picture`.
 
         Raises:
             FormatError: bytes that are not an image, a damaged image, or one that `add_picture` refuses.
@@ -227,12 +245,12 @@ class ImageBuffer:
         except OSError as error:
             raise SourceNotFound(image_name, expected="a file that can be read", found=f"{error.strerror}") from error
         try:
-            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-                self.add_picture(image, image_name)
+            with _complete_images(), Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                self.add_picture(image, image_name, upright, mode)
         except FormatError:
             raise
         except DECODE_ERRORS as error:
-            kind = what_is(encoded[:512]) if encoded else "an empty file"
+            kind = guess_kind(encoded[:512]) if encoded else "an empty file"
             found = kind or ("another file" if isinstance(error, UnidentifiedImageError) else str(error)[:200])
             raise FormatError(image_name, expected="a PNG or JPEG image", found=found) from error
 
@@ -310,6 +328,16 @@ class ImageBuffer:
                 do="Give fewer of them, or a smaller `size` to `zoo.images.of`",
             )
         return np.empty((count, *shape), dtype)
+
+
+@contextmanager
+def _complete_images() -> Iterator[None]:
+    """Let Pillow refuse damaged images while the block runs, though the process may let it accept them."""
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:

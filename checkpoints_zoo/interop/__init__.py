@@ -1,6 +1,6 @@
-"""Neighbours: members of a collection in the form that another package takes, one package a file.
+"""Neighbouring packages: members of a collection in the form that another package takes. One file a package.
 
-None of these packages is needed by this one: each is imported by the function that needs it.
+The other packages are optional: a function that needs one imports it.
 """
 
 from __future__ import annotations

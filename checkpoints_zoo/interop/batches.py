@@ -1,4 +1,4 @@
-"""What a neighbour gets: members as an ensemble that is held in memory, images as batches of inputs."""
+"""Arguments for neighbouring packages: members as an ensemble in memory, images as batches of inputs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NO_LABEL = -1
 
 
 def as_ensemble(members: Collection | Ensemble) -> Ensemble:
-    """Make a collection an ensemble in float32 on the CPU; return it, or the ensemble that is one already.
+    """Return the ensemble of a collection, in float32 on the CPU; an ensemble is returned unchanged.
 
     Raises:
-        UsageError: neither.
+        UsageError: members are neither a collection nor an ensemble.
         DamagedError, TooLargeError: as `Collection.ensemble`.
     """
     argument: object = members
@@ -41,7 +41,7 @@ def check_collection(members: object) -> None:
     """Check that members are a collection.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: they are not.
     """
     if not isinstance(members, Collection):
         expected, do = "a Collection", "One member is a collection as well: members[3:4]"
@@ -50,7 +50,7 @@ def check_collection(members: object) -> None:
 
 @dataclass(frozen=True)
 class Collate:
-    """Make examples (image, label) a batch (inputs, labels); images become inputs a batch at a time."""
+    """Collate examples (image, label) into a batch (inputs, labels), preprocessing the images."""
 
     data: ImageData
     preprocess: Preprocess
@@ -63,18 +63,18 @@ class Collate:
 def loader(
     members: Collection, data: ImageInput, split: str | None = None, *, ood: bool = False, batch: int = 128
 ) -> DataLoader[Any]:
-    """Make images batches of (inputs, labels) as the members take them, in order; return the DataLoader.
+    """Return a DataLoader of batches (inputs, labels), preprocessed for the members, in order.
 
     Args:
-        members: whose preprocessing and classes count.
-        data: images: their name, their place, or whatever `images.of` takes.
-        split: of images that have several; None for "test".
-        ood: whether they are out of distribution; all labels are -1 then.
-        batch: images a batch.
+        members: they give the preprocessing and the classes.
+        data: images: a name, a path, or any other argument of `images.of`.
+        split: of the images; None for "test".
+        ood: whether the images are out of distribution; then all labels are -1.
+        batch: images in a batch.
 
     Raises:
-        UsageError: no collection; images without labels, or of other classes than the members', unless they are `ood`;
-            images of a size that the members can't take; others, as `images.of`.
+        UsageError: members are no collection; images lack labels or have other classes than the members, unless `ood`;
+            images have a wrong size; others as `images.of`.
         SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
 
     >>> import checkpoints_zoo as zoo
@@ -86,5 +86,5 @@ def loader(
     image_data = images.of(data, split=split)
     labels = torch.full((len(image_data),), NO_LABEL) if ood else arguments.labels_of(image_data, members.description)
     collate = Collate(image_data, members.preprocess)
-    image_data.inputs(image_data.images[:1], members.preprocess)  # says now whether they fit
+    image_data.inputs(image_data.images[:1], members.preprocess)  # an early error if the size is wrong
     return DataLoader(TensorDataset(image_data.images, labels), batch_size=batch, collate_fn=collate)

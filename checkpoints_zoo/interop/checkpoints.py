@@ -1,4 +1,4 @@
-"""A folder of anyone's checkpoints becomes a source: shards, manifest, description."""
+"""`from_checkpoints`: a folder of checkpoints becomes a source with shards, manifest and description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import ImageInput, Preprocess
-from checkpoints_zoo.interop.ingest import NetSpec, given_columns, ingest
+from checkpoints_zoo.interop.ingest import NetSpec, ingest, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -25,15 +25,15 @@ from checkpoints_zoo.sources.source import FolderSource
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_LISTED = 5  # members that a warning names
+MAX_LISTED = 5  # members in a warning
 
 
 class Facts(TypedDict, total=False):
-    """What weights can't tell of a collection.
+    """Facts about a collection that its weights do not show.
 
-    title: one line on what it is. dataset: the images it was trained on, by name. classes: in the order of the logits,
-    or the name or place of images that have them so. preprocessing: what turns pixels into inputs, or its JSON.
-    licence: SPDX name. citation: how to cite it.
+    title: of the collection, one line. dataset: name of the training images. classes: in the order of the logits, or
+    the name or path of images with these classes. preprocessing: a Preprocess, or its JSON. licence: SPDX name.
+    citation: text for citing the collection.
     """
 
     title: str
@@ -61,37 +61,37 @@ def from_checkpoints(
     say: Say = lambda text: None,
     **facts: Unpack[Facts],
 ) -> Collection:
-    """Make a source of a folder of checkpoints, one member a file; return the collection as loaded from it.
+    """Make a source from a folder of checkpoints, one member a file; return the collection loaded from it.
 
-    The files are .pt, .pth, .ckpt, .bin (tensors alone are read from these, no code is run) or .safetensors. What
-    wrappers put before names comes off where the rest fits the architecture exactly. A file that is damaged, or of
-    other tensors, is refused before anything is written; values that are not finite and weights that were there before
-    make a member `failed` or `excluded`, with a warning. OUT/files/NAME.csv says which file became which member. Cut
-    off and started again it goes on.
+    The files are .safetensors, or .pt, .pth, .ckpt and .bin, from which only tensors are read; no code runs. Prefixes
+    of wrappers, such as "module.", are removed from names if the rest fits the architecture exactly. A file that is
+    damaged or has other tensors is refused before anything is written. A member with values that are not finite becomes
+    `failed`, a copy of an earlier member `excluded`; a warning names both. OUT/files/NAME.csv lists the file of each
+    member. After an interruption the same call continues.
 
     Args:
-        directory: with the checkpoints, folders below it included.
-        architecture: a name in `ARCHITECTURES`, or what builds the module.
+        directory: with the checkpoints, in it and in folders below it.
+        architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
         out: folder of the source; other collections in it stay.
         name: of the collection.
-        arguments: of an architecture that is named.
-        files: pattern of the names that are meant ("*.pt"), where the folder has files of several kinds.
-        key: under what each file has the state dict ("ema"), where two of them fit.
-        prefix: that all names of tensors have, where it is none of a known wrapper.
-        columns: of the manifest: name -> a value for all, or one for each member in the order of the ids; or a table
-            with the files in its column "file" or its index, as a DataFrame or a CSV file.
-        evaluate: test images to measure the members on: their name, their place, or whatever `images.of` takes.
-        like: a collection of the catalog whose images, classes and preprocessing the members are for.
-        device: what to measure them on.
-        say: told of the progress.
-        facts: facts that the files can't tell, see `Facts`.
+        arguments: of a named architecture.
+        files: pattern of the file names ("*.pt"), needed if the folder has files of several kinds.
+        key: key of the state dict in each file ("ema"), needed if several state dicts fit.
+        prefix: of the names of the net's tensors in the files, if it is not that of a known wrapper.
+        columns: of the manifest: name -> one value for all members, or a value for each in the order of ids; or a
+            table, as DataFrame or CSV file, with the file names in its column "file" or its index.
+        evaluate: test images to measure the members on: a name, a path, or any other argument of `images.of`.
+        like: a collection of the catalog with the same images, classes and preprocessing.
+        device: where the members are measured.
+        say: called with lines of text on the progress.
+        facts: see `Facts`.
 
     Raises:
-        UsageError: arguments that make no sense, a file that is no tensors alone, or a folder with other members.
-        SourceNotFound: no checkpoints there.
-        DamagedError: files that are cut, or something else, by name.
-        LayoutError: files whose tensors are missing, extra or misshapen, by name.
-        StorageError: no room.
+        UsageError: contradictory arguments, a file with more than tensors, or other members of this name in the folder.
+        SourceNotFound: there are no checkpoints.
+        DamagedError: files that are cut or are no checkpoints; the error names them.
+        LayoutError: files with missing, extra or misshapen tensors; the error names them.
+        StorageError: the disk is full.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as place:
@@ -111,13 +111,13 @@ def from_checkpoints(
         build=chosen_net.build, columns=column_reader, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
-    warn_of_left_out(FolderSource(root, root.as_uri()), name, given_columns.read_files(root, name))
+    warn_of_left_out(FolderSource(root, root.as_uri()), name, user_columns.read_files(root, name))
     return load(name, source=root, architecture=chosen_net.build)
 
 
 @dataclass(frozen=True)
 class ChosenNet:
-    """The members' net: one of the package's with arguments, or one of the user's own with what builds it."""
+    """The net of the members: a named architecture with arguments, or a function of the user that builds it."""
 
     architecture: str | None
     arguments: Mapping[str, Any]
@@ -125,35 +125,35 @@ class ChosenNet:
     build: Build | None
 
     def facts(self) -> dict[str, Any]:
-        """Return what a description says of it."""
+        """Return the fields of a description about the net."""
         return {"architecture": self.architecture or self.custom_name, "arguments": dict(self.arguments)}
 
     def module(self) -> nn.Module:
-        """Build it, without memory where that can be; return it.
+        """Return the module, without memory for its tensors if possible.
 
         Raises:
-            UsageError: no architecture of that name, or nothing that builds a module.
+            UsageError: an unknown architecture, or a function that builds no module.
         """
         build = self.build or (lambda: build_architecture(str(self.architecture), **self.arguments))
         return modules.build_module(build, "the members")
 
 
 def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -> ChosenNet:
-    """Look at what a user gives as architecture; return the net that it is.
+    """Return the net for the user's argument `architecture`.
 
     Raises:
-        UsageError: no architecture of that name, a module in place of what builds it, or arguments for that.
+        UsageError: an unknown architecture, a module instead of a function, or `arguments` with a function.
     """
     if isinstance(architecture, str):
         if architecture not in ARCHITECTURES or arguments:
-            build_architecture(architecture, **(arguments or {}))  # says what is wrong with them
+            build_architecture(architecture, **(arguments or {}))  # raises the error for wrong arguments
         return ChosenNet(architecture, dict(arguments or {}), None, None)
     if isinstance(architecture, nn.Module) or not callable(architecture):
         raise UsageError(
             "architecture",
             expected=f"a name ({', '.join(ARCHITECTURES)}), or a function that builds the module",
             found=f"a {type(architecture).__name__}",
-            do="Give the class or function that made it, such as lambda: NetSpec(10)",
+            do="Give the class or function that builds it, such as lambda: Net(10)",
         )
     if arguments:
         raise UsageError("arguments", expected="an architecture by name", found="a function that builds it",
@@ -163,10 +163,10 @@ def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -
 
 
 def facts_to_json(facts: Facts) -> dict[str, Any]:
-    """Return facts as a description has them.
+    """Return facts in the form of a description's JSON.
 
     Raises:
-        UsageError: images that the classes are to be of, but that nobody knows.
+        UsageError: `classes` names unknown images.
     """
     values: dict[str, Any] = dict(facts)
     if isinstance(classes := values.get("classes"), str):
@@ -178,41 +178,41 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 
 def make_column_reader(
     columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool
-) -> given_columns.ColumnReader | None:
-    """Return what tells columns by member, from each file's member; None without any.
+) -> user_columns.ColumnReader | None:
+    """Return the function that maps files -> members to members -> columns; None without columns.
 
     Args:
         columns: by member, or by file.
-        measured: whether test figures are measured, and so may not be given.
+        measured: whether test figures are measured; then columns may not contain them.
 
     Raises:
-        UsageError, FormatError, SourceNotFound: columns that are none, or a table that can't be read.
+        UsageError, FormatError, SourceNotFound: unknown columns, or an unreadable table.
     """
     if columns is None:
         return None
     if isinstance(columns, str | Path):
-        return given_columns.make_reader(given_columns.read_csv(Path(columns).expanduser()), measured)
+        return user_columns.make_reader(user_columns.read_csv(Path(columns).expanduser()), measured)
     if not isinstance(columns, Mapping):
-        return given_columns.make_reader(given_columns.rows_by_file(_records(columns), "columns by file"), measured)
-    given_columns.check_names(columns)
+        return user_columns.make_reader(user_columns.rows_by_file(_records(columns), "columns by file"), measured)
+    user_columns.check_names(columns)
     if measured:
-        given_columns.check_unmeasured(columns)
-    return lambda files: given_columns.columns_of_members(columns, list(files.values()))
+        user_columns.check_unmeasured(columns)
+    return lambda files: user_columns.columns_of_members(columns, list(files.values()))
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:
-    """Return the rows of a DataFrame, the file of each under "file"."""
+    """Return the rows of a DataFrame, with the file of each under "file"."""
     if not hasattr(frame, "to_dict") or not hasattr(frame, "index"):
         raise UsageError("columns", expected="a mapping, a DataFrame or a CSV file", found=type(frame).__name__)
-    if given_columns.FILE_COLUMN not in frame.columns:
-        frame = frame.rename_axis(index=given_columns.FILE_COLUMN).reset_index()
+    if user_columns.FILE_COLUMN not in frame.columns:
+        frame = frame.rename_axis(index=user_columns.FILE_COLUMN).reset_index()
     records: list[dict[str, Any]] = frame.to_dict(orient="records")
     return records
 
 
 def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
-    """Warn of members that can't be used, by the files that they were."""
-    rows = source.read(name)[1].to_pylist()
+    """Warn of members with another status than ok, naming their files."""
+    rows = source.read_collection(name)[1].to_pylist()
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         listed = "; ".join(

@@ -1,7 +1,7 @@
 """Members for laplace-torch, versions 0.2.2 to 0.x (tested with 0.3): batch norms folded into the layers before them.
 
-laplace's Kronecker factors know linear layers and convolutions alone; a batch norm's parameters stop them, and its
-statistics are no part of a posterior.
+laplace's Kronecker factors support only linear layers and convolutions. A batch norm's parameters make them fail, and
+its statistics are not part of a posterior.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-ROUNDING = 1e-4  # of the largest logit, in float32
+ROUNDING = 1e-4  # allowed change, as a share of the largest logit, in float32
 
 
 class _NormTracer(Tracer):
-    """Record every batch norm as one call, also one that a package derives from torch's."""
+    """Records every batch norm as one call, including classes derived from torch's."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, BATCH_NORMS) or super().is_leaf_module(m, module_qualified_name)
@@ -34,18 +34,19 @@ class _NormTracer(Tracer):
 def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Module:
     """Fold a member's batch norms into the layers before them; return a module in eval mode without any.
 
-    gamma · (w∗x + b − mean) / sqrt(var + eps) + beta is a layer with w · gamma / sqrt(var + eps): the logits change by
-    rounding, less than 1e-5 of the largest on the collections that ship. Weights that were parameters to train still
-    are, which laplace goes by.
+    gamma · (w∗x + b − mean) / sqrt(var + eps) + beta equals a layer with weights w · gamma / sqrt(var + eps). The
+    logits change by rounding only: less than 1e-5 of the largest on the shipped collections. `requires_grad` of the
+    weights stays, since laplace reads it.
 
     Args:
-        member: a member (in float32 on the CPU), or a module, which is copied: an ensemble's `ensemble[i]`.
-        example: inputs (batch, …) on which both modules are compared; a member draws some, for a module without any
-            the rules alone stand for it.
+        member: a member (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is copied.
+        example: inputs (batch, …) on which both modules are compared. For a member, None draws inputs; for a module,
+            None skips the comparison.
 
     Raises:
-        UsageError: neither; a batch norm that follows no linear layer or convolution of its own, or has no running
-            statistics; logits on the example that differ by more than rounding.
+        UsageError: neither a member nor a module; a batch norm that can't be folded, because no linear layer or
+            convolution of its own precedes it or it has no running statistics; or logits that differ by more than
+            rounding.
 
     >>> import checkpoints_zoo as zoo
     >>> net = zoo.interop.laplace.folded(zoo.load("resnet8-digits")[0])
@@ -70,9 +71,9 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     if unfoldable := [name for name in norms if name not in foldable]:
         raise UsageError(
             f"batch norm {unfoldable[0]!r} of {type(module).__name__}",
-            expected="running statistics, after a linear layer or convolution that nothing else reads or shares",
-            found="others",
-            do="Take laplace's subset_of_weights='last_layer' on the member's own module",
+            expected="running statistics, and a linear layer or convolution before it that only this norm reads",
+            found="a norm without them",
+            do="Use laplace's subset_of_weights='last_layer' with the member's own module",
         )
     state = {name: tensor.detach()[None] for name, tensor in module.state_dict().items()}
     for name, (layer_name, replacement) in foldable.items():
@@ -89,10 +90,10 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
 
 
 def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None:
-    """Check that two modules give the same logits but for rounding.
+    """Check that two modules give the same logits up to rounding.
 
     Raises:
-        UsageError: they don't.
+        UsageError: the logits differ by more.
     """
     with torch.no_grad():
         expected, logits = before(example), module(example)
@@ -100,20 +101,20 @@ def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None
     if not difference < ROUNDING:
         raise UsageError(
             f"batch norms of {type(module).__name__}",
-            expected="the logits that they give to stay as they are once they are folded",
+            expected="equal logits after folding",
             found=f"a difference of {difference:.1g} of the largest",
-            do="Take laplace's subset_of_weights='last_layer' on the member's own module",
+            do="Use laplace's subset_of_weights='last_layer' with the member's own module",
         )
 
 
 def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[str, nn.Module]]:
-    """Find the batch norms that can be folded; return norm -> (layer before it, what stays in its place)."""
+    """Find the batch norms that can be folded; return norm -> (layer before it, module that replaces it)."""
     try:
         graph = _NormTracer().record(module)
     except TRACE_ERRORS as error:
         raise UsageError(
             f"module {type(module).__name__}",
-            expected="one that torch.fx can trace, to find what comes before each batch norm",
+            expected="a module that torch.fx can trace, to find the layer before each batch norm",
             found=str(error).partition("\n")[0][:120],
         ) from error
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
@@ -139,10 +140,10 @@ def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tu
 
 
 def _replacement(norm: Any) -> nn.Module | None:
-    """Return what a batch norm leaves to do once it is folded; None for a kind that isn't known."""
+    """Return the module that replaces a folded batch norm; None for an unknown class of batch norm."""
     if type(norm) in BATCH_NORMS:
         return nn.Identity()
-    # timm's norm with activation; timm takes seconds to import, and a net that has one has imported it.
+    # timm's norm with activation. Importing timm takes seconds, so the class is compared by name.
     if type(norm).__name__ == "BatchNormAct2d" and type(norm).__module__.startswith("timm."):
         return nn.Sequential(norm.drop, norm.act)
     return None

@@ -1,8 +1,8 @@
-"""Members as a folder of `.ckpt` files, as lightning 2.4 to 2.x writes them and its users' packages read them.
+"""Members as a folder of `.ckpt` files in the format of lightning 2.4 to 2.x.
 
-One member a file: `torch.save` of a dict whose `state_dict` has the module's names behind a prefix, "model." for a
-LightningModule that keeps its net as `self.model` (torch-uncertainty's routines, lightning-uq-box's methods). lightning
-itself isn't needed to write them.
+Each file holds one member: `torch.save` of a dict whose `state_dict` has the module's names with a prefix. The prefix
+is "model." for a LightningModule that keeps its net as `self.model`, as torch-uncertainty and lightning-uq-box do.
+lightning itself is not needed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.formats.disk import check_room, replacing, writing_into
+from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
 from checkpoints_zoo.interop import batches
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
-VERSION = "2.4.0"  # of lightning, whose form these files have; later ones migrate them
-LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # by torch.load
+VERSION = "2.4.0"  # of lightning, whose format the files have; later versions migrate them
+LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # of torch.load
 
 
 def write_checkpoints(
@@ -37,24 +37,24 @@ def write_checkpoints(
     dtype: torch.dtype | None = None,
     upstream: bool = False,
 ) -> list[Path]:
-    """Write each member as a checkpoint of lightning's form; return the files, in the order of the members.
+    """Write each member as a lightning checkpoint; return the paths of the files, in the order of the members.
 
-    A file is written under a temporary name and renamed. One that is there already stays if it holds the same
-    member, prefix and values, so that an interrupted call can be repeated.
+    A file is written under a temporary name and renamed. An existing file with the same member, prefix and values
+    stays, so an interrupted call can be repeated.
 
     Args:
-        members: those to write; what their view does to the weights is written.
-        folder: where to; it is made. Readers of whole folders take every checkpoint in it, sorted by name: files are
-            called by member id ("000007.ckpt", "000007@40.ckpt" for an earlier snapshot).
+        members: to write; a view, such as canonicalize, changes the written weights.
+        folder: for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt" for an
+            earlier snapshot: readers of whole folders sort the files by name.
         prefix: before each name; "" for a plain module.
-        dtype: of the weights; None for the stored one. Statistics stay float32.
-        upstream: whether names and shapes are those of torch-uncertainty's own nets ("layer2.0.shortcut.0.weight").
+        dtype: of the weights; None for the stored dtype. Statistics stay float32.
+        upstream: whether to use the names and shapes of torch-uncertainty's nets ("layer2.0.shortcut.0.weight").
 
     Raises:
-        UsageError: no collection; a file of that name with other content: nothing is written then; `upstream` of a net
-            that torch-uncertainty doesn't have.
-        StorageError: a folder that can't be written to, or a disk without room.
-        DamagedError: a weight is not finite, or the bytes are not what the manifest says.
+        UsageError: members are no collection; a file of that name with other content exists, and nothing is written; or
+            `upstream` with a net that torch-uncertainty does not have.
+        StorageError: the folder can't be written to, or the disk is full.
+        DamagedError: a weight is not finite, or the bytes differ from the manifest.
 
     >>> import tempfile
     >>> import checkpoints_zoo as zoo
@@ -65,7 +65,7 @@ def write_checkpoints(
     """
     batches.check_collection(members)
     root, file_format = Path(folder), _CheckpointFormat(prefix, dtype, _key_map(members) if upstream else None)
-    members.download()  # what is missing is fetched in one go
+    members.download()  # one download for all members
     paths = [root / _file_name(member) for member in members]
     if len(set(paths)) < len(paths):
         raise UsageError(f"selection of {members.name}", expected="each member once", found="one twice")
@@ -85,12 +85,12 @@ def write_checkpoints(
 
 
 def _file_name(member: Member) -> str:
-    key = shard_files.prefix(member.id, None if member.row["final"] else member.epoch)
+    key = shard_files.tensor_prefix(member.id, None if member.row["final"] else member.epoch)
     return f"{key.removesuffix('/')}.ckpt"
 
 
 def _key_map(members: Collection) -> KeyMap:
-    """Return the rules between our names and torch-uncertainty's, of a net that it has."""
+    """Return the rules that map our names to torch-uncertainty's."""
     key_map = UPSTREAM.get(members.description.architecture)
     if key_map is None or key_map.by_shape:
         raise UsageError(
@@ -103,14 +103,14 @@ def _key_map(members: Collection) -> KeyMap:
 
 @dataclass(frozen=True)
 class _CheckpointFormat:
-    """How members are written: the arguments of `write_checkpoints`, and the rules for names."""
+    """The format of the files: the arguments of `write_checkpoints`, and the rules for names."""
 
     prefix: str
     dtype: torch.dtype | None
     key_map: KeyMap | None
 
     def checkpoint(self, member: Member) -> dict[str, Any]:
-        """Return what a member's file holds, in types that `torch.load(weights_only=True)` reads."""
+        """Return the content of a member's file, in types that `torch.load(weights_only=True)` reads."""
         facts: dict[str, Any] = {"collection": member.collection, "member": member.id, "epoch": member.epoch}
         return {
             "epoch": member.epoch,
@@ -121,7 +121,7 @@ class _CheckpointFormat:
         }
 
     def stored_tensor(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        """Return a tensor of the module as it is written, and under which name."""
+        """Return the name and the tensor in the file for a tensor of the module."""
         if self.key_map is not None:
             name, shape = self.key_map.stored(name, tuple(tensor.shape))
             tensor = tensor.reshape(shape)
@@ -129,24 +129,24 @@ class _CheckpointFormat:
 
 
 def _serialize(checkpoint: dict[str, Any]) -> memoryview:
-    """Return a file's bytes; torch.save puts the name of the file into them, where it is given one."""
+    """Return the bytes of a file. A buffer is used, since torch.save writes the name of a file into its bytes."""
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     return buffer.getbuffer()
 
 
 def _write(path: Path, raw: memoryview) -> None:
-    with replacing(path, "wb") as file:
+    with replace_file(path, "wb") as file:
         file.write(raw)
         file.flush()
         os.fsync(file.fileno())
 
 
 def _check_existing(path: Path, expected: dict[str, Any]) -> None:
-    """Check that a file holds what would be written.
+    """Check that an existing file has the content that would be written.
 
     Raises:
-        UsageError: it holds something else.
+        UsageError: the content differs.
     """
     try:
         existing = torch.load(path, map_location="cpu", weights_only=True)
@@ -157,8 +157,8 @@ def _check_existing(path: Path, expected: dict[str, Any]) -> None:
         facts = expected["checkpoints_zoo"]
         raise UsageError(
             f"file {path}",
-            expected=f"none, or member {facts['member']} of {facts['collection']} as it would be written",
-            found="another content",
+            expected=f"no file, or member {facts['member']} of {facts['collection']} with these options",
+            found="other content",
             do="Give another folder, or remove the file",
             path=path,
         )

@@ -1,6 +1,6 @@
-"""Members for lightning-uq-box, versions 0.2 to 0.x: its deep ensemble for classification with weights in memory.
+"""Members for lightning-uq-box, versions 0.2 to 0.x: its deep ensemble for classification, with weights in memory.
 
-Its own DeepEnsembleClassification reads each member's checkpoint from the disk in every forward.
+lightning-uq-box's own DeepEnsembleClassification reads each member's checkpoint from disk in every forward pass.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ REQUIREMENT = "lightning-uq-box>=0.2,<1"
 
 
 def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None, *, task: str = "multiclass") -> Any:
-    """Make members a DeepEnsembleClassification that holds them in memory; return it.
+    """Return a DeepEnsembleClassification that holds the members in memory.
 
-    It is an instance of lightning-uq-box's class: `predict_step`, `test_step` and what a Trainer does with it are as
-    there, its outputs equal to 1e-5 of the largest.
+    It is an instance of lightning-uq-box's class, so `predict_step`, `test_step` and Trainers work as with that class.
+    Its outputs are equal up to 1e-5 of the largest.
 
     Args:
         members: a collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
-        num_classes: None for the collection's; needed for an ensemble.
+        num_classes: None for the collection's classes; required for an ensemble.
         task: "multiclass", or another of lightning-uq-box's names.
 
     Raises:
-        UsageError: no lightning-uq-box; an ensemble without `num_classes`; another task.
+        UsageError: lightning-uq-box is not installed; an ensemble without `num_classes`; an unknown task.
         DamagedError, TooLargeError: as `Collection.ensemble`.
     """
     ensemble_class = _resident_class()
@@ -54,7 +54,7 @@ def _class_count(members: Collection | Ensemble) -> int:
 
 @cache
 def _resident_class() -> Any:
-    """Derive the class from lightning-uq-box's; return it."""
+    """Return our subclass of lightning-uq-box's class."""
     base: Any = import_optional("lightning_uq_box.uq_methods", REQUIREMENT).DeepEnsembleClassification
 
     class ResidentEnsemble(base):  # type: ignore[misc]
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True)
 class _DictCollate:
-    """Make a batch what lightning-uq-box takes: a dict of `input` and `target`."""
+    """Collate examples into a batch of lightning-uq-box: a dict with `input` and `target`."""
 
     collate: Callable[[Any], Any]
 
@@ -97,7 +97,7 @@ class _DictCollate:
 
 
 def loader(members: Collection, data: ImageInput, split: str | None = None, *, batch: int = 128) -> DataLoader[Any]:
-    """Make labelled images batches {"input", "target"} as the members take them, in order; return the DataLoader.
+    """Return a DataLoader of batches {"input", "target"}, preprocessed for the members, in order.
 
     Args:
         members, data, split, batch: as of `zoo.interop.loader`.

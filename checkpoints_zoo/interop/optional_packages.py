@@ -1,4 +1,4 @@
-"""Packages beside this one: imported when a function needs them, and named where they are missing."""
+"""Optional packages: imported when a function needs them, with an error that names a missing one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 from checkpoints_zoo.errors import UsageError
 
-# What they say to their own authors when they are imported: (start of the message, category).
+# Warnings of optional packages at import that concern only their authors: (start of the message, category).
 _IGNORED_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch\.jit\.script` is deprecated", FutureWarning),  # asdl, linear_operator
     (r"The Tensor default of the field", FutureWarning),  # posteriors
@@ -16,14 +16,14 @@ _IGNORED_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
 
 
 def import_optional(module: str, *requirements: str) -> ModuleType:
-    """Import a module of another package; return it.
+    """Import a module of an optional package; return it.
 
     Args:
-        module: its dotted name.
-        requirements: the packages and their versions, as pip takes them.
+        module: dotted name of the module.
+        requirements: packages with versions, as pip takes them.
 
     Raises:
-        UsageError: it isn't installed, or lacks a package that it needs itself.
+        UsageError: the package, or one that it needs, is not installed.
 
     >>> needed("no_such_package.metrics", "no-such-package>=1,<2")
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
-"""Members for posteriors, versions 0.1: their parameters stacked, as states of parallel chains, and back.
+"""Members for posteriors, version 0.1: stacked parameters as states of parallel chains, and chains as an ensemble.
 
-posteriors' functions take the parameters of one chain; `torch.vmap` runs them for all. Parameters are TensorDicts here:
-posteriors 0.1.3 keeps a plain dict as no tensor of its state, and under vmap all chains but one would be lost.
+posteriors' functions take the parameters of one chain; `torch.vmap` runs them for all chains. Parameters are
+TensorDicts: posteriors 0.1.3 does not treat a plain dict in a state as tensors, so vmap would lose all chains but one.
 
 Axes: every tensor is (member, …).
 """
@@ -28,14 +28,14 @@ REQUIREMENT = "posteriors>=0.1,<0.2"
 def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
     """Stack the members' tensors; return (parameters, buffers), each a TensorDict of batch size (member,).
 
-    Parameters are what a posterior is over, buffers what stays: running statistics. They are those of
-    `torch.func.stack_module_state`, counters aside, and share an ensemble's memory.
+    Chains sample the parameters; buffers, such as running statistics, stay constant. Both are those of
+    `torch.func.stack_module_state`, without counters, and share the memory of an ensemble.
 
     Args:
-        members: a collection (in float32 on the CPU), or an ensemble that is held in memory.
+        members: a collection (in float32 on the CPU), or an ensemble in memory.
 
     Raises:
-        UsageError: no posteriors; an ensemble that is read in chunks.
+        UsageError: posteriors is not installed; the ensemble is read in chunks.
         DamagedError, TooLargeError: as `Collection.ensemble`.
     """
     tensordict_class = import_optional("tensordict", REQUIREMENT).TensorDict
@@ -46,7 +46,7 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
 
 
 def _split_stack(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Part a stack into parameters and buffers, each under its last name."""
+    """Split a stack into parameters and buffers; tied tensors appear under their last name only."""
     parameters, tied = {n for n, _ in module.named_parameters(remove_duplicate=False)}, modules.superseded_names(module)
     untied = {n: t.detach() for n, t in stack.items() if n not in tied}
     return {n: t for n, t in untied.items() if n in parameters}, {
@@ -55,14 +55,14 @@ def _split_stack(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[s
 
 
 def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tensor]:
-    """Make the members' network a function of one member's (parameters, buffers, inputs); return it.
+    """Return the members' network as a function of one member's (parameters, buffers, inputs).
 
-    Its result is the logits (batch, class); it composes with torch.vmap, torch.func.grad and the like.
+    The function returns logits (batch, class); it works with torch.vmap, torch.func.grad and similar transforms.
 
     Args:
         members: any selection of the collection, or an ensemble.
     """
-    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)  # to read a single member
+    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)  # reads a single member
     module = as_ensemble(first_member)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -73,16 +73,16 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
 
 
 def state(members: Collection | Ensemble, transform: Any) -> Any:
-    """Start one chain at each member; return the stacked state of them all, of batch size (member,).
+    """Start a chain at each member; return the stacked state of all chains, of batch size (member,).
 
     Advance it with `torch.vmap(transform.update, in_dims=(0, None), randomness="different")(state, batch)`, or with
-    in_dims (0, 0) where each member has a batch of its own. `state[i]` is one chain's state. Its parameters share an
-    ensemble's memory, which updates in place would change.
+    in_dims (0, 0) if each member has its own batch. `state[i]` is the state of one chain. The parameters share the
+    memory of an ensemble: updates in place would change it.
 
     Args:
         members: as of `stacked`.
-        transform: what `build` of a posteriors algorithm returned: sghmc, sgld, baoa (its sgnht and
-            sglrw take no TensorDict).
+        transform: the result of `build` of a posteriors algorithm: sghmc, sgld or baoa (sgnht and sglrw take no
+            TensorDict).
 
     Raises:
         UsageError, DamagedError, TooLargeError: as `stacked`.
@@ -92,17 +92,17 @@ def state(members: Collection | Ensemble, transform: Any) -> Any:
 
 
 def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
-    """Make stacked parameters an ensemble, with the buffers of the members that the chains started at; return it.
+    """Return the ensemble of stacked parameters, with the buffers of the members at which the chains started.
 
-    Nothing is copied: the ensemble has the state's memory.
+    Nothing is copied: the ensemble shares the memory of the state.
 
     Args:
-        drawn: a stacked state, or its parameters: any mapping of name -> (member, …).
-        members: as many, in the same order.
+        drawn: a stacked state, or its parameters: a mapping name -> tensor (member, …).
+        members: at which the chains started, in the same order.
 
     Raises:
-        LayoutError: names or shapes that are not the members'.
-        UsageError: as `stacked`; no parameters in a state.
+        LayoutError: names or shapes that differ from the members'.
+        UsageError: as `stacked`; or a state without parameters.
     """
     parameters = getattr(drawn, "params", drawn)
     if not hasattr(parameters, "keys"):
@@ -113,7 +113,7 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
     expected_parameters, buffers = _split_stack(module, start.stacked)
     for name in sorted({*expected_parameters, *parameters.keys()}):
         expected_shape = tuple(expected_parameters[name].shape) if name in expected_parameters else "none"
-        shape = tuple(parameters[name].shape) if name in parameters.keys() else "none"  # noqa: SIM118 (no dict)
+        shape = tuple(parameters[name].shape) if name in parameters.keys() else "none"  # noqa: SIM118 (not a dict)
         if expected_shape != shape:
             raise LayoutError(f"drawn parameters {name!r}", expected=str(expected_shape), found=str(shape), tensor=name)
     tensors = {**buffers, **{name: parameters[name].detach() for name in expected_parameters}}

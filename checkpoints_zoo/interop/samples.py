@@ -1,4 +1,4 @@
-"""Draws of any posterior become a source: shards, manifest, description."""
+"""`from_samples`: draws of a posterior become a source with shards, manifest and description."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
-from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
-from checkpoints_zoo.formats.shard_files import Location, prefix
+from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
+from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.interop.checkpoints import Facts, choose_net, facts_to_json, warn_of_left_out
-from checkpoints_zoo.interop.ingest import given_columns, importing, measuring, pickles, shards
+from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
 from checkpoints_zoo.sources import archives, cache
-from checkpoints_zoo.sources.archives import Head
-from checkpoints_zoo.sources.archives.keymaps import fit
+from checkpoints_zoo.sources.archives import MemberHeader
+from checkpoints_zoo.sources.archives.keymaps import unwrap_names
 from checkpoints_zoo.sources.source import FolderSource
 
 Array = Tensor | npt.NDArray[Any]
@@ -60,35 +60,36 @@ def from_samples(
     say: Say = lambda text: None,
     **facts: Unpack[Facts],
 ) -> Collection:
-    """Make a source of draws of a posterior, one member a draw; return the collection as loaded from it.
+    """Make a source from draws of a posterior, one member a draw; return the collection loaded from it.
 
-    An iterator is read one draw at a time, and no more is in memory. The manifest is written last: cut off anywhere,
-    what was there before is still there. A folder that has the first of these draws already gets the others.
+    An iterator is read one draw at a time, with one draw in memory. The manifest is written last, so an interruption
+    keeps the earlier content. If the folder has the first of these draws already, the others are added.
 
     Args:
-        samples: state dicts one after another; tensors stacked by name (draw, …); or flat vectors (draw, weight) or
-            one after another, with `order`. Of a net with buffers, draws may be of its parameters alone.
-        architecture: a name in `ARCHITECTURES`, or what builds the module.
-        method: that the draws are of ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Only draws of one run of
-            dropout, hmc, sghmc and sgld may repeat.
+        samples: a list or iterator of state dicts; or tensors stacked by name (draw, …); or flat vectors with `order`,
+            as a tensor (draw, weight) or one after another. Draws of a net with buffers may contain only its
+            parameters.
+        architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
+        method: of the draws ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Equal draws are allowed only in
+            one run of dropout, hmc, sghmc and sgld.
         out: folder of the source; other collections in it stay.
         name: of the collection, COLLECTION-METHOD or COLLECTION-METHOD-multi.
-        arguments: of an architecture that is named.
-        order: of flat vectors: "parameters" for those of torch.nn.utils.parameters_to_vector, or names of tensors in
-            order, such as `dataset.spans` of a WeightDataset.
-        buffers: module or state dict whose buffers all draws share, where they have none.
-        run: of the method that each draw is of, or all; draws are counted in each.
-        columns: of the manifest: name -> a value for all, or one for each draw.
-        evaluate: test images to measure the draws on: their name, their place, or whatever `images.of` takes.
-        like: a collection of the catalog whose images, classes and preprocessing the draws are for.
-        device: what to measure them on.
-        say: told of the progress.
-        facts: facts that the draws can't tell, see `Facts`.
+        arguments: of a named architecture.
+        order: of flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or names of tensors in order, such
+            as `dataset.spans` of a WeightDataset.
+        buffers: module or state dict whose buffers all draws share, if the draws have none.
+        run: number of the method's run, for all draws or for each; draws are counted in each run.
+        columns: of the manifest: name -> one value for all draws, or a value for each.
+        evaluate: test images to measure the draws on: a name, a path, or any other argument of `images.of`.
+        like: a collection of the catalog with the same images, classes and preprocessing.
+        device: where the draws are measured.
+        say: called with lines of text on the progress.
+        facts: see `Facts`.
 
     Raises:
-        UsageError: arguments that make no sense, no draws, or a folder with other members of that name.
-        LayoutError: a draw whose tensors are missing, extra or misshapen, by name.
-        StorageError: no room.
+        UsageError: contradictory arguments, no draws, or other members of this name in the folder.
+        LayoutError: a draw with missing, extra or misshapen tensors; the error names them.
+        StorageError: the disk is full.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as out:
@@ -104,12 +105,12 @@ def from_samples(
     chosen_net, draw_count = choose_net(architecture, arguments), count_draws(samples)
     checked_columns = _check_columns(columns, method, run, evaluate is not None)
     if draw_count is not None:
-        given_columns.columns_of_members(checked_columns, range(draw_count))
+        user_columns.columns_of_members(checked_columns, range(draw_count))
     reader, json_facts = DrawReader(chosen_net.module(), order, buffers), facts_to_json(facts)
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
-    locks = cache.writable("local/copies")
-    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    locks = cache.writable_folder("local/copies")
+    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
         try:
@@ -119,22 +120,22 @@ def from_samples(
                     writer.begin(
                         pickles.head_of(state), reader.counters, chosen_net.architecture or str(chosen_net.custom_name)
                     )
-                    new_description = given_columns.make_description(
+                    new_description = user_columns.make_description(
                         name, chosen_net.facts(), writer.layouts, json_facts, like
                     )
-                    given_columns.check_net(new_description, chosen_net.build)
-                    description = given_columns.keep_earlier_facts(new_description, json_facts, like, target)
+                    user_columns.check_net(new_description, chosen_net.build)
+                    description = user_columns.keep_earlier_facts(new_description, json_facts, like, target)
                     test_images = None
                     if evaluate is not None:
                         test_images = importing.images_for(evaluate, description, chosen_net.build)
                 writer.add(state)
             if writer.head is None:
                 raise UsageError("samples", expected="one draw or more", found="none")
-            writer.finish(given_columns.columns_of_members(checked_columns, range(len(writer.rows))))
-            table = manifest.table(writer.rows)
-            manifest.validate(table, description, target.manifest_path(name))
+            writer.finish(user_columns.columns_of_members(checked_columns, range(len(writer.rows))))
+            table = manifest.build_manifest(writer.rows)
+            manifest.check_rows(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
-            manifest.write(table, target.manifest_path(name))
+            manifest.write_manifest(table, target.manifest_path(name))
         finally:
             writer.clean_up()
         say(f"{name}: {len(writer.rows):,} draws written")
@@ -150,8 +151,8 @@ def _check_names(name: str, method: str) -> None:
     if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", name):
         raise UsageError(
             f"collection name {name!r}",
-            expected=f"one that ends in -{method}, or -{method}-multi for several runs: a manifest holds one method",
-            found="another",
+            expected=f"a name that ends in -{method}, or -{method}-multi for several runs: a manifest holds one method",
+            found="another ending",
             do=f"Name it {name}-{method}",
             collection=name,
         )
@@ -160,9 +161,9 @@ def _check_names(name: str, method: str) -> None:
 def _check_columns(
     columns: Mapping[str, Any] | None, method: str, run: int | Sequence[int] | None, has_images: bool
 ) -> Row:
-    """Check the names of columns, before a draw is read; return all that is told."""
+    """Check the columns before a draw is read; return them, with the column `run`."""
     checked = dict(columns or {})
-    given_columns.check_names(checked)
+    user_columns.check_names(checked)
     if repeated := sorted({"method", "run", "draw"} & set(checked)):
         raise UsageError(
             f"column {repeated[0]!r}",
@@ -171,24 +172,24 @@ def _check_columns(
             do="Leave it out: draws are counted in each run" if repeated[0] == "draw" else "",
         )
     if has_images:
-        given_columns.check_unmeasured(checked)
+        user_columns.check_unmeasured(checked)
     if method == INDEPENDENT and run is not None:
         raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT!r}")
     return checked | ({} if run is None else {"run": run})
 
 
 def count_draws(samples: Samples) -> int | None:
-    """Return how many draws there are; None where only reading them tells.
+    """Return the number of draws; None for an iterator.
 
     Raises:
-        UsageError: no draws at all, or stacked ones that are not.
+        UsageError: samples of another type, or tensors that are not stacked by draw.
     """
     if isinstance(samples, Mapping):
         shapes = {n: tuple(getattr(t, "shape", ())) for n, t in samples.items()}
         draw_axes = {shape[:1] for shape in shapes.values()}
         if len(draw_axes) != 1 or draw_axes == {()}:
             found = ", ".join(f"{n} {list(s)}" for n, s in list(shapes.items())[:5])
-            raise UsageError("stacked draws", expected="tensors (draw, …), as many draws in each",
+            raise UsageError("stacked draws", expected="tensors (draw, …) with equal numbers of draws",
                              found=found or "no tensors", do="Give a list for a single one: [state]")  # fmt: skip
         return int(next(iter(draw_axes))[0])
     if isinstance(samples, Tensor | np.ndarray):
@@ -202,7 +203,7 @@ def count_draws(samples: Samples) -> int | None:
 
 
 def iterate_draws(samples: Samples) -> Iterator[Draw]:
-    """Yield the draws, one after another."""
+    """Yield the draws one by one."""
     if isinstance(samples, Mapping):
         for index in range(count_draws(samples) or 0):
             yield {name: stacked[index] for name, stacked in samples.items()}
@@ -211,16 +212,16 @@ def iterate_draws(samples: Samples) -> Iterator[Draw]:
 
 
 class DrawReader:
-    """Makes a draw whole: names as the module has them, flat vectors cut, buffers that draws share put in.
+    """Turns draws into complete state dicts: maps names, cuts flat vectors, adds shared buffers.
 
     Args:
         module: the net, with or without memory.
-        order: of flat vectors: "parameters" as torch.nn.utils.parameters_to_vector has it, or names of tensors.
-        buffers: what the draws share and lack, a module or state dict of the net.
+        order: of flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or names of tensors.
+        buffers: module or state dict with the buffers that the draws lack.
 
     Raises:
-        UsageError: an order that is none of this net's.
-        LayoutError: buffers that are none of this net's.
+        UsageError: an order with names that the net does not have.
+        LayoutError: buffers that do not fit the net.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class DrawReader:
         self.shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
         self.counters = tuple(name for name in state if is_counter(name))
         self.parameters = [name for name, _ in module.named_parameters() if name in state]
-        self.first_name = first_names(module)  # a tensor under several names may come under its first one alone
+        self.first_name = first_names(module)  # tied tensors may be given under their first name only
         self.buffers = [n for n, t in state.items() if n in self.shapes and not isinstance(t, nn.Parameter)]
         self.shared_buffers = self._check_buffers(buffers)
         self.order = self._check_order(order)
@@ -255,21 +256,21 @@ class DrawReader:
             return {}
         state = source.state_dict() if isinstance(source, nn.Module) else dict(source)
         shapes = {name: tuple(state[name].shape) for name in self.buffers if name in state}
-        different, phrase = differences(shapes, {name: self.shapes[name] for name in self.buffers})
+        different, phrase = compare_shapes(shapes, {name: self.shapes[name] for name in self.buffers})
         if different:
             raise LayoutError("buffers of all draws", expected="the net's", found=phrase, tensor=different[0])
         return {name: state[name].detach().cpu() for name in self.buffers}
 
     def __call__(self, draw: Draw, index: int) -> State:
-        """Make a draw whole; return its tensors in the order of the module, on the CPU.
+        """Complete a draw; return its tensors in the order of the module, on the CPU.
 
         Args:
             draw: tensors by name, or a flat vector (weight,).
-            index: its position, for errors.
+            index: position of the draw, for errors.
 
         Raises:
-            LayoutError: tensors missing, extra or misshapen.
-            UsageError: something else than tensors, or a vector without an order.
+            LayoutError: missing, extra or misshapen tensors.
+            UsageError: values that are no tensors, or a vector without an order.
         """
         tensors = self._from_names(draw, index) if isinstance(draw, Mapping) else self._from_vector(draw, index)
         for name in self.shapes:
@@ -291,11 +292,11 @@ class DrawReader:
         return {ours: tensors[name] for name, ours in self._fitted_names[key].items() if not is_counter(ours)}
 
     def _fit_names(self, shapes: Mapping[str, Shape], index: int) -> dict[str, str]:
-        """Find the tensors of the net that a draw has: all, or the parameters, of twins perhaps one."""
+        """Map a draw's names to the net's: all tensors or the parameters, with or without repeats of tied ones."""
         errors = []
         for names in self._name_sets:
             try:
-                names_of = fit(shapes, {name: self.shapes[name] for name in names})
+                names_of = unwrap_names(shapes, {name: self.shapes[name] for name in names})
             except LayoutError as error:
                 errors.append(error)
                 continue
@@ -320,7 +321,7 @@ class DrawReader:
             raise UsageError(
                 f"draw {index}",
                 expected="tensors by name, or a flat vector and its order",
-                found=f"one of shape {tuple(vector.shape)} without any",
+                found=f"a vector of shape {tuple(vector.shape)} without an order",
                 do="Give order='parameters' for vectors of torch.nn.utils.parameters_to_vector, or the tensors' names",
             )
         width = sum(math.prod(self.shapes[name]) for name in self.order)
@@ -336,7 +337,7 @@ class DrawReader:
         return state
 
     def _check_missing(self, present: set[str], index: int) -> None:
-        """Check that what a draw lacks is shared by all, or has a twin in it."""
+        """Check that each tensor missing from a draw is a shared buffer, or is tied to a tensor of the draw."""
         missing = [
             n
             for n in self.shapes
@@ -347,8 +348,8 @@ class DrawReader:
             raise LayoutError(
                 f"draw {index}",
                 expected=f"the net's {len(self.shapes)} tensors",
-                found=differences({}, {name: self.shapes[name] for name in missing})[1],
-                do="Give buffers=module, whose buffers all draws share (statistics of norms are then those of it)"
+                found=compare_shapes({}, {name: self.shapes[name] for name in missing})[1],
+                do="Give buffers=module: all draws then share its buffers, such as statistics of norms"
                 if buffers
                 else "",
                 tensor=missing[0],
@@ -368,7 +369,7 @@ def _tensor(value: Any, what: str) -> Tensor:
 
 @dataclass
 class DrawWriter:
-    """Draws on their way into shards: those of one shard lie aside until it is full.
+    """Writes draws into shards; the draws of a shard are spooled on disk until it is complete.
 
     Args:
         target: the source.
@@ -379,23 +380,23 @@ class DrawWriter:
     target: FolderSource
     name: str
     method: str
-    head: Head | None = None
+    head: MemberHeader | None = None
     rows: list[Row] = field(default_factory=list)
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         has_manifest = self.target.manifest_path(self.name).is_file()
-        self.existing: list[Row] = self.target.read(self.name)[1].to_pylist() if has_manifest else []
+        self.existing: list[Row] = self.target.read_collection(self.name)[1].to_pylist() if has_manifest else []
         self.spool_folder = shards.import_folder(self.target.root, self.name)
         self.pending = 0
         self.spool: IO[bytes] | None = None
 
-    def begin(self, head: Head, counters: Sequence[str], architecture: str) -> None:
-        """Lay out the draws as the first one is."""
+    def begin(self, head: MemberHeader, counters: Sequence[str], architecture: str) -> None:
+        """Derive the layout of all draws from the first one, and clear the spool folder."""
         self.head = head
         tensors = ((n, dtype, shape, n, shape) for n, dtype, shape in head.tensors)
         self.stored = Layout.of_stored(tensors, counters, 0)
-        self.layout = shard_files.sharded(self.stored)
+        self.layout = shard_files.shard_layout(self.stored)
         self.key = archives.layout_key(architecture, self.layout)
         self.layouts[self.key] = self.layout
         self.per_shard = shard_files.members_per_shard(self.layout)
@@ -405,11 +406,11 @@ class DrawWriter:
         self.spool_folder.mkdir(parents=True)
 
     def add(self, state: Mapping[str, Tensor]) -> None:
-        """Take a draw.
+        """Add a draw.
 
         Raises:
-            LayoutError: other dtypes than those before.
-            UsageError: another draw than the one that is there already.
+            LayoutError: dtypes that differ from the first draw's.
+            UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
         if (head := pickles.head_of(state)) != self.head and self.head:
@@ -419,10 +420,10 @@ class DrawWriter:
                               tensor=name)  # fmt: skip
         raw = pickles.state_bytes(state)
         row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
-        measuring.check_member(row, Location(index, prefix(index), self.spool_folder, 0, self.stored), raw)
+        measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
             raise self._conflict(f"another draw {index}")
-        if index < len(self.existing) and self.existing[index]["status"] == "failed":  # by its logits
+        if index < len(self.existing) and self.existing[index]["status"] == "failed":  # its logits were not finite
             row |= {n: self.existing[index][n] for n in ("status", "reason")}
         if self.spool is None:
             disk.check_room(self.target.root, self.layout.nbytes)
@@ -434,9 +435,9 @@ class DrawWriter:
             self._write_shard()
 
     def _existing_columns(self, index: int) -> Row:
-        """Return what the manifest says already of a draw, such as its figures."""
+        """Return the columns of a draw in the existing manifest, such as its figures."""
         return (
-            {n: v for n, v in self.existing[index].items() if n not in given_columns.IMPORT_COLUMNS}
+            {n: v for n, v in self.existing[index].items() if n not in user_columns.IMPORT_COLUMNS}
             if index < len(self.existing)
             else {}
         )
@@ -444,7 +445,7 @@ class DrawWriter:
     def _conflict(self, found: str) -> UsageError:
         return UsageError(
             f"collection {self.name} in folder {self.target.root}",
-            expected="none, or the first of these draws",
+            expected="no members, or the first of these draws",
             found=found,
             do=f"Give another folder or name, or delete manifests/{self.name}.parquet there",
             collection=self.name,
@@ -452,11 +453,11 @@ class DrawWriter:
         )
 
     def _write_shard(self) -> None:
-        """Write the waiting draws into a shard, and its place into their rows."""
+        """Write the pending draws into a shard, and their locations into their rows."""
         if self.spool is None:
             return
         pending_rows = self.rows[-self.pending :]
-        prefixes = [prefix(row["member"]) for row in pending_rows]
+        prefixes = [tensor_prefix(row["member"]) for row in pending_rows]
         path = self._existing_shard(pending_rows)
         if path is None:
             self.spool.seek(0)
@@ -479,7 +480,7 @@ class DrawWriter:
         self.spool, self.pending = None, 0
 
     def _existing_shard(self, rows: Sequence[Row]) -> Path | None:
-        """Return the shard that holds these draws and no others already, None if there is none."""
+        """Return the existing shard with exactly these draws, None if there is none."""
         first, last = rows[0]["member"], rows[-1]["member"]
         existing = self.existing[first : last + 2]
         places = {(row["path"], row["layout"]) for row in existing[: len(rows)]}
@@ -491,10 +492,10 @@ class DrawWriter:
         return path if path.is_file() else None
 
     def finish(self, columns: Mapping[int, Row]) -> None:
-        """Write the last shard, and what is told into the rows.
+        """Write the last shard, and the user's columns into the rows.
 
         Raises:
-            UsageError: there are more draws already.
+            UsageError: the folder holds more draws.
         """
         if len(self.existing) > len(self.rows):
             raise self._conflict(f"{len(self.existing):,} draws, not {len(self.rows):,}")
@@ -508,12 +509,12 @@ class DrawWriter:
         measuring.mark_duplicates(self.rows)
 
     def clean_up(self) -> None:
-        """Delete what lies aside, and shards that no row of the manifest names."""
+        """Delete the spooled draws, and shards that no row of the manifest names."""
         if self.spool is not None:
             self.spool.close()
         shutil.rmtree(self.spool_folder, ignore_errors=True)
         path = self.target.manifest_path(self.name)
-        named_shards = set(manifest.read(path).column("path").to_pylist()) if path.is_file() else set()
+        named_shards = set(manifest.read_manifest(path).column("path").to_pylist()) if path.is_file() else set()
         for shard in (self.target.root / "shards" / self.name).glob("*.safetensors"):
             if shard.relative_to(self.target.root).as_posix() not in named_shards:
                 shard.unlink()

@@ -1,6 +1,6 @@
 """Members for torch-uncertainty, versions 0.7 to 0.x (tested with 0.13): its routine evaluates them as an ensemble.
 
-Its ensembles give logits (member·batch, class), all of the first member first.
+Ensembles of torch-uncertainty return logits (member·batch, class), beginning with all rows of the first member.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 
-REQUIREMENTS = "torch-uncertainty>=0.7,<1", "lightning>=2.4,<2.7"  # its extras alone bring lightning
+REQUIREMENTS = "torch-uncertainty>=0.7,<1", "lightning>=2.4,<2.7"  # lightning comes only with its extras
 
-# Our figures, and what its ClassificationRoutine calls the same ones. It has no class-wise calibration error (`ace`).
+# Our figure -> the same figure of torch-uncertainty's ClassificationRoutine, which has no class-wise error (`ace`).
 FIGURES: dict[str, str] = {
     "accuracy": "test/cls/Acc",
     "nll": "test/cls/NLL",
@@ -41,7 +41,7 @@ class FlatEnsemble(nn.Module):
     """An ensemble whose logits are (member·batch, class), as torch-uncertainty's `deep_ensembles` gives them.
 
     Args:
-        ensemble: of the members; held in memory, or read chunk by chunk at every call.
+        ensemble: of the members, in memory or read in chunks at every call.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -56,7 +56,7 @@ class FlatEnsemble(nn.Module):
 
 
 class StoredLogits(nn.Module):
-    """What gives stored logits back as an ensemble would: (batch, member, class) as (member·batch, class).
+    """A module that returns stored logits like an ensemble: (batch, member, class) becomes (member·batch, class).
 
     Args:
         num_estimators: members.
@@ -68,16 +68,16 @@ class StoredLogits(nn.Module):
         self.eval()
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Bring logits into torch-uncertainty's order; return them (member·batch, class)."""
+        """Reorder logits for torch-uncertainty; return them (member·batch, class)."""
         return logits.transpose(0, 1).flatten(0, 1)
 
 
 def ensemble(members: Collection | Ensemble | Predictions) -> FlatEnsemble | StoredLogits:
-    """Make members a model whose logits are (member·batch, class), to be given with `is_ensemble=True`; return it.
+    """Return a model with logits (member·batch, class), for a routine with `is_ensemble=True`.
 
     Args:
-        members: a collection (in float32 on the CPU; the Trainer moves it), an ensemble, or stored predictions: their
-            inputs are then the logits that `loader` gives.
+        members: a collection (in float32 on the CPU; a Trainer moves it), an ensemble, or stored predictions, whose
+            inputs are the logits from `loader`.
 
     Raises:
         UsageError, DamagedError, TooLargeError: as `Collection.ensemble`.
@@ -94,10 +94,10 @@ def ensemble(members: Collection | Ensemble | Predictions) -> FlatEnsemble | Sto
 
 
 def core_models(members: Collection | Ensemble) -> list[nn.Module]:
-    """Make members the list of modules that `deep_ensembles` takes; return it. They share the ensemble's memory.
+    """Return the members as the list of modules that `deep_ensembles` takes; they share the ensemble's memory.
 
     Args:
-        members: two or more; `deep_ensembles` copies a single one.
+        members: two or more, since `deep_ensembles` copies a single module.
 
     >>> import checkpoints_zoo as zoo
     >>> [type(m).__name__ for m in zoo.interop.torch_uncertainty.core_models(zoo.load("convnet-digits", n=2))]
@@ -108,17 +108,17 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
 
 
 def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any:
-    """Make members a ClassificationRoutine that a lightning Trainer can test; return it.
+    """Return a ClassificationRoutine of the members, for a lightning Trainer's `test`.
 
-    Its figures are those of `zoo.evaluate` under the names in `FIGURES`, to 1e-5. Its `test/cplx/flops` also counts
-    what the ensemble tries once on random inputs.
+    Its figures equal those of `zoo.evaluate` up to 1e-5, under the names in `FIGURES`. Its `test/cplx/flops` also
+    counts the ensemble's trial runs on random inputs.
 
     Args:
         members: a collection, or stored predictions.
-        eval_ood: whether the Trainer's second loader holds images out of distribution.
+        eval_ood: whether the Trainer's second loader has images out of distribution.
 
     Raises:
-        UsageError: no torch-uncertainty; neither a collection nor predictions.
+        UsageError: torch-uncertainty is not installed; members are neither a collection nor predictions.
     """
     argument: object = members
     if not isinstance(argument, Collection | Predictions):
@@ -136,21 +136,21 @@ def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any
 
 
 def _parameter_count(members: Collection | Predictions) -> int:
-    """Return how many parameters the members have together, 0 where there are only predictions."""
+    """Return the number of parameters of all members together; 0 for predictions."""
     if isinstance(members, Predictions):
         return 0
     return len(members) * sum(p.numel() for p in members._skeleton().parameters())
 
 
 def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:
-    """Make stored predictions batches of (logits (batch, member, class), labels); return the DataLoader.
+    """Return a DataLoader of stored predictions, with batches (logits (batch, member, class), labels).
 
     Args:
-        predictions: their labels are -1 where they have none.
-        batch: inputs a batch.
+        predictions: without stored labels, all labels are -1.
+        batch: inputs in a batch.
 
     Raises:
-        UsageError: no predictions.
+        UsageError: the argument is not Predictions.
     """
     argument: object = predictions
     if not isinstance(argument, Predictions):

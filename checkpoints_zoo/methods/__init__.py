@@ -1,1 +1,1 @@
-"""Approximate posteriors as draws of weights: each method's settings, its fit, and its draws as a source."""
+"""Approximate posteriors: each method's settings, its fit, and its draws of weights stored as a collection."""

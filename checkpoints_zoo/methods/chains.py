@@ -1,4 +1,4 @@
-"""Chains of all runs, advanced together by a sampler's update; how well they have mixed: R-hat and effective sizes.
+"""Run the chains of all runs together, and diagnose their mixing: R-hat and effective sample sizes.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape); in diagnostics (chain, draw, quantity).
 """
@@ -21,7 +21,7 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Update = Callable[[Any, Batch], tuple[Any, Tensor]]
-WATCHED = 10_000  # parameters, spread evenly, that R-hat and effective sizes are computed of
+DIAGNOSED = 10_000  # parameters, evenly spaced, for which R-hat and effective sizes are computed
 
 
 def run_chains(
@@ -29,22 +29,23 @@ def run_chains(
     name: str,
     update: Update,
     state: Any,
-    kept: Sequence[int],
+    draw_steps: Sequence[int],
     batch_size: int,
     seed: int,
     friction: float | None = None,
 ) -> Sequence[Run]:
-    """Advance the chains of all runs together, and keep draws; return the runs in order.
+    """Run the chains of all runs together, and keep draws; return the runs in order.
 
-    A run's facts: `log_posterior`, of the whole data, in nats, mean over the draws; a draw's is the mean of the
-    estimates in the steps since the draw before. With 4 draws or more: `rhat_log_posterior`, the split R-hat of that;
-    `rhat` and `ess`, the median parameter's, as computed below. `kinetic_temperature` is the mean
-    squared momentum times 1 − friction / 2, which is T where the step is small.
+    A run's facts: `log_posterior` is that of the whole data in nats, the mean over the draws; the value of a draw is
+    the mean of the estimates in the steps since the draw before it. With 4 draws or more, `rhat_log_posterior` is the
+    split R-hat of these values, and `rhat` and `ess` are medians over the parameters. `kinetic_temperature` is the mean
+    squared momentum times 1 − friction / 2, which is T if the step is small.
 
     Args:
-        problem: that they sample.
+        problem: whose posterior the chains sample.
         name: of the method.
-        update: posteriors' own, for the product of all runs; what it gives beside the state is each run's log density.
+        update: the update of the package posteriors, for the product of all runs; returns the state and each run's log
+            density.
         state: of all chains.
         kept: after how many steps each draw is taken, rising.
         batch_size: images a step, each run its own.
@@ -52,40 +53,42 @@ def run_chains(
         friction: share of the momenta lost in a step; None for chains without.
 
     Raises:
-        UsageError: chains that leave for infinity.
+        UsageError: chains that diverge to infinity.
     """
     runs = len(next(iter(state.params.values())))
     batches = problem.batches(batch_size, [derive_seed(seed, f"{name} run {run}") for run in range(runs)])
-    window: deque[Tensor] = deque(maxlen=min((after - before for before, after in pairwise(kept)), default=kept[0]))
-    drawn: list[Tensors] = []
-    levels: list[Tensor] = []
-    heat: list[Tensor] = []
+    window: deque[Tensor] = deque(
+        maxlen=min((after - before for before, after in pairwise(draw_steps)), default=draw_steps[0])
+    )
+    draws: list[Tensors] = []
+    log_densities: list[Tensor] = []
+    temperatures: list[Tensor] = []
     with seed_torch(derive_seed(seed, f"{name} noise"), problem.device):
-        for step in range(1, kept[-1] + 1):
+        for step in range(1, draw_steps[-1] + 1):
             state, level = update(state, next(batches))
             window.append(level)
-            if step == kept[len(drawn)]:
-                drawn.append({n: p.cpu() for n, p in state.params.items()})
-                levels.append(torch.stack(list(window)).mean(0).cpu())
+            if step == draw_steps[len(draws)]:
+                draws.append({n: p.cpu() for n, p in state.params.items()})
+                log_densities.append(torch.stack(list(window)).mean(0).cpu())
                 if friction is not None:
-                    heat.append((1 - friction / 2) * _mean_square(state.momenta))
-                _check_finite(name, drawn[-1], step)
+                    temperatures.append((1 - friction / 2) * _mean_square(state.momenta))
+                _check_finite(name, draws[-1], step)
 
-    level = torch.stack(levels).double()
-    made = []
+    level = torch.stack(log_densities).double()
+    finished = []
     for run in range(runs):
-        params = {n: torch.stack([draw[n][run] for draw in drawn]) for n in drawn[0]}
+        params = {n: torch.stack([draw[n][run] for draw in draws]) for n in draws[0]}
         flat = torch.cat([p.flatten(1) for p in params.values()], 1)
-        flat = flat[:, :: math.ceil(flat.shape[1] / WATCHED)]
+        flat = flat[:, :: math.ceil(flat.shape[1] / DIAGNOSED)]
         facts = {"log_posterior": float(level[:, run].mean())}
-        if len(drawn) >= 4:
+        if len(draws) >= 4:
             facts["rhat_log_posterior"] = float(rhat(level[None, :, run, None]))
             facts["rhat"] = float(rhat(flat[None]).nanmedian())
             facts["ess"] = float(effective_size(flat[None]).nanmedian())
-        if heat:
-            facts["kinetic_temperature"] = float(torch.stack(heat).mean(0)[run])
-        made.append(Run(problem.finish(params), facts))
-    return made
+        if temperatures:
+            facts["kinetic_temperature"] = float(torch.stack(temperatures).mean(0)[run])
+        finished.append(Run(problem.finish(params), facts))
+    return finished
 
 
 def _mean_square(momenta: Tensors) -> Tensor:
@@ -119,10 +122,10 @@ def rhat(draws: Tensor) -> Tensor:
     >>> rhat(torch.stack([still, moving], -1)[None]).round(decimals=2)
     tensor([0.9900, 2.1200], dtype=torch.float64)
     """
-    halves = _halves(draws)
+    halves = _split_chains(draws)
     middle = halves.flatten(0, 1).quantile(0.5, dim=0)
     folded = (halves - middle).abs()
-    return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(folded)))  # whichever is a number
+    return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(folded)))  # fmax ignores NaN
 
 
 def plain_rhat(draws: Tensor) -> Tensor:
@@ -138,8 +141,8 @@ def plain_rhat(draws: Tensor) -> Tensor:
 def effective_size(draws: Tensor) -> Tensor:
     """Compute the effective sample size of means over all chains' draws (equations 10 to 13); return it.
 
-    Autocorrelations are summed in pairs, as long as the pairs are positive, and made to fall (Geyer 1992). It is at
-    most S · log10(S) of S draws.
+    Autocorrelations are summed in pairs up to the first negative pair, and each pair is cut at the pair before it
+    (Geyer 1992). The size is at most S · log10(S) for S draws.
 
     Args:
         draws: (chain, draw, quantity), 4 draws or more.
@@ -151,10 +154,10 @@ def effective_size(draws: Tensor) -> Tensor:
     >>> effective_size(independent).round(decimals=-2)
     tensor([2100.], dtype=torch.float64)
     """
-    halves = _halves(draws)
+    halves = _split_chains(draws)
     chains, length = halves.shape[:2]
     within, total = _variances(halves)
-    # Their biased autocovariances, each chain's own, are what equation 10 takes.
+    # Equation 10 takes the biased autocovariance of each chain.
     covariance = _autocovariance(halves).mean(0) * length / (length - 1)
     correlation = 1 - (within - covariance) / total  # (lag, quantity)
     correlation[0] = 1
@@ -167,7 +170,7 @@ def effective_size(draws: Tensor) -> Tensor:
     return torch.where(sizes > 0, sizes, torch.where(total > 0, most, torch.nan))
 
 
-def _halves(draws: Tensor) -> Tensor:
+def _split_chains(draws: Tensor) -> Tensor:
     """Cut chains into halves, (2 · chain, draw / 2, quantity), float64; the middle one of an odd number is left out."""
     if draws.dim() != 3 or draws.shape[1] < 4:
         raise UsageError(

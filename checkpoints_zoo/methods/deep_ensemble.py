@@ -1,4 +1,4 @@
-"""Deep ensembles: independent members of the recipe, none of them in the collection that they are compared with."""
+"""Deep ensembles: independently trained members of the recipe that the reference collection does not contain."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DeepEnsemble:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return the one that there is: the recipe's own settings."""
+        """Return one setting, the recipe's own."""
         return [cls()]
 
 
@@ -65,15 +65,15 @@ def train_members(
     device: str = "cpu",
     say: Callable[[str], object] = lambda text: None,
 ) -> None:
-    """Train members with seeds from 1,000,000 on into a folder; those that are there already are left alone.
+    """Train members with seeds from 1,000,000 on into a folder; members that are there already stay.
 
-    A killed run goes on where it was. The rows are those of any trained member: seeds, recipe and its hash, figures.
+    A run that was killed goes on where it stopped. Rows are those of all trained members: seeds, recipe, hash, figures.
 
     Args:
         recipe: of the members, as it is but for its name.
         out: folder of the source.
         name: of the collection.
-        members: how many there are to be.
+        members: how many the folder holds in the end.
         device: to train on.
         say: told of the progress.
 
@@ -86,7 +86,7 @@ def train_members(
 
 
 def check_fresh(members: Collection, reference: Collection) -> None:
-    """Check by their content that members are not among a reference's.
+    """Check by content hashes that no member is in a reference population.
 
     Args:
         members: of the ensemble.

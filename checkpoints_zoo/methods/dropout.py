@@ -1,4 +1,4 @@
-"""Dropout: a network trained with it, and a mask of units for each draw, folded into the weights.
+"""Dropout: networks trained with it; each draw is a mask of units that is multiplied into the weights.
 
 Axes: masks are (draw, unit), or (batch, unit) while a network is trained.
 """
@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.method import Run, check_settings
-from checkpoints_zoo.methods.modes import Tensors, train
+from checkpoints_zoo.methods.modes import Tensors, train_modes
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.modules import shared_names
 from checkpoints_zoo.training.gradients import Gradient, stack_gradient
@@ -25,19 +25,21 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 _MASK = "dropout_mask"
-CLOSE = 1e-4  # of the largest logit: float32 differs by less, a layer that uses its weights otherwise by more
+TOLERANCE = (
+    1e-4  # times the largest logit: rounding is smaller, the error of a layer that uses its weights otherwise larger
+)
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Networks trained with dropout, and drawn by it (Gal & Ghahramani 2016).
+    """Train networks with dropout, and draw networks by dropout (Gal & Ghahramani 2016).
 
-    The input of every linear and convolutional layer but the first is dropped: units before a linear layer, whole
-    channels before a convolution. In training each image has masks of its own, in each step. A draw is one mask for all
-    inputs; running statistics are those of the training. Each run starts where the mode of the same number does.
+    Dropout acts on the input of every linear and convolutional layer but the first: on units before a linear layer, on
+    whole channels before a convolution. In training each image has its own masks in each step. A draw is one mask for
+    all inputs; running statistics are those of the training. Each run starts from the initialisation of its mode.
 
     Args:
-        rate: share of the units that are dropped.
+        rate: share of units that are set to 0.
     """
 
     rate: float = 0.05
@@ -58,27 +60,27 @@ class Dropout:
             seed: of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
 
         Raises:
-            UsageError: a rate out of (0, 1), losses that were not finite, or a network without two linear or
-                convolutional layers, or whose layers are not called once, share their weights, or use other weights
-                than their state.
+            UsageError: a rate outside (0, 1), losses that were not finite, a network without two linear or
+                convolutional layers, or layers that are not called exactly once, share their weights, or compute with
+                weights that are not in their state.
         """
         check_settings(self, runs, draws)
-        layers = dropped(problem.network(), problem.inputs[:2])
-        states, made = self._trained(problem, layers, runs), []
+        layers = find_dropout_layers(problem.network(), problem.inputs[:2])
+        states, runs_of_draws = self._trained(problem, layers, runs), []
         for run in range(runs):
             state = {name: tensor[run] for name, tensor in states.items()}
             drawn = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
-            folded = fold(state, layers, drawn)
-            _check(problem, layers, state, drawn, folded)
-            made.append(Run(problem.whole(folded)))
-        return made
+            folded = fold_masks(state, layers, drawn)
+            _check_folding(problem, layers, state, drawn, folded)
+            runs_of_draws.append(Run(problem.whole(folded)))
+        return runs_of_draws
 
     def _trained(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
         def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:
             return _gradient(recipe, ids, layers, self.rate, problem.device)
 
-        what = f"dropout at rate {self.rate:g}"
-        states = train(problem.recipe, problem.images, runs, problem.device, what, gradient)
+        description = f"dropout at rate {self.rate:g}"
+        states = train_modes(problem.recipe, problem.images, runs, problem.device, description, gradient)
         return {name: tensor for name, tensor in states.items() if not is_counter(name)}
 
     @classmethod
@@ -89,13 +91,13 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose input is dropped.
+    """A layer whose input is masked.
 
     Args:
         name: of the module.
         units: features or channels of its input.
-        groups: of a convolution; of a transposed one 1, since its weights have an axis of all channels.
-        first: whether the units are the weight's first axis, not its second.
+        groups: groups of a convolution; 1 for a transposed one, because its weights have an axis of all channels.
+        first: whether units are the weight's first axis; the second otherwise.
     """
 
     name: str
@@ -104,18 +106,19 @@ class Layer:
     first: bool
 
 
-def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
-    """List the linear and convolutional layers of a network but the first, in the order that they are called in.
+def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
+    """Find the linear and convolutional layers of a network, in the order of their calls; return all but the first.
 
     Args:
-        network: to run once; it is left as it was but for its mode, which is eval.
+        network: it runs once, and is in eval mode afterwards.
         inputs: two or more, (batch, channel, height, width).
 
     Raises:
-        UsageError: fewer than two, one that isn't called once with all inputs, or one without weights of its own.
+        UsageError: fewer than two layers, a layer that is not called once with all inputs, or one without its own
+            weights.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
-    >>> dropped(net, torch.zeros(2, 1, 4, 4))
+    >>> find_dropout_layers(net, torch.zeros(2, 1, 4, 4))
     [Layer(name='2', units=16, groups=1, first=False)]
     """
     weighted: dict[nn.Module, str] = {
@@ -123,10 +126,10 @@ def dropped(network: nn.Module, inputs: Tensor) -> list[Layer]:
     }
     calls: dict[str, list[int]] = {}
 
-    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def record_call(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         calls.setdefault(weighted[layer], []).append(len(inputs[0]))
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in weighted]
+    hooks = [layer.register_forward_pre_hook(record_call) for layer in weighted]
     try:
         with torch.no_grad():
             network.to(inputs.device).eval()(inputs)
@@ -163,16 +166,16 @@ def _layer(name: str, layer: nn.Module) -> Layer:
     return Layer(name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
 
 
-def fold(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[str, Tensor]) -> Tensors:
-    """Multiply layers' weights by masks of their inputs; return stacked states, name -> (draw, *shape).
+def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[str, Tensor]) -> Tensors:
+    """Multiply layers' weights by the masks of their inputs; return stacked states, name -> (draw, *shape).
 
     Args:
         state: of one network.
-        layers: whose inputs the masks are of.
+        layers: whose inputs are masked.
         masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
 
     >>> layer = Layer("fc", units=2, groups=1, first=False)
-    >>> fold({"fc.weight": torch.ones(1, 2)}, [layer], {"fc": torch.tensor([[0.0, 2.0]])})["fc.weight"]
+    >>> fold_masks({"fc.weight": torch.ones(1, 2)}, [layer], {"fc": torch.tensor([[0.0, 2.0]])})["fc.weight"]
     tensor([[[0., 2.]]])
     """
     draws = len(next(iter(masks.values())))
@@ -182,20 +185,20 @@ def fold(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[st
         weight, mask = folded[name], masks[layer.name]
         if layer.first:
             mask = mask[:, :, None]
-        else:  # a row of the weight sees its own group of channels
+        else:  # each row of the weight reads one group of channels
             mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
         folded[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
     return {name: tensor.contiguous() for name, tensor in folded.items()}
 
 
 def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> Tensors:
-    """Draw masks on the CPU; return them by the layers' names, 0 or 1/(1 - rate), (count, unit)."""
+    """Draw masks on the CPU; return layer's name -> 0 or 1/(1 - rate), (count, unit)."""
     units = [layer.units for layer in layers]
-    kept = torch.rand(count, sum(units), generator=seeded_generator(seed)) >= rate
-    return dict(zip([layer.name for layer in layers], torch.split(kept / (1 - rate), units, dim=1), strict=True))
+    keeps = torch.rand(count, sum(units), generator=seeded_generator(seed)) >= rate
+    return dict(zip([layer.name for layer in layers], torch.split(keeps / (1 - rate), units, dim=1), strict=True))
 
 
-def _masked(network: nn.Module, layers: Sequence[Layer]) -> nn.Module:
+def _add_masks(network: nn.Module, layers: Sequence[Layer]) -> nn.Module:
     """Make layers multiply their input by a buffer, masks (batch, unit) or 1; return the network."""
 
     def multiply(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -221,7 +224,7 @@ def _gradient(
     """Make the function of a step's gradients with dropout, masks by a member's id and the step; return it."""
 
     def build(**arguments: Any) -> nn.Module:
-        return _masked(recipe.module(), layers)
+        return _add_masks(recipe.module(), layers)
 
     inner = stack_gradient(replace(recipe, build=build), members, device)
 
@@ -238,20 +241,20 @@ def _gradient(
     return gradient
 
 
-def _check(problem: Problem, layers: Sequence[Layer], state: Tensors, masks: Tensors, folded: Tensors) -> None:
-    """Check on some images that the first draw computes the same as the network with its inputs masked.
+def _check_folding(problem: Problem, layers: Sequence[Layer], state: Tensors, masks: Tensors, folded: Tensors) -> None:
+    """Check on some images that masks in the weights give the same logits as masks on the layers' inputs.
 
     Raises:
-        UsageError: it doesn't.
+        UsageError: the logits differ.
     """
     inputs = problem.inputs[:8].cpu()
     buffers = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
     with torch.no_grad():
-        wanted = functional_call(_masked(problem.network(), layers).eval(), {**state, **buffers}, (inputs,))
-        found = functional_call(problem.network().eval(), {n: t[0] for n, t in folded.items()}, (inputs,))
-    if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
+        expected = functional_call(_add_masks(problem.network(), layers).eval(), {**state, **buffers}, (inputs,))
+        actual = functional_call(problem.network().eval(), {n: t[0] for n, t in folded.items()}, (inputs,))
+    if not bool((actual - expected).abs().max() <= TOLERANCE * expected.abs().max()):
         raise UsageError(
             f"dropout in architecture {problem.recipe.architecture!r}",
             expected="linear and convolutional layers that multiply their input by their own weights alone",
-            found=f"logits that differ by {(found - wanted).abs().max():.2g} once the mask is in the weights",
+            found=f"logits that differ by {(actual - expected).abs().max():.2g} once the mask is in the weights",
         )

@@ -1,4 +1,4 @@
-"""Fit methods by name: draws are stored as a collection with their settings, and settings are chosen by a search."""
+"""Fit methods by name, store their draws as a collection, and search for settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.disk import replace_file
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.interop.checkpoints import Facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
@@ -28,7 +28,7 @@ from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method, Run
 from checkpoints_zoo.methods.modes import Tensors
-from checkpoints_zoo.methods.problem import PIECE, Problem
+from checkpoints_zoo.methods.problem import FORWARD_BATCH, Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
@@ -37,8 +37,8 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
-RUNS, DRAWS = 10, 100  # of a fit, by default
-HELD_OUT = 250  # images, of a search, by default
+RUNS, DRAWS = 10, 100  # runs of a fit, and draws of each run, by default
+HELD_OUT = 250  # images that a search does not train on
 
 METHODS: dict[str, type[Method]] = {
     "dropout": Dropout,
@@ -54,10 +54,10 @@ METHODS: dict[str, type[Method]] = {
     "deep-ensemble": DeepEnsemble,
 }
 
-# Settings chosen by a search: by the NLL that the draws of one mode have together on the last 250 training images (in
-# rank order), fitted to the others; the test split was never looked at. Other collections have the defaults.
+# Settings with the lowest NLL in a search: draws of one mode as an ensemble, fitted to all training images but the last
+# 250 (in rank order), measured on these 250. The test split was not used. Other collections have the defaults.
 CHOSEN: Mapping[str, Mapping[str, Method]] = {
-    "convnet-digits": {  # the search's record is in docs/studies/comparison.json
+    "convnet-digits": {  # docs/studies/comparison.json holds all results of the search
         "dropout": Dropout(rate=0.02),
         "vi": MeanField(lr=0.01, steps=1000, temperature=0.03),
         "swag": Swag(lr=0.05, epochs=20, scale=2.0),
@@ -83,13 +83,13 @@ CHOSEN: Mapping[str, Mapping[str, Method]] = {
 }
 
 
-def method_of(name: str, collection: str) -> Method:
+def choose_method(name: str, collection: str) -> Method:
     """Return a method with the settings chosen for a collection, or its defaults.
 
     Raises:
         UsageError: no such method; the nearest name is given.
 
-    >>> method_of("swag", "convnet-digits").name
+    >>> choose_method("swag", "convnet-digits").name
     'swag'
     """
     if name not in METHODS:
@@ -97,7 +97,7 @@ def method_of(name: str, collection: str) -> Method:
             f"method {name!r}",
             expected=f"one of {', '.join(METHODS)}",
             found="no such name",
-            do=f"Did you mean {nearest(name, METHODS)}?",
+            do=f"Did you mean {nearest_name(name, METHODS)}?",
         )
     return CHOSEN.get(collection, {}).get(name) or METHODS[name]()
 
@@ -110,11 +110,11 @@ class Fit:
         collection: its name.
         method: its name.
         settings: of the method.
-        recipe, recipe_hash, data_fingerprint: what it was fitted to.
-        runs, draws, seed: how many of each, and of what.
-        seconds: that fitting and drawing took.
-        facts: one mapping a run: what the fit says of itself.
-        versions: of this package, torch, and what the method needs.
+        recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
+        runs, draws, seed: as in `fit`.
+        seconds: time of fitting and drawing.
+        facts: one mapping for each run: acceptance, evidence and the like.
+        versions: of this package, torch, and the packages that the method needs.
     """
 
     collection: str
@@ -132,24 +132,24 @@ class Fit:
 
     @property
     def key(self) -> str:
-        """Hash of what decides the draws."""
-        return key_of(self.method, self.settings, self.recipe_hash, self.data_fingerprint, self.runs, self.draws,
+        """Hash of everything that decides the draws."""
+        return fit_key(self.method, self.settings, self.recipe_hash, self.data_fingerprint, self.runs, self.draws,
                       self.seed)  # fmt: skip
 
 
-def key_of(
+def fit_key(
     method: str, settings: Mapping[str, Any], recipe_hash: str, fingerprint: str, runs: int, draws: int, seed: int
 ) -> str:
-    """Return the first 16 hex digits of the sha256 over what decides a method's draws."""
+    """Return 16 hex digits of the sha256 over everything that decides a method's draws."""
     facts = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def name_of(recipe: Recipe, method: str, runs: int) -> str:
+def draws_name(recipe: Recipe, method: str, runs: int) -> str:
     """Name a method's collection: COLLECTION-METHOD, COLLECTION-METHOD-multi with several runs.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
-    >>> name_of(convnet_digits(), "swag", 10), name_of(convnet_digits(), "swag", 1)
+    >>> draws_name(convnet_digits(), "swag", 10), draws_name(convnet_digits(), "swag", 1)
     ('convnet-digits-swag-multi', 'convnet-digits-swag')
     """
     return f"{recipe.name}-{method}{'-multi' if runs > 1 else ''}"
@@ -167,10 +167,10 @@ def fit(
     device: str = "cpu",
     say: Say = lambda text: None,
 ) -> Collection:
-    """Fit a method to a recipe's training images, and store its draws; return the collection of them.
+    """Fit a method to a recipe's training images, and store its draws; return their collection.
 
-    Draws that are in the folder already, with the same settings, are returned as they are. Members are numbered run by
-    run. A method of independent members trains `draws` of them, whatever the runs.
+    If the folder has draws with the same settings, they are returned. Members are numbered run by run. A method of
+    independent members trains `draws` members, whatever `runs` is.
 
     Args:
         method: its name, with the settings chosen for the recipe, or the method itself.
@@ -179,7 +179,7 @@ def fit(
         runs: posteriors, from different modes.
         draws: of each.
         seed: of everything random.
-        modes: folder where trained modes are kept; None for `modes` in the source's.
+        modes: folder of trained modes; None for the folder `modes` in `out`.
         device: to compute on.
         say: told of the progress.
 
@@ -188,63 +188,63 @@ def fit(
             the same name in the folder.
         StorageError: no room.
     """
-    wanted = method_of(method, recipe.name) if isinstance(method, str) else method
+    chosen_method = choose_method(method, recipe.name) if isinstance(method, str) else method
     for what, number, least in (("runs", runs, 1), ("draws", draws, 2)):
         if number < least:
             raise UsageError(what, expected=f"{least} or more", found=str(number))
     root = Path(out).expanduser().absolute()
-    name = name_of(recipe, wanted.name, 1 if wanted.independent else runs)
-    settings = asdict(wanted)
+    name = draws_name(recipe, chosen_method.name, 1 if chosen_method.independent else runs)
+    settings = asdict(chosen_method)
     fingerprint = recipe.split("train").fingerprint
-    key = key_of(wanted.name, settings, recipe.hash, fingerprint, runs, draws, seed)
-    build = recipe.skeleton if recipe.build is not None else None
-    recorded = recorded_fit(root, name)
+    key = fit_key(chosen_method.name, settings, recipe.hash, fingerprint, runs, draws, seed)
+    architecture = recipe.skeleton if recipe.build is not None else None
+    known_fit = read_fit_record(root, name)
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
-        if recorded is not None and recorded.key == key:
-            return load(name, source=root, architecture=build)
-        # Draws without a record are of a fit that was killed at the end: made again, they are the same.
-        if recorded is not None and not wanted.independent:
+        if known_fit is not None and known_fit.key == key:
+            return load(name, source=root, architecture=architecture)
+        # Draws without a record are of a fit that was killed at its end; fitted again, they are the same.
+        if known_fit is not None and not chosen_method.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
-                expected=f"none, or draws of {wanted.name} with settings {json.dumps(settings)}",
-                found=f"settings {json.dumps(dict(recorded.settings))}",
+                expected=f"none, or draws of {chosen_method.name} with settings {json.dumps(settings)}",
+                found=f"settings {json.dumps(dict(known_fit.settings))}",
                 do=f"Give another folder, or delete manifests/{name}.parquet there",
                 collection=name,
             )
     began = time.monotonic()
-    say(f"{name}: {wanted.title} …")
+    say(f"{name}: {chosen_method.title} …")
     facts: Sequence[Mapping[str, float]] = ()
-    if wanted.independent:
+    if chosen_method.independent:
         train_members(recipe, root, name, draws, device, say)
     else:
         problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
-        fitted = wanted.fit(problem, runs, draws, seed)
+        finished_runs = chosen_method.fit(problem, runs, draws, seed)
         with torch.random.fork_rng(devices=[]):  # networks are built there
-            _store(fitted, wanted, recipe, root, name, settings, device)
-        facts = [dict(run.facts) for run in fitted]
+            _store_draws(finished_runs, chosen_method, recipe, root, name, settings, device)
+        facts = [dict(run.facts) for run in finished_runs]
     seconds = time.monotonic() - began
-    done = Fit(name, wanted.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds, facts,
-               _versions(wanted))  # fmt: skip
-    with replacing(_path(root, name)) as file:
-        file.write(json.dumps(asdict(done), indent=1))
+    record = Fit(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds,
+                 facts, _versions(chosen_method))  # fmt: skip
+    with replace_file(_record_path(root, name)) as file:
+        file.write(json.dumps(asdict(record), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
-    return load(name, source=root, architecture=build)
+    return load(name, source=root, architecture=architecture)
 
 
-def recorded_fit(root: Path, name: str) -> Fit | None:
+def read_fit_record(root: Path, name: str) -> Fit | None:
     """Read the record of a method's draws in a folder; return it, None if there is none that can be read."""
     try:
-        return Fit(**json.loads(_path(root, name).read_text()))
+        return Fit(**json.loads(_record_path(root, name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def _path(root: Path, name: str) -> Path:
+def _record_path(root: Path, name: str) -> Path:
     return root / "fits" / f"{name}.json"
 
 
-def _store(
-    fitted: Sequence[Run],
+def _store_draws(
+    finished_runs: Sequence[Run],
     method: Method,
     recipe: Recipe,
     root: Path,
@@ -253,11 +253,11 @@ def _store(
     device: str,
 ) -> None:
     def states() -> Iterator[Tensors]:
-        for run in fitted:
+        for run in finished_runs:
             for at in range(len(next(iter(run.states.values())))):
                 yield {n: t[at] for n, t in run.states.items()}
 
-    counts = [len(next(iter(run.states.values()))) for run in fitted]
+    counts = [len(next(iter(run.states.values()))) for run in finished_runs]
     train, test = recipe.split("train"), recipe.split("test")
     facts: Facts = {
         "title": f"{method.title} around members of {recipe.name}",
@@ -294,15 +294,15 @@ def _versions(method: Method) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """Settings that a search tried, and how their draws did on the images held out.
+class Trial:
+    """Settings that a search tried, and the figures of their draws on the held-out images.
 
     Args:
         method: its name.
         settings: of it.
-        accuracy, nll: of the mean probabilities of one run's draws, mean over the runs; NLL in nats.
-        seconds: that the fit took.
-        failed: why there are no figures; "" if there are.
+        accuracy, nll: of the mean probabilities of a run's draws, averaged over the runs; NLL in nats.
+        seconds: time of the fit.
+        failed: why there are no figures; "" if there are some.
     """
 
     method: str
@@ -315,12 +315,12 @@ class Tried:
 
 def search(
     kind: type[Method], problem: Problem, *, runs: int = 2, draws: int = 50, seed: int = 0
-) -> tuple[Method, Sequence[Tried]]:
-    """Fit a method with each of its grid's settings; return the one with the least NLL, and all that was tried.
+) -> tuple[Method, Sequence[Trial]]:
+    """Fit a method with each of its grid's settings; return the settings with the lowest NLL, and all trials.
 
     Args:
         kind: the method.
-        problem: with images held out.
+        problem: with held-out images.
         runs, draws: of each fit.
         seed: of the fits.
 
@@ -329,31 +329,31 @@ def search(
     """
     if problem.held_out is None:
         raise UsageError("problem of a search", expected="images held out", found="none", do="Problem.of(…, held_out=)")
-    tried, methods = [], list(kind.grid(problem))
+    trials, methods = [], list(kind.grid(problem))
     for method in methods:
         began = time.monotonic()
         try:
-            fitted = method.fit(problem, runs, draws, seed)
-            figures = [judged(problem, run.states) for run in fitted]
+            finished_runs = method.fit(problem, runs, draws, seed)
+            figures = [held_out_figures(problem, run.states) for run in finished_runs]
             accuracy, nll = (sum(values) / len(values) for values in zip(*figures, strict=True))
             failed = ""
         except UsageError as error:
             accuracy = nll = float("nan")
             failed = str(error)
         settings = asdict(method)
-        tried.append(Tried(method.name, settings, accuracy, nll, time.monotonic() - began, failed))
-    finite = [at for at, t in enumerate(tried) if t.nll == t.nll and abs(t.nll) != float("inf")]
+        trials.append(Trial(method.name, settings, accuracy, nll, time.monotonic() - began, failed))
+    finite = [at for at, t in enumerate(trials) if t.nll == t.nll and abs(t.nll) != float("inf")]
     if not finite:
         raise UsageError(
             f"search for settings of {kind.name}",
             expected="a finite NLL of some",
-            found=f"none of {len(tried)}{f': {tried[0].failed}' if tried and tried[0].failed else ''}",
+            found=f"none of {len(trials)}{f': {trials[0].failed}' if trials and trials[0].failed else ''}",
         )
-    best = min(finite, key=lambda at: tried[at].nll)
-    return methods[best], tried
+    best = min(finite, key=lambda at: trials[at].nll)
+    return methods[best], trials
 
 
-def judged(problem: Problem, states: Tensors) -> tuple[float, float]:
+def held_out_figures(problem: Problem, states: Tensors) -> tuple[float, float]:
     """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's images held out.
 
     Args:
@@ -366,7 +366,9 @@ def judged(problem: Problem, states: Tensors) -> tuple[float, float]:
     draws = len(next(iter(states.values())))
     ensemble = Ensemble(problem.network().eval().requires_grad_(False), states, range(draws))
     with torch.inference_mode():
-        parts = [ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, PIECE)]
+        parts = [
+            ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, FORWARD_BATCH)
+        ]
     log_probs = torch.cat(parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
-    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN says that settings are none
+    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN: the settings are useless
     return float(accuracy), float(metrics.nll(log_probs, held_out.labels, check=False))

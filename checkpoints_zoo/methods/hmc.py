@@ -1,6 +1,6 @@
-"""Hamiltonian Monte Carlo on all training images, from a mode; the chains of all runs advance together.
+"""Hamiltonian Monte Carlo on all training images, started at modes; the chains of all runs advance together.
 
-The method comes first, then the posterior that it samples, then the sampler of any differentiable density.
+This file has the method, then the posterior that it samples, then a sampler of any differentiable density.
 
 Axes: stacked parameters are (run, *shape), draws (run, draw, *shape).
 """
@@ -25,11 +25,11 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-MOST = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
-WATCHED = 100  # inputs whose probabilities are watched
-_PIECE = 200  # inputs a forward pass: what a layer gives the next stays in a CPU's cache
-DIVERGENT = 1000.0  # nats by which the energy is off: as Stan and pyro
-ENOUGH = 10  # trajectories for dual averaging to find a size
+MAX_SIZE = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
+WATCHED_INPUTS = 100  # inputs whose probabilities are diagnosed
+_PIECE = 200  # inputs a forward pass: activations then fit into a CPU's cache
+DIVERGENT = 1000.0  # nats: a trajectory whose energy changes by more is divergent, as in Stan and pyro
+MIN_ADAPTATION = 10  # trajectories that dual averaging needs to find a step size
 
 # From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
 Density = Callable[[Tensors], tuple[Tensor, Tensors]]
@@ -39,16 +39,16 @@ Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 class Hmc:
     """Full-batch Hamiltonian Monte Carlo, p(θ | images)^(1/T), with unit mass.
 
-    A chain of a few trajectories has not forgotten its mode: see its R-hat before it is taken for the posterior.
+    A chain of a few trajectories still depends on its mode: read its R-hat before you take it for the posterior.
 
-    Batch norms keep the running statistics of the mode, in training and in the draws: what is sampled is the posterior
-    of the other parameters, given these.
+    Batch norms keep the running statistics of the mode, while sampling and in the draws: the samples are of the
+    posterior of the parameters, given these statistics.
 
     Args:
         temperature: T; 1 is the Bayes posterior.
         steps: leapfrog steps from draw to draw, on average; each is a gradient of all images.
-        warmup: trajectories before the first draw, in which step sizes are found.
-        target: acceptance that step sizes are to bring.
+        warmup: trajectories before the first draw, which adapt step sizes.
+        target: acceptance probability at which step sizes aim.
     """
 
     name: ClassVar[str] = "hmc"
@@ -65,20 +65,20 @@ class Hmc:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode; return its draws, a trajectory apart. See `Method.fit`.
 
-        A run's facts: `acceptance`, `step_size`, `divergences`; `log_posterior` of the draws, T aside, in nats, their
-        mean; R-hat between the halves of the run, of it and of the weights (median and largest), and effective sample
-        sizes of its mean and of the weights' (median). Of all runs together: R-hat of the log posterior and of the
-        probabilities of the right classes (median and largest).
+        A run's facts: `acceptance`, `step_size`, `divergences`; `log_posterior`, in nats, at T = 1, the mean over the
+        draws; R-hat between the halves of the run, and effective sample sizes, of the log posterior and of the weights
+        (median and largest). All runs together have the R-hat of the log posterior and of the probabilities of the
+        right classes (median and largest).
         """
         check_settings(self, runs, draws, temperature=POSITIVE)
         self._check(problem)
         modes, buffers = problem.modes(runs)
         posterior = Posterior(problem, modes, buffers, self.temperature)
         chains = sample(posterior, modes, draws, warmup=self.warmup, steps=self.steps, seed=seed, target=self.target)
-        kept = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
+        fixed = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
         states = [
             {n: d[run].float().contiguous() for n, d in chains.draws.items()}
-            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in kept.items()}
+            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in fixed.items()}
             for run in range(runs)
         ]
         of_all = _facts_of_all(problem, chains, states, self.temperature) if draws >= 4 else {}
@@ -89,15 +89,15 @@ class Hmc:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return lengths of a trajectory; the temperature stays 1, which is what HMC is there for."""
+        """Return two lengths of a trajectory, at temperature 1: HMC samples the Bayes posterior."""
         return [cls(steps=steps) for steps in (3, 6)]
 
     def _check(self, problem: Problem) -> None:
         weights = sum(p.numel() for p in problem.network().parameters())
-        if weights * problem.count > MOST:
+        if weights * problem.count > MAX_SIZE:
             raise UsageError(
                 f"{self.name} of recipe {problem.recipe.name!r}",
-                expected=f"at most {MOST:,} parameters times inputs: each step takes the gradient of all inputs",
+                expected=f"at most {MAX_SIZE:,} parameters times inputs: each step takes the gradient of all inputs",
                 found=f"{weights:,} parameters, {problem.count:,} inputs",
                 do="Take sghmc, which takes minibatches",
             )
@@ -109,7 +109,7 @@ class Posterior:
     Args:
         problem: prior, images and network.
         params: name -> (run, *shape), for their shapes.
-        buffers: of the runs, which stay as they are.
+        buffers: of the runs; they do not change.
         temperature: to divide by.
     """
 
@@ -126,7 +126,7 @@ class Posterior:
         skeleton = problem.network().eval().requires_grad_(False).to(problem.device)
         self.runner = Runner(skeleton, {**problem.whole(self.leaves), **fixed})
         if self.runner.program(self.inputs[0]) is not None:
-            self.runner.requested = "grouped"  # side by side they are twice as quick
+            self.runner.requested = "grouped"  # twice as fast as one run after another
 
     def __call__(self, positions: Tensors) -> tuple[Tensor, Tensors]:
         """Return each run's log density, nats, (run,), and its gradient, name -> (run, *shape)."""
@@ -138,7 +138,7 @@ class Posterior:
         pull = -self.problem.prior_precision
         gradient = [(pull * p).detach() for p in positions.values()]
         for inputs, labels in zip(self.inputs, self.labels, strict=True):
-            logits = self.runner(inputs).double()  # sums of float32 would lose what the Metropolis test goes by
+            logits = self.runner(inputs).double()  # float32 sums are too coarse for the Metropolis test
             losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(runs), reduction="none")
             slopes = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
             level = level - losses.detach().view(runs, -1).sum(1)
@@ -148,7 +148,7 @@ class Posterior:
 
 
 def _channels_last(inputs: Tensor) -> Tensor:
-    """Lay images out with their channels last, also if there is one alone; pooling is ten times as quick."""
+    """Store images with their channels last, even a single one; pooling is then ten times as fast."""
     if inputs.dim() != 4:
         return inputs
     count, channels, height, width = inputs.shape
@@ -157,7 +157,7 @@ def _channels_last(inputs: Tensor) -> Tensor:
 
 
 def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
-    """Return what one chain says of itself."""
+    """Return the facts of one chain."""
     level = chains.log_density[run]
     facts = {
         "acceptance": float(chains.acceptance[run]),
@@ -179,15 +179,15 @@ def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
 
 
 def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
-    """Return what all chains say together, of what symmetries of the weights don't change."""
-    every = max(1, problem.count // WATCHED)
-    inputs, labels = problem.inputs[::every][:WATCHED].cpu(), problem.labels[::every][:WATCHED].cpu()
+    """Return the facts of all chains together, about quantities that symmetries of the weights do not change."""
+    every = max(1, problem.count // WATCHED_INPUTS)
+    inputs, labels = problem.inputs[::every][:WATCHED_INPUTS].cpu(), problem.labels[::every][:WATCHED_INPUTS].cpu()
     skeleton = problem.network().eval().requires_grad_(False)
     with torch.no_grad():
         logits = torch.stack([Runner(skeleton, problem.whole(state))(inputs) for state in states])
     right = logits.double().log_softmax(-1)[:, :, torch.arange(len(labels)), labels]  # (chain, draw, input)
     of_classes = rhat(right)
-    moving = of_classes[~of_classes.isnan()]  # probabilities that are 1 in all draws have no R-hat
+    moving = of_classes[~of_classes.isnan()]  # a probability of 1 in all draws has no R-hat
     return {
         "rhat_log_posterior_all": float(rhat(chains.log_density[:, :, None])),
         "rhat_predictive_all": float(moving.median()) if len(moving) else float("nan"),
@@ -197,15 +197,15 @@ def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], t
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """The draws of some chains, and how they were made.
+    """The draws of some chains, and the sampler's record.
 
     Args:
         draws: name -> (chain, draw, *shape).
         log_density: of the draws, nats, (chain, draw), float64.
         acceptance: mean probability of acceptance after warm-up, (chain,).
         step_size: after warm-up, (chain,).
-        divergences: trajectories after warm-up whose energy left all bounds, (chain,).
-        gradients: how many were taken of each chain.
+        divergences: number of divergent trajectories after warm-up, (chain,).
+        gradients: number of gradients of each chain.
     """
 
     draws: Tensors
@@ -230,25 +230,25 @@ def sample(
     """Draw from a density by Hamiltonian Monte Carlo; return the chains.
 
     Args:
-        density: of all chains at once; energies are compared in its float64.
+        density: of all chains at once, in float64.
         start: name -> (chain, *shape).
         draws: trajectories after warm-up, a draw each.
-        warmup: trajectories before, in which step sizes are found; of 20 or more the second half counts.
-        steps: of a trajectory, on average: half as many to half as many more, the same for all chains.
-        seed: of everything random; a chain's draws of random numbers are its own, whatever the number of chains.
-        target: acceptance that step sizes are to bring.
+        warmup: trajectories before the draws, which adapt step sizes; of 20 or more only the second half counts.
+        steps: leapfrog steps of a trajectory: between 1/2 and 3/2 times as many, the same number for all chains.
+        seed: of everything random; the random numbers of a chain do not depend on the number of chains.
+        target: acceptance probability at which step sizes aim.
         mass: of each dimension, name -> shape; 1 where it is None.
 
     Raises:
         UsageError: a start where the density is not finite.
 
-    >>> normal = differentiated(lambda at: -at["x"].square().sum(1) / 2)
+    >>> normal = lambda at: (-at["x"].square().sum(1).double() / 2, {"x": -at["x"]})
     >>> chains = sample(normal, {"x": torch.zeros(4, 3)}, 500, warmup=200, steps=4, seed=0)
     >>> chains.draws["x"].shape, bool((chains.draws["x"].var() - 1).abs() < 0.1)
     (torch.Size([4, 500, 3]), True)
     """
-    flow, count = Target(density, start), len(next(iter(start.values())))
-    point = flow(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
+    flat_density, count = FlatDensity(density, start), len(next(iter(start.values())))
+    point = flat_density(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
     if not bool((point.level.isfinite() & point.gradient.isfinite().all(1)).all()):
         raise UsageError("start of the chains", expected="finite log densities", found=str(point.level.tolist())[:80])
     scale = torch.ones_like(point.position[0])
@@ -262,51 +262,51 @@ def sample(
         drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
         return torch.stack(drawn).to(point.position) * scale
 
-    sizes = StepSizes(first_size(flow, point, momenta(), scale), target)
-    kept, levels = [], []
-    chances, divergences = [], torch.zeros(count, dtype=torch.int64)
+    sizes = StepSizes(first_size(flat_density, point, momenta(), scale), target)
+    positions, levels = [], []
+    probabilities, divergences = [], torch.zeros(count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
-        if trajectory == warmup // 2 >= ENOUGH:  # near a mode longer steps are accepted than where chains go then
+        if trajectory == warmup // 2 >= MIN_ADAPTATION:  # steps that are accepted near the mode are too long later
             sizes = StepSizes(sizes.average, target)
         length = int(torch.randint(least, most + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
         before = momenta()
-        end, after, sound = leapfrog(flow, point, before, size, length, scale)
-        chance = acceptance(point, before, end, after, scale).where(sound, 0.0)
-        luck = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(chance)
-        taken = luck < chance
-        point = Point(*(_where(taken, new, old) for new, old in zip(end, point, strict=True)))
+        end, after, stable = leapfrog(flat_density, point, before, size, length, scale)
+        probability = acceptance(point, before, end, after, scale).where(stable, 0.0)
+        uniform = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(probability)
+        accepted = uniform < probability
+        point = Point(*(_where(accepted, new, old) for new, old in zip(end, point, strict=True)))
         if trajectory < warmup:
-            sizes.learn(chance)
+            sizes.learn(probability)
             continue
-        kept.append(point.position.cpu())
+        positions.append(point.position.cpu())
         levels.append(point.level.cpu())
-        chances.append(chance.cpu())
-        divergences += (~sound).cpu()
+        probabilities.append(probability.cpu())
+        divergences += (~stable).cpu()
     return Chains(
-        flow.apart(torch.stack(kept, 1)),
+        flat_density.unflatten(torch.stack(positions, 1)),
         torch.stack(levels, 1),
-        torch.stack(chances).mean(0),
+        torch.stack(probabilities).mean(0),
         sizes.average.cpu(),
         divergences,
-        flow.calls,
+        flat_density.calls,
     )
 
 
 class Point(NamedTuple):
-    """Where chains are: positions (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
+    """Positions of chains (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
 
     position: Tensor
     level: Tensor
     gradient: Tensor
 
 
-class Target:
-    """A density of flat positions.
+class FlatDensity:
+    """A density as a function of flat positions (chain, dimension).
 
     Args:
         density: of stacked tensors.
-        like: name -> (chain, *shape).
+        like: name -> (chain, *shape), for the shapes.
     """
 
     def __init__(self, density: Density, like: Mapping[str, Tensor]) -> None:
@@ -315,59 +315,43 @@ class Target:
 
     def __call__(self, position: Tensor) -> Point:
         self.calls += 1
-        level, gradient = self.density(self.apart(position))
+        level, gradient = self.density(self.unflatten(position))
         return Point(position, level, torch.cat([gradient[name].flatten(1) for name in self.shapes], 1))
 
-    def apart(self, position: Tensor) -> Tensors:
+    def unflatten(self, position: Tensor) -> Tensors:
         """Return the tensors of flat positions (…, dimension), name -> (…, *shape)."""
         parts = torch.split(position, [shape.numel() for shape in self.shapes.values()], -1)
         return {n: p.reshape(*p.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
 
 
-def differentiated(log_density: Callable[[Tensors], Tensor]) -> Density:
-    """Make a density with its gradient from one that torch can differentiate; return it.
-
-    Args:
-        log_density: from stacked tensors to (chain,), each chain's of its own tensors alone.
-    """
-
-    def density(positions: Tensors) -> tuple[Tensor, Tensors]:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in positions.items()}
-        levels = log_density(leaves)
-        slopes = torch.autograd.grad(levels.sum(), list(leaves.values()))
-        return levels.detach().double(), dict(zip(leaves, slopes, strict=True))
-
-    return density
-
-
 def leapfrog(
-    flow: Target, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
+    flat_density: FlatDensity, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
 ) -> tuple[Point, Tensor, Tensor]:
-    """Follow the leapfrog; return where it ends, the momenta there, and which chains are sound, (chain,).
+    """Take leapfrog steps; return the end point, the momenta there, and which chains are stable, (chain,).
 
-    A chain that isn't, its energy off by DIVERGENT nats or not finite, is put back where it was, and rests there.
+    A chain whose energy changes by DIVERGENT nats or is not finite is unstable: it goes back to its start and rests.
 
     Args:
         flow: the density.
-        point: where chains start.
+        point: start of the chains.
         momenta: (chain, dimension).
         size: of each chain's steps, (chain,).
         steps: how many.
         scale: root of the mass of each dimension, (dimension,).
     """
     start, began = point, energy(point, momenta, scale)
-    sound = torch.ones_like(began, dtype=torch.bool)
+    stable = torch.ones_like(began, dtype=torch.bool)
     step = size[:, None].to(momenta)
     for _ in range(steps):
         half = momenta + step / 2 * point.gradient
-        point = flow(point.position + step * half / scale.square())
+        point = flat_density(point.position + step * half / scale.square())
         momenta = half + step / 2 * point.gradient
         off = (energy(point, momenta, scale) - began).abs()
-        sound = sound & (off < DIVERGENT) & point.gradient.isfinite().all(1)
-        if not bool(sound.all()):
-            point = Point(*(_where(sound, new, old) for new, old in zip(point, start, strict=True)))
-            momenta = _where(sound, momenta, torch.zeros_like(momenta))
-    return point, momenta, sound
+        stable = stable & (off < DIVERGENT) & point.gradient.isfinite().all(1)
+        if not bool(stable.all()):
+            point = Point(*(_where(stable, new, old) for new, old in zip(point, start, strict=True)))
+            momenta = _where(stable, momenta, torch.zeros_like(momenta))
+    return point, momenta, stable
 
 
 def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
@@ -376,12 +360,14 @@ def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
 
 
 def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
-    """Return the probability with which Metropolis' test accepts the end of each trajectory, (chain,)."""
+    """Return the probability that the Metropolis test accepts the end of each trajectory, (chain,)."""
     return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
 
 
-def first_size(flow: Target, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
-    """Double or halve a step size till one step is accepted with probability 1/2 or so (algorithm 4); return each's.
+def first_size(flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
+    """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's.
+
+    Hoffman & Gelman 2014, algorithm 4.
 
     Args:
         flow, point, momenta, scale: as `leapfrog`.
@@ -390,8 +376,8 @@ def first_size(flow: Target, point: Point, momenta: Tensor, scale: Tensor, size:
     sizes = torch.full_like(point.level, size)
     up, moving = None, torch.ones_like(sizes, dtype=torch.bool)
     for _ in range(60):
-        end, after, sound = leapfrog(flow, point, momenta, sizes, 1, scale)
-        high = acceptance(point, momenta, end, after, scale).where(sound, 0.0) > 0.5
+        end, after, stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
+        high = acceptance(point, momenta, end, after, scale).where(stable, 0.0) > 0.5
         up = high if up is None else up
         moving = moving & (high == up)
         if not bool(moving.any()):
@@ -405,7 +391,7 @@ class StepSizes:
 
     Args:
         first: sizes to begin with, (chain,).
-        target: probability of acceptance that is asked for.
+        target: probability of acceptance at which sizes aim.
     """
 
     def __init__(self, first: Tensor, target: float) -> None:
@@ -414,16 +400,16 @@ class StepSizes:
         self._pull, self._log = torch.log(10 * first), torch.zeros_like(first)
         self._off = torch.zeros_like(first)
 
-    def learn(self, chance: Tensor) -> None:
-        """Take account of the probabilities (chain,) with which a trajectory was accepted."""
+    def learn(self, probability: Tensor) -> None:
+        """Adapt the sizes to the acceptance probabilities (chain,) of a trajectory."""
         self.seen += 1
         weight = 1 / (self.seen + 10)
-        self._off = (1 - weight) * self._off + weight * (self.target - chance)
+        self._off = (1 - weight) * self._off + weight * (self.target - probability)
         trial = self._pull - math.sqrt(self.seen) / 0.05 * self._off
         share = self.seen**-0.75
         self._log = share * trial + (1 - share) * self._log
         self.trial, self.average = trial.exp(), self._log.exp()
 
 
-def _where(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)
+def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)

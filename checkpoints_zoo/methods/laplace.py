@@ -1,7 +1,7 @@
-"""Laplace approximations around a mode, by laplace-torch: a Gaussian by the curvature there, in Kronecker factors.
+"""Laplace approximations around a mode, by laplace-torch: Gaussians with a Kronecker-factored curvature.
 
-A draw is of weights: what laplace-torch calls the predictive of "nn" samples. Its default, the linearised network's,
-is no network's own.
+Draws are weights of networks, which laplace-torch calls the "nn" predictive. Its default, the linearised network, has
+no draws of this kind.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 """
@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
-from checkpoints_zoo.methods.problem import PIECE, Problem
+from checkpoints_zoo.methods.problem import FORWARD_BATCH, Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 REQUIREMENT = "laplace-torch>=0.2.2,<1"
@@ -36,11 +36,11 @@ EVIDENCE_STEPS = 100
 class Laplace:
     """A Gaussian over the weights of all linear layers and convolutions.
 
-    Norms stay as they are at the mode, their statistics too.
+    Norms keep their parameters and statistics at the mode.
 
     Args:
-        prior: whose precision the Gaussian has where the images say nothing: of the "weight-decay", or the one of the
-            highest "evidence", which is each run's own.
+        prior: precision of the prior: N times the "weight-decay", or the precision of the highest "evidence", which
+            differs between runs.
         temperature: T of p(θ | images)^(1/T): the covariance is T times that of the posterior.
     """
 
@@ -70,7 +70,7 @@ class Laplace:
 
 @dataclass(frozen=True)
 class LaplaceLastLayer:
-    """A Gaussian over the weights of the last layer alone; all else stays as it is at the mode.
+    """A Gaussian over the weights of the last layer; all other tensors stay at the mode.
 
     Args:
         prior, temperature: as `Laplace`.
@@ -102,12 +102,12 @@ def _fit(
 ) -> Sequence[Run]:
     library = import_optional("laplace", REQUIREMENT)
     modes, buffers = problem.modes(runs)
-    # In their order and in pieces of one size: the factors depend on both.
-    loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=PIECE)
-    made = []
+    # The order and the batch size are fixed: the Kronecker factors depend on both.
+    loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=FORWARD_BATCH)
+    finished = []
     for run in range(runs):
         mode = {n: t[run] for n, t in {**modes, **buffers}.items()}
-        network = placed(problem, mode)
+        network = network_at_mode(problem, mode)
         if weights == "all":
             freeze_norms(network, problem.recipe.architecture)
             check_untied(problem, [name for name, p in network.named_parameters() if p.requires_grad])
@@ -123,12 +123,12 @@ def _fit(
         evidence, precision = float(posterior.log_marginal_likelihood()), float(posterior.prior_precision)
         posterior.temperature, posterior.prior_precision = temperature, precision / temperature
         source = torch.Generator(problem.device).manual_seed(derive_seed(seed, f"laplace draws {run}"))
-        drawn = _named(posterior.sample(draws, generator=source), network, posterior)
+        drawn = _split_draws(posterior.sample(draws, generator=source), network, posterior)
         check_untied(problem, drawn)
         fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
         states = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
-        made.append(Run(problem.whole(states), {"prior_precision": precision, "log_evidence": evidence}))
-    return made
+        finished.append(Run(problem.whole(states), {"prior_precision": precision, "log_evidence": evidence}))
+    return finished
 
 
 def check_untied(problem: Problem, names: Iterable[str]) -> None:
@@ -137,7 +137,7 @@ def check_untied(problem: Problem, names: Iterable[str]) -> None:
     Raises:
         UsageError: one that several layers share.
     """
-    if tied := sorted(set(names) & {name for pair in problem.twins.items() for name in pair}):
+    if tied := sorted(set(names) & {name for pair in problem.tied_names.items() for name in pair}):
         raise UsageError(
             f"parameter {tied[0]!r} of architecture {problem.recipe.architecture!r}",
             expected="a parameter of one layer: Kronecker factors are of each layer's own",
@@ -146,25 +146,25 @@ def check_untied(problem: Problem, names: Iterable[str]) -> None:
         )
 
 
-def placed(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:
+def network_at_mode(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:
     """Return a network in eval mode with the tensors of a mode, name -> tensor."""
     network = problem.network().to(problem.device).eval()
-    own = network.state_dict()
-    network.load_state_dict({name: tensor for name, tensor in problem.whole(mode).items() if name in own})
+    parameters = network.state_dict()
+    network.load_state_dict({name: tensor for name, tensor in problem.whole(mode).items() if name in parameters})
     return network
 
 
 def freeze_norms(network: nn.Module, name: str) -> None:
-    """Leave the parameters of norms out of what laplace-torch takes: those that want no gradient.
+    """Exclude the parameters of norms from the Gaussian: laplace-torch skips parameters without gradients.
 
     Raises:
         UsageError: parameters of layers that are neither norms nor have Kronecker factors.
     """
     for path, layer in network.named_modules():
-        own = list(layer.parameters(recurse=False))
+        parameters = list(layer.parameters(recurse=False))
         if isinstance(layer, NORMS):
             layer.requires_grad_(False)
-        elif own and not isinstance(layer, FACTORED):
+        elif parameters and not isinstance(layer, FACTORED):
             raise UsageError(
                 f"layer {path!r} of architecture {name!r}",
                 expected="a linear layer, a convolution or a norm: others have no Kronecker factors",
@@ -177,7 +177,7 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
     """Fit laplace-torch's object in place.
 
     Raises:
-        UsageError: a network that it can't take.
+        UsageError: a network that laplace-torch can't take.
     """
     try:
         posterior.fit(loader)
@@ -195,8 +195,8 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
             )
 
 
-def _named(drawn: Tensor, network: nn.Module, posterior: Any) -> Tensors:
-    """Cut draws (draw, weight) into tensors, name -> (draw, *shape), in the order that laplace-torch took them."""
+def _split_draws(drawn: Tensor, network: nn.Module, posterior: Any) -> Tensors:
+    """Split draws (draw, weight) into tensors, name -> (draw, *shape), in the order of laplace-torch."""
     layer = getattr(posterior.model, "last_layer", None)
     if layer is None:
         shapes = {n: p.shape for n, p in network.named_parameters() if p.requires_grad}

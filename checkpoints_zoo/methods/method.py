@@ -1,4 +1,4 @@
-"""What a method is: settings that fit an approximate posterior, and the draws that it gives.
+"""The protocol of a method: settings of an approximate posterior, and the draws that its fit returns.
 
 Axes: draws are (draw, *shape).
 """
@@ -23,11 +23,11 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The draws of one run of a method, and what its fit says of itself.
+    """The draws of one run of a method, and facts about its fit.
 
     Args:
-        states: stacked state dicts of the recipe's network, name -> (draw, *shape), float32 on the CPU, counters left
-            out.
+        states: stacked state dicts of the recipe's network, name -> (draw, *shape), float32 on the CPU, without
+            counters.
         facts: name -> number: acceptance, step size, evidence, and the like.
     """
 
@@ -40,10 +40,10 @@ class Method(Protocol):
     """A way to draw networks: a frozen dataclass whose fields are the settings, plain JSON values with defaults.
 
     Attributes:
-        name: as `zoo-cli compare --methods` takes it.
-        title: in a line.
+        name: as in `zoo-cli compare --methods`.
+        title: one line.
         source: the paper.
-        needs: requirements beside this package, as pip takes them.
+        needs: packages that it needs beside this one, as pip takes them.
         independent: whether each run is one independently trained member.
     """
 
@@ -59,8 +59,8 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: how many; the first of them have the same seeds whatever their number, and the same draws where
-                runs are not computed together.
+            runs: how many; the seeds of the first ones do not depend on the number, nor do their draws if runs are
+                not computed together.
             draws: of each run.
             seed: of everything random.
 
@@ -75,47 +75,49 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Range:
-    """What a setting may be.
+    """The allowed values of a setting.
 
     Args:
-        expected: in words, as a phrase that follows "expected".
-        fits: whether a value is in it, whatever its type.
+        expected: description that follows "expected" in an error.
+        fits: returns whether a value of any type is allowed.
     """
 
     expected: str
     fits: Callable[[Any], bool]
 
 
-def number(expected: str, fits: Callable[[float], bool]) -> Range:
+def finite_number(expected: str, fits: Callable[[float], bool]) -> Range:
     """Make a range of finite numbers; return it.
 
-    >>> number("above 0", lambda value: value > 0).fits(float("nan"))
+    >>> finite_number("above 0", lambda value: value > 0).fits(float("nan"))
     False
     """
-    return Range(f"a number {expected}", lambda value: _is(value, int, float) and math.isfinite(value) and fits(value))
+    return Range(
+        f"a number {expected}", lambda value: _is_instance(value, int, float) and math.isfinite(value) and fits(value)
+    )
 
 
-def whole(least: int) -> Range:
-    """Make the range of whole numbers from one on; return it.
+def whole_number(least: int) -> Range:
+    """Make a range of whole numbers from a least one on; return it.
 
-    >>> whole(1).expected, whole(1).fits(2.5)
+    >>> whole_number(1).expected, whole_number(1).fits(2.5)
     ('a whole number from 1', False)
     """
-    return Range(f"a whole number from {least}", lambda value: _is(value, int) and value >= least)
+    return Range(f"a whole number from {least}", lambda value: _is_instance(value, int) and value >= least)
 
 
 def one_of(*values: str) -> Range:
-    """Make a range of a few words; return it."""
+    """Make a range of some words; return it."""
     return Range(" or ".join(values), lambda value: value in values)
 
 
-def _is(value: object, *kinds: type) -> bool:
+def _is_instance(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-POSITIVE = number("above 0", lambda value: value > 0)
-SHARE = number("between 0 and 1", lambda value: 0 < value < 1)
-_FROM_0 = number("from 0", lambda value: value >= 0)
+POSITIVE = finite_number("above 0", lambda value: value > 0)
+SHARE = finite_number("between 0 and 1", lambda value: 0 < value < 1)
+_FROM_0 = finite_number("from 0", lambda value: value >= 0)
 
 # A setting means the same in every method that has it.
 _RANGES: dict[str, Range] = {
@@ -125,19 +127,19 @@ _RANGES: dict[str, Range] = {
     "var_clamp": _FROM_0,
     "rate": SHARE,
     "target": SHARE,
-    "friction": number("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "exploring": number("from 0 and below 1", lambda value: 0 <= value < 1),
-    "init_log_sd": number("that is finite", lambda value: True),
-    "burn_in": whole(0),
-    "warmup": whole(0),
-    "thinning": whole(1),
-    "batch_size": whole(1),
-    "cycle": whole(1),
-    "cycles": whole(1),
-    "epochs": whole(1),
-    "steps": whole(1),
-    "samples": whole(1),
-    "max_num_models": whole(2),
+    "friction": finite_number("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "exploring": finite_number("from 0 and below 1", lambda value: 0 <= value < 1),
+    "init_log_sd": finite_number("that is finite", lambda value: True),
+    "burn_in": whole_number(0),
+    "warmup": whole_number(0),
+    "thinning": whole_number(1),
+    "batch_size": whole_number(1),
+    "cycle": whole_number(1),
+    "cycles": whole_number(1),
+    "epochs": whole_number(1),
+    "steps": whole_number(1),
+    "samples": whole_number(1),
+    "max_num_models": whole_number(2),
     "diag_covariance": Range("True or False", lambda value: isinstance(value, bool)),
     "start": one_of("mode", "random"),
     "prior": one_of("weight-decay", "evidence"),
@@ -145,15 +147,15 @@ _RANGES: dict[str, Range] = {
 
 
 def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> None:
-    """Check the settings of a method, and how many runs and draws it is asked for.
+    """Check the settings of a method, and the numbers of runs and draws.
 
     Args:
         method: a frozen dataclass with a `name`.
         runs, draws: 1 or more of each.
-        narrower: ranges of settings that the method takes fewer values of than others do.
+        narrower: ranges of settings for which this method allows fewer values than others do.
 
     Raises:
-        UsageError: one out of its range.
+        UsageError: a value out of its range.
     """
     settings = {field.name: getattr(method, field.name) for field in fields(method)}
     ranges = _RANGES | narrower
@@ -161,15 +163,15 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
         if not ranges[name].fits(value):
             raise UsageError(f"{name} of {method.name}", expected=ranges[name].expected, found=repr(value))
     for name, count in (("runs", runs), ("draws", draws)):
-        if not whole(1).fits(count):
-            raise UsageError(f"{name} of {method.name}", expected=whole(1).expected, found=repr(count))
+        if not whole_number(1).fits(count):
+            raise UsageError(f"{name} of {method.name}", expected=whole_number(1).expected, found=repr(count))
 
 
 def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
-    """Make the log density of the product of all runs' posteriors, as the package posteriors takes one; return it.
+    """Make the log density of the product of all runs' posteriors, for the package posteriors; return the function.
 
-    It takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the whole data,
-    and beside it each run's own, (run,). It raises UsageError for a network that torch.vmap can't map over the runs.
+    The function takes stacked parameters and a batch for each run. It returns the sum over the runs, in nats of the
+    whole data, and each run's value, (run,). It raises UsageError for a network that torch.vmap can't map over runs.
     """
     each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture

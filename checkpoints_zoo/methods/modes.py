@@ -1,4 +1,4 @@
-"""Members that methods start from, trained as the recipe says, and what their networks are made of.
+"""Train the members from which methods start, and find tied parameters and random buffers of their network.
 
 Axes: stacked tensors are (run, *shape).
 """
@@ -25,11 +25,11 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import seed_torch
 
 Tensors = dict[str, Tensor]
-FIRST_SEED = 1_000_000  # of the modes: no published member has it
+FIRST_SEED = 1_000_000  # of the first mode: no published member has this seed or a larger one
 
 
-def read(path: Path) -> Tensors:
-    """Read states that were kept; return them.
+def read_modes(path: Path) -> Tensors:
+    """Read stored modes; return their states.
 
     Raises:
         DamagedError: a file that is cut, or is none of ours.
@@ -37,16 +37,16 @@ def read(path: Path) -> Tensors:
     try:
         return load_file(path)
     except SafetensorError as error:
-        do = "Delete it: they are trained again then"
+        do = "Delete it: the modes are then trained again"
         raise DamagedError(f"modes {path}", expected="a safetensors file", found=str(error), do=do) from error
 
 
-def train(
+def train_modes(
     recipe: Recipe,
     images: ImageData,
     runs: int,
     device: torch.device,
-    what: str,
+    description: str,
     gradient: Callable[[Recipe, Sequence[int]], Gradient] | None = None,
 ) -> Tensors:
     """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
@@ -56,7 +56,7 @@ def train(
         images: to train on.
         runs: members.
         device: to train on.
-        what: they are, for errors.
+        description: of the members, for errors.
         gradient: makes the function of a step's gradients, of a recipe and seeds; None for the recipe's own.
 
     Raises:
@@ -71,26 +71,28 @@ def train(
         for _ in train_epochs(recipe, ids, state, images, None if gradient is None else gradient(recipe, ids)):
             pass
         if bool((state.failed_step >= 0).any()):
-            raise UsageError(what, expected="finite losses", found="others", do="Lower lr of the recipe")
+            raise UsageError(description, expected="finite losses", found="others", do="Lower lr of the recipe")
         final = stored_tensors(recipe, state.params, state.buffers, state.averages, images)
         stacks.append({name: final[name].detach().cpu() for name in (*state.params, *state.buffers)})
     return {name: torch.cat([stack[name] for stack in stacks]).contiguous() for name in stacks[0]}
 
 
-def twins(network: nn.Module) -> dict[str, str]:
-    """Find tied parameters: further names in the state dict -> the first one, under which it is trained and drawn.
+def tied_names(network: nn.Module) -> dict[str, str]:
+    """Find tied parameters; return further name in the state dict -> first name, under which it is trained and drawn.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> net[1].weight = net[0].weight
-    >>> twins(net)
+    >>> tied_names(net)
     {'1.weight': '0.weight'}
     """
     parameters = dict(network.named_parameters())
     return {name: first for name, first in first_names(network).items() if name != first and first in parameters}
 
 
-def random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
-    """Name a buffer that is another whenever the network is built, running statistics aside; return "" without one.
+def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
+    """Find a buffer whose values differ each time the network is built; return its name, "" for none.
+
+    Running statistics do not count.
 
     Args:
         build: builds the network from torch's generator, which is left as it was.

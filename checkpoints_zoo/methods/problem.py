@@ -1,9 +1,8 @@
 """The posterior that all methods approximate: a recipe's network, its training images, a Gaussian prior.
 
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
-log of likelihood and an iid Gaussian prior of precision N · weight_decay, which is how the paper reads weight decay
-(Laurent, Aldea & Franchi 2024). Where a recipe smooths labels, that is for its modes alone: the likelihood is of the
-labels themselves.
+log of likelihood and an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea & Franchi 2024. If a
+recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """
@@ -26,10 +25,10 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.methods.modes import Tensors, random_buffer, read, train, twins
+from checkpoints_zoo.methods.modes import Tensors, find_random_buffer, read_modes, tied_names, train_modes
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
@@ -37,7 +36,7 @@ from checkpoints_zoo.training.optimizers import first_scaling
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-PIECE = 500  # inputs a forward pass
+FORWARD_BATCH = 500  # inputs a forward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +44,10 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: of the network; its SGD finds the modes.
+        recipe: of the network; its training gives the modes.
         images: the training images, labelled.
-        held_out: images for a search of settings, which `images` lacks; None for none.
-        folder: where trained modes are kept for other methods; None for nowhere.
+        held_out: images for a search of settings, which are not in `images`; None for none.
+        folder: where trained modes are stored for other methods; None for nowhere.
         device: to compute on.
     """
 
@@ -57,16 +56,16 @@ class Problem:
     held_out: ImageData | None = None
     folder: Path | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (it can't be changed)
-    _known: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
+    _trained_modes: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
 
     def __post_init__(self) -> None:
-        self._functional, self._random  # noqa: B018 (built now: random initialisation can't be mapped by torch.vmap)
+        self._functional, self._random_buffer  # noqa: B018 (built now: random initialisation can't be mapped by torch.vmap)
 
     @classmethod
     def of(
         cls, recipe: Recipe, *, held_out: int = 0, folder: Path | None = None, device: str | torch.device = "cpu"
     ) -> Problem:
-        """Make the problem of a recipe on its own training images, the last of which may be held out; return it.
+        """Make the problem of a recipe on its own training images, without the last `held_out`; return it.
 
         Args:
             recipe: of the network.
@@ -84,15 +83,15 @@ class Problem:
                 found=f"{recipe.weight_decay:g}",
             )
         images = recipe.split("train")
-        kept = len(images) - held_out
-        if held_out < 0 or kept < recipe.batch_size:
+        left = len(images) - held_out
+        if held_out < 0 or left < recipe.batch_size:
             raise UsageError(
                 f"images held out of {images.name!r}",
                 expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
                 found=f"{held_out:,}",
             )
-        held = _part(images, slice(kept, None)) if held_out else None
-        return cls(recipe, _part(images, slice(0, kept)), held, folder, torch.device(device))
+        held_images = _select(images, slice(left, None)) if held_out else None
+        return cls(recipe, _select(images, slice(0, left)), held_images, folder, torch.device(device))
 
     @property
     def count(self) -> int:
@@ -101,12 +100,12 @@ class Problem:
 
     @property
     def prior_precision(self) -> float:
-        """Of the iid Gaussian prior over all parameters: N · weight_decay."""
+        """Precision of the iid Gaussian prior over all parameters: N · weight_decay."""
         return self.count * self.recipe.weight_decay
 
     @cached_property
     def inputs(self) -> Tensor:
-        """The training images as the network takes them, without augmentation, float32."""
+        """The training images, preprocessed, without augmentation, float32."""
         return self.recipe.preprocess(self.images.images).to(self.device)
 
     @cached_property
@@ -117,12 +116,12 @@ class Problem:
         return self.images.labels.to(self.device)
 
     def network(self) -> nn.Module:
-        """Build the network in training mode; return it, torch's generator left as it is."""
+        """Build the network in training mode; return it. The state of torch's generator does not change."""
         return self.recipe.skeleton()
 
     @cached_property
     def has_norms(self) -> bool:
-        """Whether the network normalises by statistics of the batch, so that its logits depend on their company."""
+        """Whether the network normalises by batch statistics, so that logits depend on the other inputs of a batch."""
         return has_statistics(self.network())
 
     @cached_property
@@ -130,24 +129,24 @@ class Problem:
         module = self.network().to(self.device)
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-            norm.track_running_stats = False  # it normalises by the batch, and keeps nothing
+            norm.track_running_stats = False  # it normalises by the batch and stores no statistics
         return module.requires_grad_(False)
 
     @cached_property
-    def _random(self) -> str:
-        return random_buffer(self.recipe.module, self.device)
+    def _random_buffer(self) -> str:
+        return find_random_buffer(self.recipe.module, self.device)
 
     def _check_buffers(self) -> None:
-        if self._random:
+        if self._random_buffer:
             raise UsageError(
-                f"buffer {self._random!r} of architecture {self.recipe.architecture!r}",
+                f"buffer {self._random_buffer!r} of architecture {self.recipe.architecture!r}",
                 expected="the same values whenever the network is built: draws are of the parameters alone",
                 found="others each time",
                 do="Build it from a seed of its own, or make it a parameter",
             )
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Run one network; return logits (batch, class). Norms normalise by the batch; composes with torch.func.
+        """Run one network; return logits (batch, class). Norms use batch statistics. Works under torch.func.
 
         Args:
             params: name -> parameter.
@@ -160,20 +159,16 @@ class Problem:
         logits: Tensor = functional_call(self._functional, dict(params), (inputs,))
         return logits
 
-    def log_likelihood(self, params: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return log p(labels | inputs, params) of one network, nats, summed over the inputs."""
-        return -F.cross_entropy(self.forward(params, inputs), labels, reduction="sum")
-
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return log p(params), nats, with its constant."""
+        """Return log p(params) in nats, including the constant."""
         count = sum(p.numel() for p in params.values())
         square = torch.stack([p.square().sum() for p in params.values()]).sum()
         return -self.prior_precision / 2 * square + count / 2 * math.log(self.prior_precision / (2 * math.pi))
 
     def log_posterior(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Estimate log p(params, all labels | all inputs) by a batch; return it, nats, and the batch's logits.
+        """Estimate log p(params, all labels | all inputs) from a batch; return it in nats, and the batch's logits.
 
-        The likelihood of the batch counts N / batch times: without bias where batches are drawn evenly.
+        The log likelihood of the batch is multiplied by N / batch: unbiased if all images are equally probable.
 
         Args:
             params: of one network.
@@ -185,10 +180,9 @@ class Problem:
         return self.count / len(labels) * likelihood + self.log_prior(params), logits
 
     def batches(self, size: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for ever, batches of each run's own order: inputs (run, batch, …) and labels (run, batch).
+        """Yield batches without end, each run in its own order: inputs (run, batch, …) and labels (run, batch).
 
-        Every run sees all images once an epoch, augmented as the recipe says; what is left over after whole batches
-        is dropped.
+        Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
             size: of a batch, all images at most.
@@ -198,9 +192,9 @@ class Problem:
         pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
         size = min(size, self.count)
         while True:
-            drawn = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
-            order = torch.stack([torch.randperm(self.count, generator=g) for g in drawn]).to(self.device)
-            views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in drawn])
+            generators = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
+            order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
+            views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in generators])
             for first in range(0, self.count - size + 1, size):
                 seen = order[:, first : first + size]
                 images = augmentation(
@@ -212,7 +206,7 @@ class Problem:
     def modes(self, runs: int) -> tuple[Tensors, Tensors]:
         """Train members of the recipe, one for each run; return their parameters and buffers, (run, *shape).
 
-        Their seeds are 1,000,000 and up. They are trained once, and kept in the folder; what is returned is a copy.
+        Their seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
 
         Args:
             runs: how many.
@@ -220,23 +214,23 @@ class Problem:
         Raises:
             UsageError: a loss that was not finite.
         """
-        if runs not in self._known:
-            self._known[runs] = self._found(runs)
-        return self._split({name: tensor.clone() for name, tensor in self._known[runs].items()})
+        if runs not in self._trained_modes:
+            self._trained_modes[runs] = self._load_or_train_modes(runs)
+        return self._split_states({name: tensor.clone() for name, tensor in self._trained_modes[runs].items()})
 
-    def _found(self, runs: int) -> Tensors:
-        """Read modes from the folder, or train them, and keep them there; return their states."""
-        kept = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
-        if kept is not None and kept.is_file():
-            return read(kept)
-        states = train(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
-        if kept is not None:
-            with replacing(kept, "wb") as file:
+    def _load_or_train_modes(self, runs: int) -> Tensors:
+        """Read modes from the folder, or train and store them there; return their states."""
+        path = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
+        if path is not None and path.is_file():
+            return read_modes(path)
+        states = train_modes(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
+        if path is not None:
+            with replace_file(path, "wb") as file:
                 file.write(save(states))
         return states
 
     def trained_state(self, runs: int) -> StackState:
-        """Return the modes as a state that training can go on from: no momentum, no epochs done."""
+        """Return the modes as a state from which training can continue: zero momentum, epoch 0."""
         params, buffers = self.modes(runs)
         return StackState(
             params=params,
@@ -251,25 +245,29 @@ class Problem:
         facts = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
-    def _split(self, states: Tensors) -> tuple[Tensors, Tensors]:
-        own = [name for name, _ in self.network().named_parameters()]  # not a file's order: noise is drawn in it
-        placed = {name: tensor.to(self.device) for name, tensor in states.items()}
-        return {n: placed[n] for n in own}, {n: t for n, t in placed.items() if n not in own}
+    def _split_states(self, states: Tensors) -> tuple[Tensors, Tensors]:
+        parameter_names = [
+            name for name, _ in self.network().named_parameters()
+        ]  # noise is drawn in this order, not in a file's
+        on_device = {name: tensor.to(self.device) for name, tensor in states.items()}
+        return {n: on_device[n] for n in parameter_names}, {
+            n: t for n, t in on_device.items() if n not in parameter_names
+        }
 
     @cached_property
-    def twins(self) -> dict[str, str]:
+    def tied_names(self) -> dict[str, str]:
         """Further names of tied parameters in a state dict -> the first one."""
-        return twins(self.network())
+        return tied_names(self.network())
 
     def whole(self, states: Mapping[str, Tensor]) -> Tensors:
-        """Give tied parameters all their names: they are trained and drawn under the first; return name -> tensor."""
-        return {**states, **{name: states[first] for name, first in self.twins.items()}}
+        """Add all names of tied parameters, which are trained and drawn under the first name; return name -> tensor."""
+        return {**states, **{name: states[first] for name, first in self.tied_names.items()}}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
-        """Make stacked parameters whole state dicts; return name -> (draw, *shape), float32 on the CPU.
+        """Complete stacked parameters to state dicts; return name -> (draw, *shape), float32 on the CPU.
 
-        Running statistics are estimated anew on the training images for each draw; other buffers are those of the
-        network as it is built; counters are left out.
+        Running statistics are estimated anew on the training images for each draw; other buffers are those of a newly
+        built network; there are no counters.
 
         Args:
             params: name -> (draw, *shape).
@@ -285,10 +283,10 @@ class Problem:
             if name not in states and not is_counter(name):
                 states[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            states = reestimate(skeleton, states, list(torch.split(self.inputs.cpu(), PIECE)))
+            states = reestimate(skeleton, states, list(torch.split(self.inputs.cpu(), FORWARD_BATCH)))
         return {name: tensor.contiguous() for name, tensor in states.items()}
 
 
-def _part(images: ImageData, some: slice) -> ImageData:
+def _select(images: ImageData, some: slice) -> ImageData:
     labels = None if images.labels is None else images.labels[some]
     return replace(images, images=images.images[some], labels=labels)

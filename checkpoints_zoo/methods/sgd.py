@@ -1,4 +1,4 @@
-"""SGD that goes on from the modes: what snapshot ensembles and SWAG are made of.
+"""Continue SGD from the modes, for snapshot ensembles and SWAG.
 
 Axes: stacked tensors are (run, *shape).
 """
@@ -18,17 +18,17 @@ from checkpoints_zoo.training.loop import StackState, train_epochs
 from checkpoints_zoo.training.seeds import derive_seed
 
 
-def train_on(
+def continue_training(
     problem: Problem, runs: int, seed: int, *, schedule: str, lr: float, after: Sequence[int]
 ) -> dict[int, Tensors]:
-    """Train the modes on by SGD; return epoch -> parameters and buffers, (run, *shape).
+    """Continue the training of the modes by SGD; return epoch -> parameters and buffers, (run, *shape).
 
-    Momentum is zero at first. Batches, augmentation, momentum and decay are the recipe's.
+    Momentum starts at zero. Batches, augmentation, momentum and decay are the recipe's.
 
     Args:
-        problem: whose modes they are.
+        problem: whose modes are trained.
         runs: how many.
-        seed: of the order that each run sees the images in.
+        seed: of the order in which each run sees the images.
         schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
         lr: highest rate.
         after: epochs since the mode, rising; 0 for the mode itself.
@@ -36,7 +36,7 @@ def train_on(
     Raises:
         UsageError: a loss that was not finite.
     """
-    first, alone = problem.recipe.epochs, problem.recipe.stack_width == 1
+    first, one_by_one = problem.recipe.epochs, problem.recipe.stack_width == 1
     at = [first + epoch for epoch in after]
     recipe = replace(
         problem.recipe,
@@ -46,17 +46,17 @@ def train_on(
         milestones=tuple(sorted({first, *at[:-1]})) if schedule == "cosine-restarts" else (),
         epochs=at[-1],
         snapshots=tuple(at[:-1]),
-        stack_width=1 if alone else runs,
+        stack_width=1 if one_by_one else runs,
         warmup_epochs=0,
         averaging="none",
         eval_every=0,
     )
     ids, modes = [derive_seed(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
-    size = 1 if alone else runs
+    size = 1 if one_by_one else runs
     parts: list[dict[int, Tensors]] = []
     for start in range(0, runs, size):
-        state = _part(modes, slice(start, start + size))
-        state.epoch, state.snapshots[first] = first, _copied(state)
+        state = _copy_runs(modes, slice(start, start + size))
+        state.epoch, state.snapshots[first] = first, _copy_state(state)
         for _ in train_epochs(recipe, ids[start : start + size], state, problem.images):
             pass
         if bool((state.failed_step >= 0).any()):
@@ -66,17 +66,17 @@ def train_on(
                 found="others",
                 do="Lower the rate",
             )
-        parts.append({**state.snapshots, at[-1]: _copied(state)})
+        parts.append({**state.snapshots, at[-1]: _copy_state(state)})
     names = [name for name in parts[0][first] if not is_counter(name)]
     return {e - first: {name: torch.cat([part[e][name] for part in parts]) for name in names} for e in at}
 
 
-def _copied(state: StackState) -> Tensors:
+def _copy_state(state: StackState) -> Tensors:
     return {name: t.detach().cpu().clone() for name, t in {**state.params, **state.buffers}.items()}
 
 
-def _part(modes: StackState, runs: slice) -> StackState:
-    """Copy some runs of a stack: steps are taken in place."""
+def _copy_runs(modes: StackState, runs: slice) -> StackState:
+    """Copy some runs of a stack, because training changes tensors in place."""
 
     def of(tensors: Tensors) -> Tensors:
         return {name: tensor[runs].clone() for name, tensor in tensors.items()}

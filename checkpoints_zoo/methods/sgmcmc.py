@@ -1,9 +1,9 @@
 """Stochastic-gradient Markov chains from a mode: SGLD, SGHMC, and SGHMC with a cyclical step size, by posteriors.
 
-Settings are in SGD's terms. `lr` times the gradient of the *mean* loss is a step, so that SGD's rates can be compared,
-and `friction` is 1 − momentum. In posteriors' terms, with the log density of all N images: SGLD's lr is lr / N;
-SGHMC's is h = √(lr / N), and its alpha is friction / h. `temperature` T is of the posterior alone: the chains' law is
-p(θ | images)^(1/T), and 1 is the Bayes posterior of the problem's prior and likelihood.
+Settings are those of SGD. A step is `lr` times the gradient of the *mean* loss, so that rates are comparable with
+SGD's, and `friction` is 1 − momentum. The package posteriors takes the log density of all N images: there SGLD's lr is
+lr / N, SGHMC's lr is h = √(lr / N), and its alpha is friction / h. With `temperature` T the chains sample
+p(θ | images)^(1/T); T = 1 is the Bayes posterior of the problem's prior and likelihood.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 """
@@ -31,7 +31,7 @@ class Sgld:
     Args:
         lr: N · ε.
         temperature: T.
-        burn_in: steps before the first draw's own.
+        burn_in: steps before the `thinning` steps that lead to the first draw.
         thinning: steps from draw to draw.
         batch_size: images a step, each run its own.
     """
@@ -68,7 +68,7 @@ class Sghmc:
     """Stochastic-gradient Hamiltonian Monte Carlo.
 
     θ ← θ + h m, m ← (1 − friction) m + h ∇log p(θ) + N(0, 2 friction T), both from the θ and m of the step before.
-    The step is explicit: it is stable where lr · (largest curvature of the mean loss) < friction.
+    The step is explicit: it is stable if lr · (largest curvature of the mean loss) < friction.
 
     Args:
         lr: N · h².
@@ -103,23 +103,23 @@ class Sghmc:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return two rates, each with a friction that it is stable with, at temperatures from 0.03 to 1."""
+        """Return two rates, each with a friction at which it is stable, at temperatures from 0.03 to 1."""
         rates = ((0.01, 0.1), (0.03, 0.3))
         return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.03, 0.1, 0.3, 1.0)]
 
 
 @dataclass(frozen=True)
 class CyclicalSghmc:
-    """SGHMC with a step size that falls by a cosine and starts anew: it leaves a mode without noise, then samples.
+    """SGHMC with a step size that falls by a cosine in each cycle: without noise to a new mode, then with noise.
 
     Step k of a cycle of C has the rate lr/2 · (cos(π k / C) + 1); while k / C is below `exploring` no noise is added
     (Zhang et al. 2020, algorithm 1 and equation 1). Draws are spread over the rest of each cycle; its last step is one.
 
     Args:
-        lr: N · h² where a cycle starts.
-        cycles: as many, or as many as draws; draws that are over go to the first.
+        lr: N · h² at the start of a cycle.
+        cycles: number of cycles, at most one for each draw; the first cycles have one draw more if draws are uneven.
         steps: of a cycle.
-        exploring: share of a cycle.
+        exploring: share of a cycle without noise.
         friction, temperature, batch_size: as `Sghmc`.
     """
 
@@ -186,7 +186,7 @@ class CyclicalSghmc:
                 batch,
                 density,
                 lr=step,
-                alpha=self.friction / step,  # the same share of the momentum is lost in each step, as in the paper
+                alpha=self.friction / step,  # each step loses the same share of the momentum, as in the paper
                 temperature=0.0 if exploring else self.temperature,
             )
             return moved
@@ -196,6 +196,6 @@ class CyclicalSghmc:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return two rates, each with a friction that it is stable with, at temperatures 0.1 and 1."""
+        """Return two rates, each with a friction at which it is stable, at temperatures 0.1 and 1."""
         rates = ((0.03, 0.1), (0.1, 0.3))
         return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.1, 1.0)]

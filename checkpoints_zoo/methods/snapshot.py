@@ -1,4 +1,4 @@
-"""Snapshot ensembles: SGD falls into one minimum after another, and each is a draw."""
+"""Snapshot ensembles: SGD visits one minimum after another, and each minimum is a draw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from checkpoints_zoo.methods.method import Run, check_settings
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.sgd import train_on
+from checkpoints_zoo.methods.sgd import continue_training
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Snapshot:
     independent: ClassVar[bool] = False
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Train each mode on for a cycle a draw, but for the first draw, the mode itself; return the runs.
+        """Continue the training of each mode; return the runs. The first draw is the mode, each other one ends a cycle.
 
         Args:
             problem: the network and its training images.
@@ -49,7 +49,9 @@ class Snapshot:
         """
         check_settings(self, runs, draws)
         after = range(0, draws * self.cycle, self.cycle)
-        ends = list(train_on(problem, runs, seed, schedule="cosine-restarts", lr=self.lr, after=after).values())
+        ends = list(
+            continue_training(problem, runs, seed, schedule="cosine-restarts", lr=self.lr, after=after).values()
+        )
         stacked = {name: torch.stack([end[name] for end in ends], 1) for name in ends[0]}  # (run, draw, *shape)
         return [Run(problem.whole({name: tensor[run] for name, tensor in stacked.items()})) for run in range(runs)]
 

@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian around the weights that SGD passes at a constant rate, by torch-uncertainty's class."""
+"""SWAG: a Gaussian around the weights along SGD at a constant rate, by torch-uncertainty's class."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from checkpoints_zoo.interop.optional_packages import import_optional
-from checkpoints_zoo.methods.method import Range, Run, check_settings, whole
+from checkpoints_zoo.methods.method import Range, Run, check_settings, whole_number
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.sgd import train_on
+from checkpoints_zoo.methods.sgd import continue_training
 from checkpoints_zoo.training.seeds import derive_seed
 
 
@@ -20,15 +20,15 @@ from checkpoints_zoo.training.seeds import derive_seed
 class Swag:
     """A Gaussian with mean, variance and a low-rank covariance of SGD's weights (Maddox et al. 2019).
 
-    From each mode, SGD goes on at a constant rate; torch-uncertainty's `SWAG` gathers the weights after each epoch, and
-    draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), y and z standard normal, D the
+    From each mode, SGD continues at a constant rate; torch-uncertainty's `SWAG` collects the weights after each epoch,
+    and draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), y and z standard normal, D the
     deviations of the last weights from the mean so far (equation 1, where scale is 1/2). That class draws y anew for
     each tensor, which is independent of the others then; in the paper one y is of all. Running statistics are estimated
     anew for each draw.
 
     Args:
         lr: the constant rate.
-        epochs: that weights are gathered after.
+        epochs: number of epochs, each of which gives one set of weights.
         scale: of the covariance.
         max_num_models: rank of the low-rank part, at most `epochs`.
         var_clamp: least variance of a weight.
@@ -51,27 +51,29 @@ class Swag:
     independent: ClassVar[bool] = False
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Train each mode on, gather its weights, and draw; return the runs.
+        """Continue the training of each mode, collect its weights, and draw; return the runs.
 
         Args:
             problem: the network and its training images.
             runs: how many.
             draws: of each run.
-            seed: of the order that images come in, and of the draws.
+            seed: of the order of images, and of the draws.
 
         Raises:
             UsageError: no torch-uncertainty, settings out of their range, or losses that were not finite.
         """
         rank = Range(
             f"a whole number from 2 to epochs, {self.epochs}",
-            lambda value: whole(2).fits(value) and value <= self.epochs,
+            lambda value: whole_number(2).fits(value) and value <= self.epochs,
         )
         check_settings(self, runs, draws, max_num_models=rank)
-        weights = train_on(problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1))
+        weights = continue_training(
+            problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1)
+        )
         with torch.random.fork_rng(devices=[]):
-            return [self._drawn(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
+            return [self._draw(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
 
-    def _drawn(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
+    def _draw(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
         gathered = self.gather(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
         by_name: dict[str, list[torch.Tensor]] = {}
         for draw in range(draws):
@@ -100,7 +102,7 @@ class Swag:
             diag_covariance=self.diag_covariance,
             max_num_models=self.max_num_models,
             var_clamp=self.var_clamp,
-            num_estimators=0,  # it would draw them after each epoch
+            num_estimators=0,  # otherwise it would draw networks after each epoch
         )
         with torch.no_grad():
             for epoch, tensors in enumerate(weights, 1):

@@ -21,16 +21,16 @@ from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
-LAST = 100  # steps that the bound is estimated from
+LAST = 100  # steps from which the bound is estimated
 
 
 @dataclass(frozen=True)
 class MeanField:
     """The Gaussian with independent parameters that maximises E[log p(θ, labels)] + temperature · entropy.
 
-    At temperature 1 it is the evidence lower bound of the problem's prior and likelihood; below, the Gaussian is
-    narrower (a cold posterior). Gradients are by reparameterisation, sticking the landing (Roeder et al. 2017), under
-    Adam with a rate that falls to 0 by a cosine.
+    At temperature 1 this is the evidence lower bound of the problem's prior and likelihood; at lower temperatures the
+    Gaussian is narrower (a cold posterior). Gradients are by reparameterisation, sticking the landing (Roeder et al.
+    2017). The optimizer is Adam with a rate that falls to 0 by a cosine.
 
     Args:
         lr: Adam's rate at first, for means and logs of standard deviations.
@@ -39,7 +39,7 @@ class MeanField:
         temperature: of the entropy.
         samples: of the Gaussian, a step.
         batch_size: images a step, each run its own.
-        start: where the means start: at each run's "mode", or at a "random" initialisation of the network.
+        start: initial means: each run's "mode", or a "random" initialisation of the network.
     """
 
     lr: float = 0.01
@@ -71,7 +71,7 @@ class MeanField:
             seed: of the order of images, the samples and the draws.
 
         Raises:
-            UsageError: no posteriors, settings out of their range, or a Gaussian that leaves for infinity.
+            UsageError: no posteriors, settings out of their range, or a Gaussian that diverges to infinity.
         """
         check_settings(self, runs, draws)
         vi: Any = import_optional("posteriors.vi.diag", REQUIREMENT)
@@ -80,7 +80,7 @@ class MeanField:
 
         def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
             total, by_run = density(params, batch)
-            return total, (by_run, params)  # posteriors gives its samples away in no other way
+            return total, (by_run, params)  # the only way to get the samples from posteriors
 
         transform = vi.build(
             seen,
@@ -116,7 +116,7 @@ class MeanField:
         return self.lr / 2 * ((math.pi * count / self.steps).cos() + 1)
 
     def _means(self, problem: Problem, runs: int, seed: int) -> Tensors:
-        """Return what the Gaussians' means are at first, (run, *shape)."""
+        """Return the initial means of the Gaussians, (run, *shape)."""
         if self.start == "mode":
             return {name: tensor.detach().clone() for name, tensor in problem.modes(runs)[0].items()}
         networks = []

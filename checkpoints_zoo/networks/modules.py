@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, differences, finite_problems, is_counter, is_statistic
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.layout import Layout, compare_shapes, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 TORCH_DTYPES = {
@@ -73,7 +73,7 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
             f"architecture {name!r}",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest(name, ARCHITECTURES)!r}",
+            do=f"Use the nearest name, {nearest_name(name, ARCHITECTURES)!r}",
         )
     known = inspect.signature(ARCHITECTURES[name]).parameters
     for argument, value in arguments.items():
@@ -138,7 +138,47 @@ def build_module(build: Build, name: str) -> nn.Module:
             expected="a function that returns a torch.nn.Module",
             found=repr(module).partition("\n")[0][:80],
         )
+    check_module(module, f"architecture for {name}")
     return module
+
+
+def check_module(module: nn.Module, thing: str) -> None:
+    """Check that a module is a network whose state dict has dense tensors alone.
+
+    Args:
+        module: any.
+        thing: the module's name in errors.
+
+    Raises:
+        UsageError: a wrapper for several devices, a tensor without a shape or of another kind, or extra state.
+    """
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        found = type(module).__name__
+        raise UsageError(thing, expected="the network itself", found=found, do="Give its `.module`")
+    check_state(module.state_dict(keep_vars=True), thing)
+
+
+def check_state(state: Mapping[str, Any], thing: str) -> None:
+    """Check that a state dict has dense tensors alone.
+
+    Raises:
+        UsageError: a tensor without a shape (of a lazy layer) or of another kind, or something else (extra state).
+    """
+    for name, tensor in state.items():
+        if nn.parameter.is_lazy(tensor):
+            found, do = f"{name!r} without a shape", "Run the module once, so that its lazy layers get their sizes"
+        elif not isinstance(tensor, Tensor):
+            found, do = f"{type(tensor).__name__} under {name!r}", "Take it out: a member has tensors alone"
+            if name.rpartition(".")[2] == "_extra_state":
+                do = "Give a module without `get_extra_state`: a member has tensors alone"
+        elif tensor.layout != torch.strided or tensor.is_quantized:
+            found, do = (
+                f"{name!r} of layout {tensor.layout}, {tensor.dtype}",
+                "Give `.to_dense()` or `.dequantize()` of it",
+            )
+        else:
+            continue
+        raise UsageError(thing, expected="a state dict of dense tensors", found=found, do=do, tensor=name)
 
 
 def unsaved_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -239,6 +279,7 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
     Raises:
         UsageError: a tensor of a dtype that the format can't hold.
     """
+    check_state(state, "state dict")
     tensors, counters = [], []
     for name, tensor in state.items():
         stored_dtype = tensor.dtype
@@ -290,7 +331,7 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
     """
     wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
     found = {n: s for n, s in found.items() if not is_counter(n)}
-    names, phrase = differences(found, wanted)
+    names, phrase = compare_shapes(found, wanted)
     if names:
         raise LayoutError(
             thing,
@@ -315,10 +356,17 @@ def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Widen half-precision tensors of layers with running statistics to float32; return all tensors."""
-    norms = norm_tensor_names(state)
-    narrow = (torch.float16, torch.bfloat16)
-    return {n: t.float() if n in norms and t.dtype in narrow else t for n, t in state.items()}
+    """Give the tensors of layers with running statistics the dtype that these compute in; return all tensors.
+
+    That is the dtype of the inputs, or float32 for inputs in half precision: torch takes no other pair of dtypes.
+    """
+    norms, dtype = norm_tensor_names(state), norm_dtype(input_dtype(state))
+    return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in state.items()}
+
+
+def norm_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of layers with running statistics for inputs of a dtype."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 _tracing = Lock()

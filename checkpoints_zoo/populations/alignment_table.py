@@ -1,4 +1,4 @@
-"""A collection's members beside the one they are aligned to: distances before and after, and transpositions."""
+"""Distances of members to a reference before and after alignment, and the transpositions of each alignment."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Alignment:
 
     Args:
         collection: its name.
-        to: words for what members are aligned to.
+        to: description of the reference.
         keys: id and epoch of each member.
         sizes: group -> units.
         transpositions: group -> (member), the number of transpositions (NoT) of the permutation that aligns it.
-        before, after: (member), squared distance to the reference as stored, and aligned; without running statistics.
-            To a mean, each is to the mean of the members as they are then.
+        before, after: (member), squared distance to the reference before and after alignment; running statistics do
+            not count. If the reference is the mean, `before` is to the mean of the stored members, and `after` to the
+            mean of the aligned members.
     """
 
     collection: str
@@ -62,7 +63,7 @@ class Alignment:
 
     @property
     def expected(self) -> float:
-        """The mean total of permutations drawn at random: a group of n units needs n − (1 + 1/2 + … + 1/n)."""
+        """Mean total of random permutations: a permutation of n units needs n − (1 + 1/2 + … + 1/n) on average."""
         return sum(size - sum(1 / k for k in range(1, size + 1)) for size in self.sizes.values())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -108,7 +109,7 @@ class Alignment:
 
 
 def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:
-    """Align members by weight matching and measure the effect; return transpositions and distances.
+    """Align members by weight matching; return the transpositions, and the distances before and after.
 
     The aligned weights themselves are `members.align(to)`.
 
@@ -125,11 +126,11 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
     >>> result.total[0].item(), bool((result.after[1:] < result.before[1:]).all())
     (0, True)
     """
-    return alignment_of(members.align(to))
+    return measure_alignment(members.align(to))
 
 
-def alignment_of(aligned: Collection) -> Alignment:
-    """Measure the effect of the alignment in a view, without matching again; see `alignment`.
+def measure_alignment(aligned: Collection) -> Alignment:
+    """Measure an alignment that a view already holds, without matching again; see `alignment`.
 
     Args:
         aligned: members that `Collection.align` returned, or some of them.
@@ -149,7 +150,7 @@ def alignment_of(aligned: Collection) -> Alignment:
     members, table = aligned._before(), aligned.symmetry_table
     size = members._members_within(_BATCH)
 
-    def pieces() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
+    def aligned_batches() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for at, (_, params) in enumerate(members.batches(size)):
             keys = members._keys[at * size : (at + 1) * size]
             changed, element = step(table, keys, params)
@@ -159,9 +160,9 @@ def alignment_of(aligned: Collection) -> Alignment:
         if isinstance(step, Aligned):
             stored = reference = dict(step.target())
         else:
-            stored, reference = _means(pieces(), len(members))
+            stored, reference = _means(aligned_batches(), len(members))
         before, after, counts = [], [], []
-        for params, changed, permutations in pieces():
+        for params, changed, permutations in aligned_batches():
             before.append(squared_distance(table, params, stored))
             after.append(squared_distance(table, changed, reference))
             counts.append({name: transpositions(p) for name, p in permutations.items()})
@@ -176,10 +177,12 @@ def alignment_of(aligned: Collection) -> Alignment:
     )
 
 
-def _means(pieces: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], members: int) -> tuple[Params, Params]:
+def _means(
+    aligned_batches: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], members: int
+) -> tuple[Params, Params]:
     """Return the mean of the members as stored, and aligned; name -> (*shape), float64."""
     sums: list[Params] = [{}, {}]
-    for params, changed, _ in pieces:
+    for params, changed, _ in aligned_batches:
         for total, part in zip(sums, (params, changed), strict=True):
             for name, tensor in part.items():
                 total[name] = total.get(name, torch.zeros(())) + tensor.double().sum(0)
@@ -196,14 +199,14 @@ def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
     title = f"{result.collection}: {len(result)} member{'s' * (len(result) != 1)} aligned to {result.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(1, panels)
-    _distances(axes[0], result)
-    _transpositions(axes[1], result)
+    draw_distances(axes[0], result)
+    draw_transpositions(axes[1], result)
     if lines:
-        _losses(axes[2], lines)
+        _draw_losses(axes[2], lines)
     return figure
 
 
-def _distances(axes: Axes, result: Alignment) -> None:
+def draw_distances(axes: Axes, result: Alignment) -> None:
     axes.scatter(result.before.tolist(), result.after.tolist(), s=14, color=BLUE, edgecolors="none")
     most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
@@ -214,8 +217,8 @@ def _distances(axes: Axes, result: Alignment) -> None:
     axes.set_ylabel("squared distance aligned")
 
 
-def _transpositions(axes: Axes, result: Alignment) -> None:
-    """Draw a box a group, of the share of the transpositions that there can be."""
+def draw_transpositions(axes: Axes, result: Alignment) -> None:
+    """Draw one box for each group: its transpositions as a share of the largest possible number."""
     groups = [name for name, size in result.sizes.items() if size > 1]
     shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]
     if groups:
@@ -224,10 +227,10 @@ def _transpositions(axes: Axes, result: Alignment) -> None:
         axes.invert_yaxis()
     axes.set_xlim(-0.03, 1.03)
     axes.set_title("Transpositions")
-    axes.set_xlabel("share of the most there can be")
+    axes.set_xlabel("share of the largest possible number")
 
 
-def _losses(axes: Axes, lines: Sequence[Barriers]) -> None:
+def _draw_losses(axes: Axes, lines: Sequence[Barriers]) -> None:
     for line, label, colour in zip(lines, ("as stored", "aligned"), (RED, GREEN), strict=True):
         lambdas = line.lambdas.tolist()
         for losses in line.losses.tolist():

@@ -1,8 +1,8 @@
-"""Are the channels of a layer alike? A test of the corollary that all of them have the same marginal posterior.
+"""A test of the corollary that all channels of a layer have the same marginal posterior.
 
-Independent initialisations that are constant over a layer make its channels interchangeable (Laurent et al. 2024,
-arXiv 2310.08287, corollary of proposition 1): then the channel that holds the largest weight is each with the same
-probability. So it is for independently trained networks, not for many approximate posteriors.
+If all channels of a layer are initialised alike, they are exchangeable (Laurent et al. 2024, arXiv 2310.08287,
+corollary of proposition 1): each channel holds the layer's largest weight with the same probability. This is true of
+independently trained networks, and false for many approximate posteriors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.table import Group
 
 _BATCH = 1 << 28  # bytes of members that are read at once
-_ENTRIES = 1 << 22  # of simulated counts that are held at once
+_ENTRIES = 1 << 22  # simulated counts that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,13 @@ class LayerTest:
         name: of the layer, as its group of the symmetry table.
         tensor: whose weights are compared: the first that writes the units.
         units: (member, block), the unit with the largest weight. Blocks that never change places (a grouped kernel on
-            the network's own inputs) are tested each for itself; all other layers have one.
-        counts: (unit), how often each was it.
+            the network's own inputs) are tested one by one; every other layer is one block.
+        counts: (unit), how many members have their largest weight in the unit.
         chi_squared: Pearson's statistic against equal counts, summed over blocks.
-        freedom: its degrees of freedom. Where counts are small it doesn't follow the chi-squared distribution.
-        p: how often units that are alike differ as much or more; uniform between 0 and 1 where they are alike.
+        freedom: degrees of freedom of `chi_squared`. If counts are small, `chi_squared` does not follow the
+            chi-squared distribution.
+        p: probability that exchangeable units give a statistic at least as large. If units are exchangeable, p is
+            uniform between 0 and 1.
         adjusted: p after Holm's correction for the number of layers.
     """
 
@@ -69,7 +71,7 @@ class Corollary:
 
     @property
     def p(self) -> float:
-        """The smallest of the layers' adjusted p-values: below 0.05, not all channels are alike at that level."""
+        """The smallest of the layers' adjusted p-values: below 0.05, some layer's channels are not exchangeable."""
         return min((layer.adjusted for layer in self.layers), default=1.0)
 
     def __len__(self) -> int:
@@ -83,14 +85,14 @@ class Corollary:
             figures = (f"{layer.chi_squared:.4g}", str(layer.freedom), f"{layer.p:.2g}", f"{layer.adjusted:.2g}")
             rows.append((layer.name, str(len(layer.counts)), often, *figures))
         head = f"Which unit holds a layer's largest weight, over {len(self.ids)} members"
-        return f"{head}: p = {self.p:.2g} for all layers\n\n{aligned(rows)}"
+        return f"{head}: p = {self.p:.2g} for all layers\n\n{align_columns(rows)}"
 
 
 def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) -> Corollary:
-    """Test for each layer whether its largest weight is equally often in each of its units; return the p-values.
+    """Test each layer: is its largest weight equally often in each of its units? Return the p-values.
 
     Args:
-        members: two or more of one architecture, of each one snapshot. They have to be independent of each other.
+        members: two or more of one architecture, independent of each other, one snapshot of each.
         seed, simulations: as in `check_layers`.
 
     Raises:
@@ -113,24 +115,24 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         )
     parts: dict[str, list[Tensor]] = {}
     for _, params in members.batches(members._members_within(_BATCH)):
-        for name, values in largest(table, params).items():
+        for name, values in largest_weights(table, params).items():
             parts.setdefault(name, []).append(values)
     largest_of = {name: torch.cat(values) for name, values in parts.items()}
-    return _tested(table, largest_of, members.ids, seed, simulations)
+    return _test_layers(table, largest_of, members.ids, seed, simulations)
 
 
 def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000) -> Corollary:
     """Test stacked parameters as `corollary` tests a collection; return the p-values.
 
-    The statistic is Pearson's, its null distribution simulated: counts are too small for the chi-squared one where
-    units are many and members few. As it takes few values then, ties with simulated ones are broken at random; so p is
-    exactly uniform where channels are alike, for any number of members, units and simulations.
+    The statistic is Pearson's. Its null distribution is simulated: with many units and few members, counts are too
+    small for the chi-squared distribution. Ties between the statistic and simulated ones are broken at random; so p is
+    exactly uniform if channels are exchangeable, for any number of members, units and simulations.
 
     Args:
         table: of the network.
         params: name -> (member, *shape), the first tensor that writes each group.
         seed: of simulations, of ties of the largest weight (frequent in float16), and of those of the statistic.
-        simulations: of each layer; p is a multiple of about 1 / simulations.
+        simulations: for each layer; the step between possible p-values is about 1 / simulations.
 
     Raises:
         LayoutError: a tensor that is missing, or of another shape.
@@ -138,10 +140,10 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         DamagedError: weights that are not finite.
     """
     members = count_stacked(table, params)
-    return _tested(table, largest(table, params), range(members), seed, simulations)
+    return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
 
 
-def largest(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Find the largest weight of each unit in the first kernel that writes it; return group -> (member, unit).
 
     Args:
@@ -169,7 +171,9 @@ def largest(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _tested(table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int) -> Corollary:
+def _test_layers(
+    table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int
+) -> Corollary:
     for thing, number, least in (("members", len(ids), 2), ("simulations", simulations, 1)):
         if number < least:
             raise UsageError(thing, expected=f"{least} or more", found=str(number))
@@ -177,32 +181,32 @@ def _tested(table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed
     for i, (name, unit_values) in enumerate(values.items()):
         rng = np.random.default_rng([seed, i])
         group = table.groups[name]
-        units = _places(unit_values, _orbits(table, group), rng)
+        units = _largest_units(unit_values, _orbits(table, group), rng)
         blocks = units.shape[1]
         counts = torch.bincount(units.flatten(), minlength=group.size)
-        inside = group.size // blocks
+        units_per_block = group.size // blocks
         statistic = int(counts.square().sum())
-        simulated = _simulate(len(ids), blocks, inside, simulations, rng)
-        # Ranks among equal values are drawn, so that the rank of the statistic is uniform among all, and so is p.
-        above, level = int((simulated > statistic).sum()), int((simulated == statistic).sum())
-        p = (above + rng.random() * (level + 1)) / (simulations + 1)
-        chi_squared = statistic * inside / len(ids) - len(ids) * blocks
-        freedom = blocks * (inside - 1)
+        simulated = _simulate(len(ids), blocks, units_per_block, simulations, rng)
+        # The rank among equal values is drawn at random, so that the statistic's rank, and p, are uniform.
+        above, ties = int((simulated > statistic).sum()), int((simulated == statistic).sum())
+        p = (above + rng.random() * (ties + 1)) / (simulations + 1)
+        chi_squared = statistic * units_per_block / len(ids) - len(ids) * blocks
+        freedom = blocks * (units_per_block - 1)
         tests.append((name, group.writers[0][0], units, counts, chi_squared, freedom, float(p)))
-    adjusted = holm([test[-1] for test in tests])
+    adjusted = adjust_p_values_by_holm([test[-1] for test in tests])
     layers = tuple(LayerTest(*test, p) for test, p in zip(tests, adjusted, strict=True))
     return Corollary(tuple(ids), layers, simulations, seed)
 
 
 def _orbits(table: Table, group: Group) -> Tensor:
-    """Number the places that a group's units can't leave; return each unit's, (unit)."""
+    """Number the blocks between which units never change places; return each unit's block, (unit)."""
     blocks = torch.arange(group.blocks)
     if group.mover is not None:
         blocks = _orbits(table, table.groups[group.mover])
     return blocks.repeat_interleave(group.size // group.blocks)
 
 
-def _places(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
+def _largest_units(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
     """Find the unit with the largest value in each orbit, ties broken at random; return (member, orbit)."""
     chance = torch.from_numpy(rng.random(values.shape))
     result = []
@@ -216,7 +220,7 @@ def _places(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
 def _simulate(
     members: int, blocks: int, units: int, simulations: int, rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Draw members' units, all alike; return the sum of squared counts of each simulation.
+    """Draw each member's unit, all units equally probable; return the sum of squared counts of each simulation.
 
     Pearson's statistic is this sum times units / members, less a constant; as a whole number it has exact ties.
     """
@@ -231,10 +235,10 @@ def _simulate(
     return sums
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number; return them in the same order (Holm 1979).
+def adjust_p_values_by_holm(values: Sequence[float]) -> list[float]:
+    """Adjust p-values for the number of tests; return them in the same order (Holm 1979).
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> adjust_p_values_by_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     adjusted, largest_so_far = [0.0] * len(values), 0.0

@@ -25,7 +25,7 @@ from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.gaussian import RULES, Gaussian, fit_subsets
-from checkpoints_zoo.populations.untrained_networks import PIECE, Evaluator, make_evaluator
+from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,7 @@ ROWS = {
     "mean_accuracy": "test accuracy of the network of the means, 0..1",
 }
 LEVELS = tuple(i / 20 for i in range(20))  # shares of weights pruned, by default
-MOST_SAMPLES = 100  # where their number is not given
+MOST_SAMPLES = 100  # by default
 
 PANEL = (4.6, 3.9)  # inches of a panel
 COLOURS = {"members": GREY, "q_d": RED, "q_r": BLUE}
@@ -67,7 +67,7 @@ class Compact:
         q_d, q_r: the Gaussians.
         levels: shares of weights pruned, 0..1.
         pruning: rule of `Gaussian.pruned` -> "q_d", "q_r" -> accuracy of the pruned means at each level.
-        drawing: what the picture needs beside: accuracies of the members and the samples.
+        drawing: accuracies of the members and of the samples, for the picture.
     """
 
     collection: str
@@ -104,7 +104,7 @@ class Compact:
         return pd.DataFrame(rows)
 
     def values(self) -> dict[str, Any]:
-        """Return the figures as JSON values; of the standard deviations, their quantiles."""
+        """Return the figures as JSON values; the standard deviations as quantiles."""
         names = (
             "collection", "citation", "to", "data", "inputs", "members", "samples", "splits", "seed", "statistics",
             "statistics_images",
@@ -186,8 +186,8 @@ def fit_compact_posterior(
         found = f"{len(members)} of {members.name}"
         expected = "two or more: one has no variance"
         raise UsageError("members of a compact posterior", expected=expected, found=found, do="Select more members")
-    drawn = min(len(members), MOST_SAMPLES) if samples is None else samples
-    for thing, number, least in (("samples", drawn, 1), ("splits", splits, 2)):
+    sample_count = min(len(members), MOST_SAMPLES) if samples is None else samples
+    for thing, number, least in (("samples", sample_count, 1), ("splits", splits, 2)):
         if type(number) is not int or number < least:
             raise UsageError(
                 f"{thing} of a compact posterior", expected=f"a whole number from {least}", found=repr(number)
@@ -196,12 +196,12 @@ def fit_compact_posterior(
     target: int | str = members.ids[0] if to is None else to
     aligned = members.align(to=target)
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
-        subsets = [torch.arange(len(members)), *halves(len(members), splits, seed)]
+        subsets = [torch.arange(len(members)), *jackknife_subsets(len(members), splits, seed)]
         probs = predictions.logits(members, evaluator.test.data, evaluator.device, batch=batch).double().softmax(-1)
         fitted = {"q_d": fit_gaussians(members, evaluator, subsets), "q_r": fit_gaussians(aligned, evaluator, subsets)}
-        measured = measure(evaluator, probs, subsets, fitted, drawn, seed)
+        measured = measure_subsets(evaluator, probs, subsets, fitted, sample_count, seed)
         pruning = {rule: {name: pruned(evaluator, q[0], levels, rule) for name, q in fitted.items()} for rule in RULES}
-    figures = intervals(measured, len(members), splits, seed)
+    figures = jackknife_intervals(measured, len(members), splits, seed)
     return Compact(
         collection=members.name,
         citation=members.citation,
@@ -209,7 +209,7 @@ def fit_compact_posterior(
         data=arguments.image_key(evaluator.test.data),
         inputs=len(evaluator.test.data),
         members=len(members),
-        samples=drawn,
+        samples=sample_count,
         splits=len(subsets) - 1,
         seed=seed,
         statistics=evaluator.statistics,
@@ -237,26 +237,26 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(chosen, subsets, strict=True):
         row[subset] = True
-    read = members.batches(members._members_within(PIECE), evaluator.device, torch.float32)
+    batches = members.batches(members._members_within(STACK_BYTES), evaluator.device, torch.float32)
     return fit_subsets(
-        (stacked for _, stacked in read), chosen, evaluator.device, modules.superseded_names(members._skeleton())
+        (stacked for _, stacked in batches), chosen, evaluator.device, modules.superseded_names(members._skeleton())
     )
 
 
-def halves(members: int, splits: int, seed: int) -> list[Tensor]:
-    """Return the subsets that the jackknife is going to ask for, beside all members."""
-    asked: list[Tensor] = []
+def jackknife_subsets(members: int, splits: int, seed: int) -> list[Tensor]:
+    """Return the subsets of members that `metrics.jackknife` measures, without the first, which is all members."""
+    subsets: list[Tensor] = []
 
-    def ask(chosen: Tensor) -> Tensor:
-        asked.append(chosen)
+    def record(chosen: Tensor) -> Tensor:
+        subsets.append(chosen)
         return torch.zeros(1)
 
-    metrics.jackknife(ask, members, seed, splits)
-    return asked[1:]
+    metrics.jackknife(record, members, seed, splits)
+    return subsets[1:]
 
 
 @dataclass(frozen=True)
-class Networks:
+class GaussianPredictions:
     """Predictions and accuracies of a Gaussian's networks on the test images.
 
     Args:
@@ -270,24 +270,26 @@ class Networks:
     mean_accuracy: float
 
 
-class Measured:
+class SubsetFigures:
     """The figures of one subset of the members, and of the Gaussians fitted to it."""
 
-    def __init__(self, subset: Tensor, probs: Tensor, networks: Mapping[str, Networks], evaluator: Evaluator) -> None:
-        rest = torch.ones(len(probs), dtype=torch.bool)
-        rest[subset] = False
+    def __init__(
+        self, subset: Tensor, probs: Tensor, networks: Mapping[str, GaussianPredictions], evaluator: Evaluator
+    ) -> None:
+        held_out = torch.ones(len(probs), dtype=torch.bool)
+        held_out[subset] = False
         ensemble, labels = probs[subset].mean(0), evaluator.labels
-        singles = (probs[subset].argmax(-1) == labels).double().mean(-1)
-        self.accuracies = {"members": tuple(singles.tolist())}
-        self.figures = {"members": {**_near(ensemble, ensemble), "sample_accuracy": float(singles.mean())}}
+        of_members = (probs[subset].argmax(-1) == labels).double().mean(-1)
+        self.accuracies = {"members": tuple(of_members.tolist())}
+        self.figures = {"members": {**_distances(ensemble, ensemble), "sample_accuracy": float(of_members.mean())}}
         self.ensemble_accuracy = float(metrics.accuracy(ensemble, labels, check=False))
-        others = probs[rest].mean(0) if rest.any() else ensemble
-        self.held_out = {"members": _near(ensemble, others)}
+        others = probs[held_out].mean(0) if held_out.any() else ensemble
+        self.held_out = {"members": _distances(ensemble, others)}
         for name, q in networks.items():
             self.accuracies[name] = tuple(q.accuracies.tolist())
             accuracies = {"sample_accuracy": float(q.accuracies.mean()), "mean_accuracy": q.mean_accuracy}
-            self.figures[name] = {**_near(q.probs, ensemble), **accuracies}
-            self.held_out[name] = _near(q.probs, others)
+            self.figures[name] = {**_distances(q.probs, ensemble), **accuracies}
+            self.held_out[name] = _distances(q.probs, others)
 
     @property
     def flat(self) -> dict[tuple[str, str], float]:
@@ -297,14 +299,14 @@ class Measured:
         return {**flat, ("ensemble", "accuracy"): self.ensemble_accuracy, ("gain", "accuracy"): gain}
 
 
-def measure(
+def measure_subsets(
     evaluator: Evaluator,
     probs: Tensor,
     subsets: Sequence[Tensor],
     fitted: Mapping[str, Sequence[Gaussian]],
     samples: int,
     seed: int,
-) -> list[Measured]:
+) -> list[SubsetFigures]:
     """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return all.
 
     Args:
@@ -319,11 +321,13 @@ def measure(
     measured = []
     for i, subset in enumerate(subsets):
         networks = {name: evaluate_gaussian(evaluator, q[i], samples, noise[name]) for name, q in fitted.items()}
-        measured.append(Measured(subset, probs, networks, evaluator))
+        measured.append(SubsetFigures(subset, probs, networks, evaluator))
     return measured
 
 
-def evaluate_gaussian(evaluator: Evaluator, q: Gaussian, samples: int, generator: torch.Generator) -> Networks:
+def evaluate_gaussian(
+    evaluator: Evaluator, q: Gaussian, samples: int, generator: torch.Generator
+) -> GaussianPredictions:
     """Evaluate samples of a Gaussian and the network of its means; return their probabilities and accuracies.
 
     Args:
@@ -334,51 +338,53 @@ def evaluate_gaussian(evaluator: Evaluator, q: Gaussian, samples: int, generator
     """
     probs: Tensor | float = 0.0
     accuracies = []
-    for count in _steps(q, samples):
+    for count in _batch_sizes(q, samples):
         log_probs = evaluator.log_probs(q.sample(count, generator))
         probs = probs + log_probs.exp().sum(0)
         accuracies.append(evaluator.accuracies(log_probs))
     center = float(evaluator.accuracies(evaluator.log_probs(q.center)))
-    return Networks(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
+    return GaussianPredictions(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
 
 
 def pruned(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
     """Return the accuracy of a Gaussian's pruned means at each level, statistics estimated anew."""
     at, accuracies = 0, []
-    for count in _steps(q, len(levels)):
+    for count in _batch_sizes(q, len(levels)):
         accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[at : at + count], by))).tolist()
         at += count
     return tuple(accuracies)
 
 
-def _steps(q: Gaussian, count: int) -> list[int]:
-    """Cut a number of networks into as many at a time as fit."""
-    most = max(1, PIECE // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
+def _batch_sizes(q: Gaussian, count: int) -> list[int]:
+    """Return how many networks are made at a time, so that their bytes fit into `STACK_BYTES`."""
+    most = max(1, STACK_BYTES // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
     return [min(most, count - at) for at in range(0, count, most)]
 
 
-def intervals(measured: Sequence[Measured], members: int, splits: int, seed: int) -> dict[tuple[str, str], Interval]:
+def jackknife_intervals(
+    measured: Sequence[SubsetFigures], members: int, splits: int, seed: int
+) -> dict[tuple[str, str], Interval]:
     """Return the figures of all members with jackknife intervals from those of the subsets.
 
     Args:
-        measured: on all members, then on the subsets of `halves`.
-        members, splits, seed: as in `halves`.
+        measured: on all members, then on the subsets of `jackknife_subsets`.
+        members, splits, seed: as in `jackknife_subsets`.
     """
     spread = iter(measured)
     results = metrics.jackknife(
         lambda _: torch.tensor(list(next(spread).flat.values()), dtype=torch.float64), members, seed, splits
     )
-    return {key: _within(key, x) for key, x in zip(measured[0].flat, results, strict=True)}
+    return {key: _cut(key, x) for key, x in zip(measured[0].flat, results, strict=True)}
 
 
-def _within(key: tuple[str, str], x: Interval) -> Interval:
+def _cut(key: tuple[str, str], x: Interval) -> Interval:
     """Cut an interval at the figure's range: 0..1, and for a difference -1..1."""
     if x.low is None or x.high is None:
         return x
     return replace(x, low=max(x.low, -1.0 if key[0] == "gain" else 0.0), high=min(x.high, 1.0))
 
 
-def held_out_figures(splits: Sequence[Measured]) -> dict[str, dict[str, Interval]]:
+def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
     """Return figures against the ensemble of the other half: means over splits, and where 95 % of the splits fall."""
     if not splits:
         return {}
@@ -392,7 +398,7 @@ def held_out_figures(splits: Sequence[Measured]) -> dict[str, dict[str, Interval
     return by_column
 
 
-def _near(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
+def _distances(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
     return {
         "agreement": float(metrics.agreement(probs, ensemble, check=False)),
         "total_variation": float(metrics.total_variation(probs, ensemble, check=False)),

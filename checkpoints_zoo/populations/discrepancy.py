@@ -3,7 +3,7 @@
 The unbiased estimate of Gretton et al., A kernel two-sample test (2012), equation 3, with Gaussian kernels
 exp(-(d / bandwidth)²) of L2 distances and Laplace kernels exp(-d / bandwidth) of L1 distances, ten bandwidths each, as
 Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; it has
-no unit and is not scaled. What the paper's "MMD" column is scaled by and how it joins kernels is not known.
+no unit and is not scaled. How the paper scales its column "MMD", and how it combines kernels, is not known.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import superseded_names
 from checkpoints_zoo.populations.kernels import (
-    WHOLE,
+    ALL_TENSORS,
     Blocks,
     Distances,
     Grid,
     Stacked,
-    choices,
-    distances,
-    grouped,
-    kernels_of,
+    choose_groups,
+    choose_kernels,
+    draw_permutations,
+    measure_distances,
     permutation_test,
 )
 
@@ -88,12 +88,12 @@ class MMD:
     @property
     def value(self) -> float:
         """MMD² of all weights together, mean over kernels."""
-        return self.groups[WHOLE].value
+        return self.groups[ALL_TENSORS].value
 
     @property
     def p_value(self) -> float:
         """Of all weights together."""
-        return self.groups[WHOLE].p_value
+        return self.groups[ALL_TENSORS].p_value
 
     def __getitem__(self, group: str) -> Discrepancy:
         """Return a group.
@@ -135,7 +135,7 @@ class MMD:
         Raises:
             UsageError: a name that is no PNG's, or a place that can't be written to.
         """
-        return save(lambda: draw(self), path_of(path), title_of(self))
+        return save(lambda: draw(self), path_of(path), title(self))
 
     def facts(self) -> dict[str, Any]:
         """Return what was compared, as JSON values."""
@@ -181,7 +181,7 @@ class NS:
         Raises:
             UsageError: a name that is no PNG's, or a place that can't be written to.
         """
-        return save(lambda: draw(self.mmd, self.ns), path_of(path), title_of(self.mmd))
+        return save(lambda: draw(self.mmd, self.ns), path_of(path), title(self.mmd))
 
 
 def mmd(
@@ -198,9 +198,9 @@ def mmd(
 ) -> MMD:
     """Compare the weights of two sets of members; return MMD² and the p-value of each group of tensors and of all.
 
-    The test's statistic is the largest MMD² over the kernels, each standardised by its own mean and deviation over the
-    permutations, those of the data among them; so its level is exact for any number of kernels, of members and of
-    permutations: p = (1 + how many of B are at least as large) / (1 + B).
+    The statistic of the test is the largest MMD² over the kernels, each standardised by its own mean and deviation over
+    the permutations and the data. So the level is exact for any number of kernels, members and permutations:
+    p = (1 + number of the B permutations with a statistic at least as large) / (1 + B).
 
     Args:
         first, second: of one architecture, two members or more each; canonical or aligned views are read as such.
@@ -208,17 +208,18 @@ def mmd(
             are no weights.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
         permutations: B.
-        grid: where bandwidths are taken from: all pairs ("pooled", which permutations do not change); the pairs
-            across of 500 members each, as the paper's code does ("cross"); or those within the second set ("second"),
-            so that several sets are compared with one on the same scale. p-values of the latter two are not exact.
+        grid: the pairs that bandwidths are taken from. "pooled": all pairs, which permutations do not change. "cross":
+            pairs of one member of each set, at most 500 of either, as in the paper's code. "second": pairs within the
+            second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
+            alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
         device: where to compute; it needs float64.
-        memory: bytes of members that are held at once, beside 16 (m + n)² a group. With less than all members in it
-            they are read several times.
+        memory: bytes of members in memory at once, beside 16 (m + n)² bytes a group of tensors. If it is too small
+            for all members, they are read several times.
         seed: of the permutations.
 
     Raises:
-        UsageError: one member, groups, bandwidths, permutations or a device that are none.
+        UsageError: one member, or groups, bandwidths, permutations or a device that do not exist.
         LayoutError: members of different architectures.
         DamagedError, SourceNotFound, NetworkError: members that can't be read, or are not finite.
 
@@ -227,12 +228,14 @@ def mmd(
     >>> result.members, result.p_value > 0.01
     ((8, 8), True)
     """
-    first, second = _sets(first, second)
-    names = _weights(first._skeleton())
+    first, second = _check_sets(first, second)
+    names = _parameter_names(first._skeleton())
     counts = len(first), len(second)
-    cited = first.citation, second.citation
-    blocks = _blocks(first, second, names, device, memory)
-    return _compared(blocks, counts, grouped(groups, names), cited, permutations, grid, widths, device, seed)
+    citations = first.citation, second.citation
+    read_blocks = _read_in_blocks(first, second, names, device, memory)
+    return compare_blocks(
+        read_blocks, counts, choose_groups(groups, names), citations, permutations, grid, widths, device, seed
+    )
 
 
 def ns(
@@ -260,7 +263,7 @@ def ns(
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
         SymmetryError: an architecture whose symmetries can't be derived.
     """
-    pair = _sets(first, second)
+    pair = _check_sets(first, second)
     views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]
     before, after = (
         mmd(*sets, groups=groups, permutations=permutations, grid=grid, device=device, memory=memory, seed=seed)
@@ -269,45 +272,7 @@ def ns(
     return NS(before, after, scale, permute, streams)
 
 
-def mmd_of_stacks(
-    first: Stacked,
-    second: Stacked,
-    *,
-    groups: Groups = "layer",
-    permutations: int = 999,
-    grid: Grid = "pooled",
-    widths: Mapping[str, Sequence[float]] | None = None,
-    device: str | torch.device = "cpu",
-    seed: int = 0,
-) -> MMD:
-    """Compare two stacked sets of weights; return MMD² and the p-value of each group of tensors and of all.
-
-    Args:
-        first, second: name -> (member, …), two members or more.
-        groups, permutations, grid, widths, device, seed: as in `mmd`.
-
-    Raises:
-        UsageError, LayoutError: as in `mmd`.
-
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> first, second = ({"w": torch.randn(20, 5, generator=generator) + shift} for shift in (0, 2))
-    >>> result = mmd_of_stacks(first, second)
-    >>> result.value > 0.1, result.p_value
-    (True, 0.001)
-    """
-    names = list(first)
-    counts = tuple(len(next(iter(stacked.values()), ())) for stacked in (first, second))
-
-    def blocks(start: int) -> Iterator[Stacked]:
-        for stacked, count in zip((first, second), counts, strict=True):
-            if start < count:
-                yield {name: tensor[start:] for name, tensor in stacked.items()}
-            start = max(0, start - count)
-
-    return _compared(blocks, counts, grouped(groups, names), ("", ""), permutations, grid, widths, device, seed)
-
-
-def apart(
+def distances_between(
     first: Collection,
     second: Collection,
     *,
@@ -315,7 +280,7 @@ def apart(
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
 ) -> dict[str, Distances]:
-    """Measure how far apart all members of two sets are; return the distances of each group of tensors and of all.
+    """Measure the distances between all members of two sets; return those of each group of tensors and of all.
 
     Args:
         first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
@@ -324,13 +289,15 @@ def apart(
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
     """
-    first, second = _sets(first, second)
-    names = _weights(first._skeleton())
-    blocks = _blocks(first, second, names, device, memory)
-    return _finite(distances(blocks, len(first) + len(second), grouped(groups, names), _place(device)))
+    first, second = _check_sets(first, second)
+    names = _parameter_names(first._skeleton())
+    read_blocks = _read_in_blocks(first, second, names, device, memory)
+    return _check_finite(
+        measure_distances(read_blocks, len(first) + len(second), choose_groups(groups, names), _check_float64(device))
+    )
 
 
-def _sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
+def _check_sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
     """Return both sets; without a second one, the members of the first at even positions and at odd ones.
 
     Raises:
@@ -354,55 +321,67 @@ def _check_counts(counts: Sequence[int]) -> None:
         raise UsageError("sets of members", expected="two members or more in each", found=found)
 
 
-def _weights(skeleton: nn.Module) -> list[str]:
+def _parameter_names(skeleton: nn.Module) -> list[str]:
     """Return the names of the parameters; if several share one tensor, the last, as in an ensemble."""
     states, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
     return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
 
 
-def _blocks(
+def _read_in_blocks(
     first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
 ) -> Blocks:
-    """Return what reads the members of both sets from a position on."""
+    """Return a function that reads the members of both sets from a position on."""
     size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
-    def blocks(start: int) -> Iterator[Stacked]:
+    def read_blocks(start: int) -> Iterator[Stacked]:
         for members in (first, second):
             if start < len(members):
                 for _, params in members[start:].batches(size, device):
                     yield {name: params[name] for name in names if name in params}
             start = max(0, start - len(members))
 
-    return blocks
+    return read_blocks
 
 
-def _compared(
-    blocks: Blocks,
+def compare_blocks(
+    read_blocks: Blocks,
     counts: tuple[int, ...],
     groups: Mapping[str, Sequence[str]],
-    cited: tuple[str, str],
+    citations: tuple[str, str],
     permutations: int,
     grid: Grid,
     widths: Mapping[str, Sequence[float]] | None,
     device: str | torch.device,
     seed: int,
 ) -> MMD:
+    """Compare two sets of weights that are read in blocks; return MMD² and the p-value of each group and of all.
+
+    Args:
+        read_blocks: gives the members of both sets from a position on, the first set first.
+        counts: members of each set.
+        groups: name -> names of tensors.
+        citations: of the two sets, "" for none.
+        permutations, grid, widths, device, seed: as in `mmd`.
+
+    Raises:
+        UsageError, LayoutError: as in `mmd`.
+    """
     first, second = counts
     _check_counts(counts)
     arguments.check_draws(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
-    place = _place(device)
-    chosen = choices(first, second, permutations, seed).to(place)
+    place = _check_float64(device)
+    chosen = draw_permutations(first, second, permutations, seed).to(place)
     by_group = {}
-    for name, apart in _finite(distances(blocks, first + second, groups, place)).items():
-        kernels = kernels_of(apart, first, grid, widths)
-        values, p_value = permutation_test(apart, kernels, chosen)
-        by_group[name] = Discrepancy(apart.weights, kernels, values, sum(values) / len(values), p_value)
-    return MMD(*cited, (first, second), permutations, by_group)
+    for name, distances in _check_finite(measure_distances(read_blocks, first + second, groups, place)).items():
+        kernels = choose_kernels(distances, first, grid, widths)
+        values, p_value = permutation_test(distances, kernels, chosen)
+        by_group[name] = Discrepancy(distances.weights, kernels, values, sum(values) / len(values), p_value)
+    return MMD(*citations, (first, second), permutations, by_group)
 
 
-def _place(device: str | torch.device) -> torch.device:
+def _check_float64(device: str | torch.device) -> torch.device:
     """Check that a device is there and has float64; return it."""
     place = check_device(device)
     if place.type == "mps":
@@ -410,9 +389,9 @@ def _place(device: str | torch.device) -> torch.device:
     return place
 
 
-def _finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
+def _check_finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
     """Check that distances are finite; return them."""
-    damaged = [name for name, apart in by_group.items() if not bool((apart.l2 + apart.l1).isfinite().all())]
+    damaged = [name for name, distances in by_group.items() if not bool((distances.l2 + distances.l1).isfinite().all())]
     if damaged:
         found = f"others in {damaged[0]!r}"
         raise UsageError("weights of two sets of members", expected="finite ones, with finite squares", found=found)
@@ -433,42 +412,69 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     height = min(MOST, LEAST + ROW * len(names))
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spaced)
-    figure.suptitle(title_of(before), fontsize=12, fontweight="bold", parse_math=False)
+    figure.suptitle(title(before), fontsize=12, fontweight="bold", parse_math=False)
     note = f"MMD²: unbiased, mean over kernels. p: {before.permutations:,} permutations; not adjusted for many layers."
     figure.supxlabel(note, fontsize=8, color=GREY)
-    series = [(before, RED, "s", "as stored"), *([] if after is None else [(after, BLUE, "o", "symmetries removed")])]
     grid = figure.add_gridspec(1, 2)
     left = figure.add_subplot(grid[0], label="mmd")
     right = figure.add_subplot(grid[1], label="p", sharey=left)
-    for result, colour, marker, label in series:
-        for axes, values in (
-            (left, [result.groups[name].value for name in names]),
-            (right, [result.groups[name].p_value for name in names]),
-        ):
-            axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
-    left.axvline(0, color=GREY, linewidth=0.8)
-    left.set(xlabel="MMD²")
-    left.locator_params(axis="x", nbins=6)
-    _rows(left, names, height)
-    line = right.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
-    right.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
-    right.tick_params(axis="y", labelleft=False)
-    _key(left, "a  Distance", left.lines[: len(series)])
-    _key(right, "b  Permutation test", [line])
+    draw_discrepancies(left, before, after, height)
+    draw_p_values(right, before, after)
+    _add_legend(left, "a  Distance", left.lines[: 1 if after is None else 2])
+    _add_legend(right, "b  Permutation test", right.lines[-1:])
     return figure
 
 
-def title_of(result: MMD) -> str:
+def _series(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
+    """Return the results that are drawn, each with its colour, marker and label."""
+    stored = (before, RED, "s", "as stored")
+    return [stored] if after is None else [stored, (after, BLUE, "o", "symmetries removed")]
+
+
+def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float) -> None:
+    """Draw MMD² of each group of tensors, one group a row.
+
+    Args:
+        axes: to draw into.
+        before: of the weights as they are stored.
+        after: of the same sets without symmetries; None for none.
+        height: of the figure, inches.
+    """
+    names = list(before.groups)
+    for result, colour, marker, label in _series(before, after):
+        values = [result.groups[name].value for name in names]
+        axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set(xlabel="MMD²")
+    axes.locator_params(axis="x", nbins=6)
+    _name_rows(axes, names, height)
+
+
+def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
+    """Draw the p-value of each group of tensors, one group a row, for axes beside those of `draw_discrepancies`.
+
+    Args: as in `draw_discrepancies`.
+    """
+    names = list(before.groups)
+    for result, colour, marker, label in _series(before, after):
+        values = [result.groups[name].p_value for name in names]
+        axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
+    axes.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
+    axes.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
+    axes.tick_params(axis="y", labelleft=False)
+
+
+def title(result: MMD) -> str:
     """Name the two sets that are compared; return the title."""
-    cited = [parse_citation(citation) for citation in (result.first, result.second)]
-    names = ["" if citation is None else citation.name for citation in cited]
+    citations = [parse_citation(citation) for citation in (result.first, result.second)]
+    names = ["" if citation is None else citation.name for citation in citations]
     first, second = (f"{count:,}" for count in result.members)
     if names[0] == names[1]:
         return f"{names[0]}: {first} members against {second}".lstrip(": ")
     return f"{names[0]} ({first} members) against {names[1]} ({second})"
 
 
-def _key(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
+def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     """Put the title of a panel above its axes, and the key between the two."""
     axes.set_title(title, pad=22)
     key = axes.legend(
@@ -477,10 +483,10 @@ def _key(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     key.set_in_layout(False)
 
 
-def _rows(axes: Axes, names: Sequence[str], height: float) -> None:
-    """Name the rows, from the first layer at the top to all weights; of too many, as many as there is room for."""
+def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
+    """Name the rows, from the first layer at the top to all weights; too many rows are named at intervals."""
     every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
-    # The last row is all weights together, which is named in any case.
+    # The last row, all weights together, is always named.
     shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
     axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)

@@ -26,12 +26,12 @@ from checkpoints_zoo.networks.device import check_device
 Array = npt.NDArray[np.float64]
 Kind = Literal["logits", "probabilities"]
 
-TOLERANCE = 1e-6  # nats of a pair, whatever the probabilities, beside float32's rounding
-FINER = 9  # bits: rows of the table an octave of probabilities, between which it is linear
-CACHED = 1 << 16  # probabilities whose vectors stay in a CPU's cache
-SUMS = 1e-3  # what rounding to float16 may add to a sum of probabilities
-DEPTH = 4096  # of a float32 product: a longer one rounds 1e-5 of its value away where a matrix is small
-ROWS = 256  # members of a product, so that little is computed twice
+TOLERANCE = 1e-6  # nats: largest error of a pair's information, float32's rounding aside
+TABLE_BITS = 9  # the table has 2^9 rows an octave of probabilities, and is linear between rows
+CACHED_PROBABILITIES = 1 << 16  # probabilities whose vectors fit into a CPU's cache
+SUM_TOLERANCE = 1e-3  # largest error that rounding to float16 makes in a sum of probabilities
+PRODUCT_DEPTH = 4096  # terms of a float32 product: a longer sum loses 1e-5 of its value to rounding
+PRODUCT_MEMBERS = 256  # members of a product: larger blocks compute more pairs twice
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pairs:
         return len(self.information)
 
 
-def compare(
+def compare_pairs(
     predictions: Tensor | Iterable[Tensor],
     kind: Kind = "logits",
     *,
@@ -61,11 +61,11 @@ def compare(
 ) -> Pairs:
     """Compare all pairs of members on all inputs, in one pass; return their mutual information and disagreement.
 
-    An information is right to 1e-6 nats. float32, added up in float64.
+    The error of an information is below 1e-6 nats. Products are float32, sums float64.
 
     Args:
         predictions: (member, input, class), any float dtype; or blocks of inputs, each with all members in order.
-        kind: of the predictions; logits may lie within [0, 1], and probabilities may be 0 and 1.
+        kind: what the predictions are; values alone do not tell, as logits may lie within [0, 1].
         device: where to compute; blocks are moved there.
         memory: bytes to work in, beside the predictions and a few (member, member) matrices.
 
@@ -73,7 +73,7 @@ def compare(
         UsageError: no predictions, of one member, of another shape than the first block's, or other values.
 
     >>> import torch
-    >>> pairs = compare(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 1.0]]]), kind="probabilities")
+    >>> pairs = compare_pairs(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 1.0]]]), kind="probabilities")
     >>> [round(x, 4) for x in pairs.information[0].tolist()]  # log 2 = 0.6931
     [0.0, 0.6931, 0.6931]
     """
@@ -83,7 +83,7 @@ def compare(
     with _exact_products():
         for block in [predictions] if isinstance(predictions, Tensor) else predictions:
             shape = _check_shape(block, None if sums is None else (len(sums.products), sums.classes))
-            sums = sums or _Sums(*shape, place)
+            sums = sums or _PairSums(*shape, place)
             size = max(1, memory // (4 * shape[0] * shape[1] * (sums.embedding.table.shape[1] + 2)))
             for piece in torch.split(block, size, dim=1) if block.shape[1] else ():
                 sums.add(piece, kind)
@@ -93,32 +93,7 @@ def compare(
     return Pairs(*sums.means(inputs), inputs)
 
 
-def over_inputs(members: Iterable[Tensor], size: int) -> Iterator[Tensor]:
-    """Turn blocks of members into blocks of inputs; yield them (member, input, class), as `compare` takes them.
-
-    Args:
-        members: blocks (member, input, class); walked once for each block of inputs, so no iterator. Tensors that
-            are views of mapped files are read piece by piece.
-        size: inputs a block.
-
-    Raises:
-        UsageError: blocks that can be walked only once, or a size that is none.
-    """
-    if isinstance(members, Iterator) or size < 1:
-        found = "an iterator" if isinstance(members, Iterator) else f"size {size}"
-        raise UsageError("blocks of members", expected="a list or the like, and a size from 1", found=found)
-    at = 0
-    while pieces := [block[:, at : at + size] for block in members]:
-        lengths = {piece.shape[1] for piece in pieces}
-        if len(lengths) > 1:
-            raise UsageError("blocks of members", expected="the same inputs in each", found="different numbers of them")
-        if lengths == {0}:
-            return
-        yield torch.cat(pieces)
-        at += size
-
-
-class _Sums:
+class _PairSums:
     """Squared distances and agreements of all pairs, added up over inputs."""
 
     def __init__(self, members: int, classes: int, device: torch.device) -> None:
@@ -128,7 +103,7 @@ class _Sums:
         self.place = torch.device("cpu") if device.type == "mps" else device
         shape = (members, members)
         self.products, self.agreed = (torch.zeros(shape, dtype=torch.float64, device=self.place) for _ in range(2))
-        self.rows = CACHED if device.type == "cpu" else 64 * CACHED
+        self.rows = CACHED_PROBABILITIES if device.type == "cpu" else 64 * CACHED_PROBABILITIES
 
     def add(self, piece: Tensor, kind: Kind) -> None:
         """Add inputs, (member, input, class)."""
@@ -146,18 +121,18 @@ class _Sums:
             probs = (values.softmax(-1) if kind == "logits" else values).float()
             _check_values(probs, at, kind)
             embedded = self.embedding(probs.reshape(-1)).view(len(values), -1)
-            # Distances don't change by it, and their rounding is the smaller the nearer it is to the members.
+            # Distances do not depend on the centre; near the members it makes their rounding small.
             centre = embedded.mean(0) if centre is None else centre
             torch.sub(embedded, centre, out=vectors[at : at + step])
         self._multiply(vectors, self.products)
         self._multiply(votes.view(members, -1), self.agreed)
 
     def _multiply(self, vectors: Tensor, total: Tensor) -> None:
-        """Add the upper half of vectors @ vectors.T (and what else the blocks of members have)."""
-        for part in torch.split(vectors, DEPTH, dim=1):
-            for at in range(0, len(part), ROWS):
-                product = torch.mm(part[at : at + ROWS], part[at:].T)
-                total[at : at + ROWS, at:] += product.to(self.place)
+        """Add vectors @ vectors.T: the upper triangle, and some pairs below it that blocks of members contain."""
+        for part in torch.split(vectors, PRODUCT_DEPTH, dim=1):
+            for at in range(0, len(part), PRODUCT_MEMBERS):
+                product = torch.mm(part[at : at + PRODUCT_MEMBERS], part[at:].T)
+                total[at : at + PRODUCT_MEMBERS, at:] += product.to(self.place)
 
     def means(self, inputs: int) -> tuple[Tensor, Tensor]:
         """Return mean divergences and disagreements, whole and on the CPU."""
@@ -169,7 +144,7 @@ class _Sums:
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    """Let float32 products be float32's, whatever precision the caller has allowed elsewhere."""
+    """Compute float32 products in full float32, whatever precision the caller has allowed elsewhere."""
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -210,7 +185,7 @@ def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
     if kind == "logits":
         wrong, expected = ~totals.isfinite().all(-1), "finite logits, or −inf for a probability of 0"
     else:
-        off = ((totals - 1).abs() > SUMS) | (probs.amin(-1) < 0) | ~totals.isfinite()
+        off = ((totals - 1).abs() > SUM_TOLERANCE) | (probs.amin(-1) < 0) | ~totals.isfinite()
         wrong, expected = off.any(-1), "no negative one, and a sum of 1 over the classes"
     if bool(wrong.any()):
         member = first + int(wrong.nonzero()[0, 0])
@@ -242,9 +217,9 @@ class Embedding:
         # A float32's bits are linear in its value within an octave: the upper ones count rows, the rest is between two.
         bits = probs.clamp(2.0**-self.octaves, 1.0).view(torch.int32) - ((127 - self.octaves) << 23)
         rows, shares = bits.new_empty(len(bits), 2), probs.new_empty(len(bits), 2)
-        torch.bitwise_right_shift(bits, 23 - FINER, out=rows[:, 0])
+        torch.bitwise_right_shift(bits, 23 - TABLE_BITS, out=rows[:, 0])
         torch.add(rows[:, 0], 1, out=rows[:, 1])
-        torch.mul(bits & ((1 << (23 - FINER)) - 1), 2.0 ** (FINER - 23), out=shares[:, 1])
+        torch.mul(bits & ((1 << (23 - TABLE_BITS)) - 1), 2.0 ** (TABLE_BITS - 23), out=shares[:, 1])
         torch.sub(1.0, shares[:, 1], out=shares[:, 0])
         return torch.nn.functional.embedding_bag(rows, self.table, mode="sum", per_sample_weights=shares)
 
@@ -254,7 +229,7 @@ class Embedding:
 
 @lru_cache(maxsize=8)
 def embedding(classes: int) -> Embedding:
-    """Find the fewest components that keep every divergence within the tolerance; return the embedding.
+    """Find the fewest components for which every divergence is within the tolerance; return the embedding.
 
     The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
 
@@ -262,7 +237,7 @@ def embedding(classes: int) -> Embedding:
         classes: how many probabilities sum to one.
     """
     top = math.ceil(math.log2(classes / TOLERANCE))
-    # From where s p is nothing, to where even the least probability has been told from 0; the rest goes to the ends.
+    # From scales at which s·p is about 0 to scales at which the least probability is not; ends count double.
     s = 2.0 ** np.arange(-20, top + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
@@ -272,14 +247,14 @@ def embedding(classes: int) -> Embedding:
         return values
 
     octaves = top + 8
-    rows = np.arange((octaves << FINER) + 2)
-    at = 2.0 ** ((rows >> FINER) - octaves) * (1 + (rows & ((1 << FINER) - 1)) / (1 << FINER))
+    rows = np.arange((octaves << TABLE_BITS) + 2)
+    at = 2.0 ** ((rows >> TABLE_BITS) - octaves) * (1 + (rows & ((1 << TABLE_BITS) - 1)) / (1 << TABLE_BITS))
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)
     p = grid.double().numpy()
     table, whole = functions(at), functions(p)
-    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer have never been enough
+    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer are never enough
         weight = 1 / np.sqrt(p + 1 / classes)
-        for _ in range(3):  # towards the smallest largest error: what is far off weighs more the next time
+        for _ in range(3):  # reweighting lowers the largest error: rows with larger errors get larger weights
             axes = np.linalg.svd(whole * weight[:, None], full_matrices=False)[2][:components]
             missed = ((whole - whole @ axes.T @ axes) ** 2).sum(1) * weight**2
             weight = weight * np.maximum(missed / missed.max(), 1e-3) ** 0.25

@@ -1,8 +1,8 @@
 """A diagonal Gaussian over the weights of a network: fitted to members, sampled, pruned.
 
 The compact representation of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
-members that were aligned to one of them. Running statistics are no weights: they are not fitted, and have to be
-estimated anew for every network that a Gaussian gives (see `statistics`).
+members that were aligned to one of them. Running statistics are no weights: they are not fitted. They are estimated
+anew for every network drawn from a Gaussian (see `statistics`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gaussian:
     Args:
         mean: name -> (*shape), float32.
         std: name -> (*shape), float32, in the weights' unit; 0 where all members have the same value.
-        fixed: what is no weight, name -> (*shape): integers, and running statistics that await estimation.
+        fixed: tensors that are no weights, name -> (*shape): integers, and running statistics to be estimated anew.
     """
 
     mean: Params
@@ -45,11 +45,11 @@ class Gaussian:
         return self._with({name: mean[None] for name, mean in self.mean.items()}, 1)
 
     def sample(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw networks; return name -> (draw, *shape). Drawn one by one or together they are the same.
+        """Draw networks; return name -> (draw, *shape). Networks are the same drawn one by one or together.
 
         Args:
             count: how many.
-            generator: on the CPU, whatever the device of the Gaussian.
+            generator: a generator of the CPU, on whatever device the Gaussian is.
         """
         drawn: dict[str, list[Tensor]] = {name: [] for name in self.mean}
         for _ in range(count):
@@ -90,17 +90,17 @@ class Gaussian:
         for row, level in zip(keep, levels, strict=True):
             row[order[: len(order) - round(level * len(order))]] = True
         masks = torch.split(keep, [mean.numel() for mean in self.mean.values()], dim=1)
-        kept = {
+        weights = {
             name: torch.where(mask.view(-1, *mean.shape), mean, 0)
             for (name, mean), mask in zip(self.mean.items(), masks, strict=True)
         }
-        return self._with(kept, len(levels))
+        return self._with(weights, len(levels))
 
     def _with(self, weights: dict[str, Tensor], count: int) -> dict[str, Tensor]:
         return weights | {name: tensor.expand(count, *tensor.shape) for name, tensor in self.fixed.items()}
 
 
-def fit(stacked: Params) -> Gaussian:
+def fit_gaussian(stacked: Params) -> Gaussian:
     """Fit mean and variance of every weight over the members of a stack; return the Gaussian.
 
     The variance is the unbiased one, over members - 1; it has no floor.
@@ -111,7 +111,7 @@ def fit(stacked: Params) -> Gaussian:
     Raises:
         UsageError: fewer than two members, or integers that differ between them.
 
-    >>> gaussian = fit({"w": torch.tensor([[1.0], [3.0]])})
+    >>> gaussian = fit_gaussian({"w": torch.tensor([[1.0], [3.0]])})
     >>> gaussian.mean["w"], gaussian.std["w"]
     (tensor([2.]), tensor([1.4142]))
     """
@@ -120,7 +120,7 @@ def fit(stacked: Params) -> Gaussian:
 
 
 def fit_subsets(
-    batches: Iterable[Params], subsets: Tensor, device: str | torch.device = "cpu", leave: Collection[str] = ()
+    batches: Iterable[Params], subsets: Tensor, device: str | torch.device = "cpu", excluded: Collection[str] = ()
 ) -> list[Gaussian]:
     """Fit a Gaussian to each of many subsets of members that are read once; return them.
 
@@ -143,20 +143,20 @@ def fit_subsets(
     at = 0
     for stacked in batches:
         count = len(next(iter(stacked.values())))
-        chosen = subsets[:, at : at + count].to(device, torch.float64)
+        members_of_subsets = subsets[:, at : at + count].to(device, torch.float64)
         at += count
         for name, tensor in stacked.items():
-            if name in leave:
+            if name in excluded:
                 continue
             values = tensor.to(device)
             center = first.setdefault(name, values[0].clone())
             if not tensor.is_floating_point() or is_statistic(name):
                 _check_same(name, values, center)
                 continue
-            # Around the first member: the sums of squares of values far from 0 would lose digits.
-            apart = (values.double() - center.double()).flatten(1)
-            sums[name] = sums.get(name, 0) + chosen @ apart
-            squares[name] = squares.get(name, 0) + chosen @ apart.square()
+            # Differences from the first member: sums of squares of values far from 0 would lose digits.
+            deviations = (values.double() - center.double()).flatten(1)
+            sums[name] = sums.get(name, 0) + members_of_subsets @ deviations
+            squares[name] = squares.get(name, 0) + members_of_subsets @ deviations.square()
     gaussians = []
     for i, size in enumerate(sizes):
         mean, std = {}, {}

@@ -20,16 +20,16 @@ Stacked = Mapping[str, Tensor]
 Blocks = Callable[[int], Iterable[Stacked]]  # members from a position on, some at a time, always in the same order
 Grid = Literal["pooled", "cross", "second"]
 
-WHOLE = "all"  # name of the group of all tensors
+ALL_TENSORS = "all"  # name of the group of all tensors
 KERNELS = ("gaussian", "laplace")
-COUNT = 10  # of bandwidths
-MOST_PAIRED = 500  # members of each set that the paper's code takes bandwidths from
+BANDWIDTHS = 10  # of each kernel
+MAX_PAIRED = 500  # members of each set from which the paper's code takes bandwidths
 
-COLUMNS = 1 << 14  # weights that are widened to float64 at once
-SHORT = 1 << 11  # of a float32 sum of absolute differences
-ROUNDED = 64 * 2.2e-16  # of two squared norms: a squared distance below it is rounding, as of equal members
-TIE = 1e-9  # standardised statistics that are as near as this are equal up to rounding
-FLAT = 1e-12  # of the largest value of a kernel: what MMD² varies by is rounding
+FLOAT64_COLUMNS = 1 << 14  # weights that are converted to float64 at once
+FLOAT32_SUM = 1 << 11  # absolute differences that are summed in float32
+ROUNDING = 64 * 2.2e-16  # times the squared norms: a smaller squared distance is rounding, and counts as 0
+TIE_TOLERANCE = 1e-9  # standardised statistics that differ by less are equal up to rounding
+FLAT_TOLERANCE = 1e-12  # times a kernel's largest value: a smaller standard deviation of MMD² is rounding
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Distances:
     l1: Tensor
 
 
-def distances(
+def measure_distances(
     blocks: Blocks, members: int, groups: Mapping[str, Sequence[str]], device: torch.device
 ) -> dict[str, Distances]:
     """Measure the distances of all pairs of members; return them by group, and for all groups' tensors as "all".
 
     Args:
-        blocks: gives the members from a position on. Two blocks and what comes next are held at once; with k blocks
-            of members the whole is read k / 2 times.
+        blocks: gives the members from a position on. Two blocks and the next one are in memory at once; k blocks of
+            members are read k / 2 times each.
         members: how many there are.
         groups: name -> names of its tensors; a tensor may be in several.
         device: where to compute; it needs float64.
@@ -62,9 +62,11 @@ def distances(
     Raises:
         LayoutError: members whose tensors are not those of the first ones, by name or shape.
     """
-    apart = {name: torch.zeros(2, members, members, dtype=torch.float64, device=device) for name in [*groups, WHOLE]}
+    distances = {
+        name: torch.zeros(2, members, members, dtype=torch.float64, device=device) for name in [*groups, ALL_TENSORS]
+    }
     every = list(dict.fromkeys(name for names in groups.values() for name in names))
-    of_tensor = {name: [g for g, names in groups.items() if name in names] + [WHOLE] for name in every}
+    of_tensor = {name: [g for g, names in groups.items() if name in names] + [ALL_TENSORS] for name in every}
     shapes: dict[str, torch.Size] = {}
     row = 0
     for first in blocks(0):
@@ -77,28 +79,28 @@ def distances(
                 a, b = (block[name].to(device).flatten(1) for block in (first, second))
                 both = _pair_distances(a, b)
                 for group in of_tensor[name]:
-                    apart[group][:, rows, columns] += both
+                    distances[group][:, rows, columns] += both
             column = columns.stop
         row = rows.stop
-    weights = {name: sum(shapes[n].numel() for n in names) for name, names in [*groups.items(), (WHOLE, every)]}
-    halves = {name: both.triu(1) for name, both in apart.items()}
+    weights = {name: sum(shapes[n].numel() for n in names) for name, names in [*groups.items(), (ALL_TENSORS, every)]}
+    halves = {name: both.triu(1) for name, both in distances.items()}
     return {name: Distances(weights[name], *(half + half.transpose(1, 2))) for name, half in halves.items()}
 
 
 def _pair_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return squared L2 and L1 distances of rows, (2, member, member), float64."""
     result = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
-    for at in range(0, a.shape[1], COLUMNS):
-        wide_a, wide_b = (t[:, at : at + COLUMNS].double() for t in (a, b))
-        # Distances from a member, not from 0: differences of float32 values are exact in float64.
+    for at in range(0, a.shape[1], FLOAT64_COLUMNS):
+        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (a, b))
+        # The first member is the origin: differences of float32 values are exact in float64.
         origin = wide_a[:1].clone()
         wide_a, wide_b = wide_a - origin, wide_b - origin
         norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
         squared = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
-        result[0] += squared.masked_fill(squared < ROUNDED * norms, 0)
+        result[0] += squared.masked_fill(squared < ROUNDING * norms, 0)
     kind = torch.float64 if a.dtype == torch.float64 else torch.float32
-    for at in range(0, a.shape[1], SHORT):
-        short_a, short_b = (t[:, at : at + SHORT].to(kind) for t in (a, b))
+    for at in range(0, a.shape[1], FLOAT32_SUM):
+        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (a, b))
         result[1] += torch.cdist(short_a, short_b, p=1)
     return result
 
@@ -116,10 +118,10 @@ def _check_shapes(block: Stacked, names: Sequence[str], shapes: Mapping[str, tor
             raise LayoutError(f"tensor {name!r}", expected=expected, found=found, tensor=name)
 
 
-def layers(names: Iterable[str]) -> dict[str, list[str]]:
+def tensors_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     """Group tensors by the module they belong to; return layer -> names of its tensors, in order.
 
-    >>> layers(["conv1.weight", "conv1.bias", "fc.weight"])
+    >>> tensors_by_layer(["conv1.weight", "conv1.bias", "fc.weight"])
     {'conv1': ['conv1.weight', 'conv1.bias'], 'fc': ['fc.weight']}
     """
     by_layer: dict[str, list[str]] = {}
@@ -128,7 +130,7 @@ def layers(names: Iterable[str]) -> dict[str, list[str]]:
     return by_layer
 
 
-def grouped(groups: str | Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
+def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
     """Check a choice of groups; return name -> names of its tensors.
 
     Args:
@@ -139,21 +141,21 @@ def grouped(groups: str | Mapping[str, Sequence[str]], names: Sequence[str]) -> 
         UsageError: another word, or a tensor that is not there.
     """
     if isinstance(groups, str):
-        known = {"layer": layers(names), "tensor": {name: [name] for name in names}}
+        known = {"layer": tensors_by_layer(names), "tensor": {name: [name] for name in names}}
         if groups not in known:
             raise UsageError("groups of tensors", expected="'layer', 'tensor' or a mapping", found=repr(groups)[:80])
         return known[groups]
     chosen = {name: list(tensors) for name, tensors in groups.items()}
     for name, tensors in chosen.items():
         strange = [t for t in tensors if t not in names]
-        if name == WHOLE or strange or not tensors:
+        if name == ALL_TENSORS or strange or not tensors:
             found = f"{strange[0]!r}" if strange else f"the name {name!r}" if tensors else "none"
-            expected = f"names among {', '.join(names[:12])}, and another name of the group than {WHOLE!r}"
+            expected = f"names among {', '.join(names[:12])}, and another name of the group than {ALL_TENSORS!r}"
             raise UsageError(f"group {name!r} of tensors", expected=expected, found=found)
     return chosen
 
 
-def bandwidths(distances: Tensor, count: int = COUNT) -> Tensor:
+def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
     """Choose bandwidths as MMDAgg does; return a geometric grid (bandwidth), float64.
 
     From half the smallest distance to twice the largest. A smallest one below 0.1 is replaced by the 5 % quantile, no
@@ -174,8 +176,8 @@ def bandwidths(distances: Tensor, count: int = COUNT) -> Tensor:
     return torch.tensor([low * (high / low) ** (i / max(1, count - 1)) for i in range(count)], dtype=torch.float64)
 
 
-def kernels_of(
-    apart: Distances, first: int, grid: Grid, widths: Mapping[str, Sequence[float]] | None
+def choose_kernels(
+    distances: Distances, first: int, grid: Grid, widths: Mapping[str, Sequence[float]] | None
 ) -> tuple[tuple[str, float], ...]:
     """Return (kernel, bandwidth) of all kernels.
 
@@ -190,28 +192,28 @@ def kernels_of(
         return tuple(chosen)
     if grid not in ("pooled", "cross", "second"):
         raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
-    members = len(apart.l2)
-    upper = torch.triu_indices(members, members, 1, device=apart.l2.device)
+    members = len(distances.l2)
+    upper = torch.triu_indices(members, members, 1, device=distances.l2.device)
     chosen = []
-    for kernel, matrix in zip(KERNELS, (apart.l2.sqrt(), apart.l1), strict=True):
-        across = matrix[: min(first, MOST_PAIRED), first : first + MOST_PAIRED]
+    for kernel, matrix in zip(KERNELS, (distances.l2.sqrt(), distances.l1), strict=True):
+        across = matrix[: min(first, MAX_PAIRED), first : first + MAX_PAIRED]
         inside = upper if grid != "second" else upper[:, upper[0] >= first]
         pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
         chosen += [(kernel, width) for width in bandwidths(pairs).tolist()]
     return tuple(chosen)
 
 
-def kernel_matrix(apart: Distances, kernel: str, width: float) -> Tensor:
+def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
     """Return a kernel of all pairs, (member, member): exp(−(L2 / width)²) of "gaussian", exp(−L1 / width) of "laplace".
 
     Args:
-        apart: of all members.
+        distances: of all members.
         kernel, width: its name and its bandwidth.
     """
-    return torch.exp(-(apart.l2 / width**2 if kernel == "gaussian" else apart.l1 / width))
+    return torch.exp(-(distances.l2 / width**2 if kernel == "gaussian" else distances.l1 / width))
 
 
-def unbiased(kernel: Tensor, chosen: Tensor) -> Tensor:
+def unbiased_mmd2(kernel: Tensor, chosen: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and the others, without bias; return it (choice), float64.
 
     Mean of k over pairs within each set (a member is no pair with itself), less twice the mean over pairs across.
@@ -221,7 +223,7 @@ def unbiased(kernel: Tensor, chosen: Tensor) -> Tensor:
         chosen: (member, choice) of 0 and 1; each choice has as many.
 
     >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
-    >>> f"{unbiased(kernel, torch.tensor([[1], [1], [0], [0]])).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
+    >>> f"{unbiased_mmd2(kernel, torch.tensor([[1], [1], [0], [0]])).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
     '1.4000'
     """
     pairs = kernel.double().clone().fill_diagonal_(0)
@@ -235,8 +237,8 @@ def unbiased(kernel: Tensor, chosen: Tensor) -> Tensor:
     return within / (first * (first - 1)) + others / (second * (second - 1)) - 2 * across / (first * second)
 
 
-def choices(first: int, second: int, permutations: int, seed: int) -> Tensor:
-    """Draw which members are the first set: (member, 1 + permutation), float64, the sets as they are first."""
+def draw_permutations(first: int, second: int, permutations: int, seed: int) -> Tensor:
+    """Draw which members are the first set: (member, 1 + permutation) of 0 and 1; column 0 is the sets as they are."""
     members = first + second
     keys = torch.rand(permutations, members, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     drawn = torch.zeros(permutations + 1, members, dtype=torch.float64)
@@ -246,28 +248,28 @@ def choices(first: int, second: int, permutations: int, seed: int) -> Tensor:
 
 
 def permutation_test(
-    apart: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor
+    distances: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor
 ) -> tuple[tuple[float, ...], float]:
     """Return MMD² with each kernel, and the p-value of the largest of them, standardised over permutations.
 
     The sets as they are count among the permutations for the means and deviations, so that under the null all of them
-    are alike and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). A maximum of
-    standardised kernels in place of MMDAgg's search for levels.
+    are exchangeable and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). The
+    maximum over standardised kernels takes the place of MMDAgg's search for levels.
 
     Args:
-        apart: of all members.
+        distances: of all members.
         kernels: (name, bandwidth) of each.
-        chosen: (member, 1 + permutation), from `choices`.
+        chosen: (member, 1 + permutation), from `draw_permutations`.
     """
     values, largest = [], torch.full_like(chosen[0], -math.inf)
     for kernel, width in kernels:
-        pairs = kernel_matrix(apart, kernel, width)
-        estimates = unbiased(pairs, chosen)
+        pairs = kernel_matrix(distances, kernel, width)
+        estimates = unbiased_mmd2(pairs, chosen)
         values.append(float(estimates[0]))
         spread = float(estimates.std(correction=0))
-        # A kernel that is the same for all pairs, up to rounding, says nothing.
-        differ = spread > FLAT * float(pairs.fill_diagonal_(0).max())
+        # A kernel with the same value for all pairs, up to rounding, holds no information.
+        differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
         standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
         largest = torch.maximum(largest, standard)
-    reached = int((largest[1:] >= largest[0] - TIE).sum())
+    reached = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
     return tuple(values), (1 + reached) / len(largest)

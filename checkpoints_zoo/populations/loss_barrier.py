@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,18 +16,15 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, RED, panels_figure, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
-from checkpoints_zoo.populations.untrained_networks import PIECE, Evaluator, make_evaluator
+from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 Params = Mapping[str, Tensor]
-PANEL = (4.6, 3.9)  # inches of a panel
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +64,7 @@ class Barriers:
 
     @property
     def mean(self) -> Interval:
-        """Mean of the barriers, with its bootstrap interval over the pairs: for the first member, if they share it."""
+        """Mean of the barriers, with its bootstrap interval over the pairs: if they share a member, for that member."""
         mean = bootstrap_mean(self.barriers)
         return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # no barrier is below 0
 
@@ -148,11 +144,11 @@ def barrier(
     evaluator = make_evaluator(members, data, statistics, device, batch)
     if isinstance(first, Member) and second is not None:
         lines = iter([_ends(first, second, evaluator.device)])
-        return _measure(evaluator, [(first.id, second.id)], lines, points)
+        return _measure_lines(evaluator, [(first.id, second.id)], lines, points)
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
     pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
-    return _measure(evaluator, pairs, _lines(members, start, evaluator.device), points)
+    return _measure_lines(evaluator, pairs, _lines(members, start, evaluator.device), points)
 
 
 def _check_ends(first: object, second: object, to: int | None) -> None:
@@ -199,7 +195,7 @@ def _ends(first: Member, second: Member, device: torch.device) -> tuple[Params, 
 def _lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line, from one member to each of the others in order."""
     reference, keys = _weights(start, device), iter(members._keys)
-    for _, stacked in members.batches(members._members_within(PIECE), device, torch.float32):
+    for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):
         for i in range(len(next(iter(stacked.values())))):
             if next(keys) != (start.id, start.epoch):
                 yield reference, {name: t[i] for name, t in stacked.items()}
@@ -239,7 +235,7 @@ def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Ten
     return line
 
 
-def _measure(
+def _measure_lines(
     evaluator: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
 ) -> Barriers:
     if type(points) is not int or points < 2:
@@ -247,11 +243,11 @@ def _measure(
     lambdas = torch.linspace(0, 1, points, dtype=torch.float64)
     losses, accuracies, stored = [], [], []
     for first, second in lines:
-        each = sum(t.numel() * t.element_size() for t in first.values())
-        with one_thread(each < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
+        member_bytes = sum(t.numel() * t.element_size() for t in first.values())
+        with one_thread(member_bytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
             parts = [
                 evaluator.log_probs(interpolate(first, second, some))
-                for some in torch.split(lambdas, max(1, PIECE // each))
+                for some in torch.split(lambdas, max(1, STACK_BYTES // member_bytes))
             ]
             losses.append(torch.cat([evaluator.losses(part) for part in parts]))
             accuracies.append(torch.cat([evaluator.accuracies(part) for part in parts]))
@@ -271,46 +267,3 @@ def _measure(
         statistics=evaluator.statistics,
         statistics_images=evaluator.statistics_images,
     )
-
-
-def barrier_figure(before: Barriers, after: Barriers, path: str | Path, *, name: str = "") -> Path:
-    """Draw losses and accuracies along lines between members, before and after alignment, into a PNG; return its path.
-
-    Args:
-        before, after: of the same pairs.
-        path: of the PNG; its folder is made. It is written by temporary name and rename.
-        name: of the collection, for the title.
-
-    Raises:
-        UsageError: other pairs, a name that is no PNG's, or a place that can't be written to.
-    """
-    path = path_of(path)
-    if before.pairs != after.pairs:
-        expected, found = "the same pairs before and after alignment", f"{len(before)} and {len(after)}, not all alike"
-        raise UsageError(f"picture {path}", expected=expected, found=found, path=path)
-    return save(lambda: draw_barriers(before, after, name), path, f"{name}: loss barrier".lstrip(": "))
-
-
-def draw_barriers(before: Barriers, after: Barriers, name: str) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
-    first = {a for a, _ in before.pairs}
-    lines = f"{len(before)} line{'s' * (len(before) != 1)}" + (f" from member {min(first)}" if len(first) == 1 else "")
-    note = f"{before.data.split(' ')[0]}, {before.inputs:,} inputs"
-    if before.statistics:
-        source = before.statistics.split(" ")[0]
-        note += f"; running statistics at every point from {before.statistics_images:,} images of {source}"
-    figure = panels_figure(2, PANEL, f"{name}: {lines}".lstrip(": "), note)
-    grid = figure.add_gridspec(1, 2)
-    for column, (label, scale, unit) in enumerate((("loss", 1, "NLL (nats)"), ("accuracy", 100, "accuracy (%)"))):
-        axes = figure.add_subplot(grid[column], label=label)
-        for of, colour, when in ((before, RED, "before"), (after, BLUE, "after")):
-            values = (of.losses if label == "loss" else of.accuracies) * scale
-            for line in values.tolist():
-                axes.plot(of.lambdas.tolist(), line, color=colour, linewidth=0.7, alpha=0.25)
-            text = f"{when} alignment" + (f": mean barrier {of.barriers.mean():.3g} nats" if label == "loss" else "")
-            axes.plot(of.lambdas.tolist(), values.mean(0).tolist(), color=colour, linewidth=2.2, label=text)
-        title = "Loss on the line" if label == "loss" else "Accuracy on the line"
-        axes.set(title=title, xlabel="λ: share of the second member", ylabel=unit, xlim=(0, 1))
-        axes.set_ylim(0, max(float(of.losses.max()) for of in (before, after)) * 1.35 if label == "loss" else 101)
-        axes.legend(loc="upper right" if label == "loss" else "lower left")
-    return figure

@@ -1,4 +1,4 @@
-"""The mass of a collection's members beside the smallest that rescaling can give them."""
+"""The mass of a collection's members, and the smallest mass that rescaling can give them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def minimal_mass(
     approximate: bool = False,
     device: str | torch.device = "cpu",
 ) -> MinimalMass:
-    """Minimise each member's sum of squared weights over all scales that leave its function as it is; return both.
+    """Minimise each member's sum of squared weights over all scales that keep its function; return both masses.
 
     Args:
         members: of one architecture; with snapshots, each is a member of its own.
@@ -55,12 +55,12 @@ def minimal_mass(
     Where snapshots are kept, `zoo.load(name, snapshots=True)` gives the masses along training, and `along_training`
     gathers them by epoch.
     """
-    on = check_device(device)
+    place = check_device(device)
     module, table = members._skeleton(), members.symmetry_table
     tied = modules.superseded_names(module)
     parts = []
-    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and on.type == "cpu"):
-        for _, params in members.batches(members._members_within(_BATCH), on):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and place.type == "cpu"):
+        for _, params in members.batches(members._members_within(_BATCH), place):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join_masses(parts, members.ids, parts[0].held)
 
@@ -122,7 +122,7 @@ def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
     return sorted(last.values())
 
 
-def masses_of(masses: MinimalMass, positions: Sequence[int]) -> MinimalMass:
+def select_masses(masses: MinimalMass, positions: Sequence[int]) -> MinimalMass:
     """Return the masses of some members or snapshots."""
     at = list(positions)
     return dataclasses.replace(
@@ -185,14 +185,14 @@ def draw(masses: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure
         figure.supxlabel(f"{note}, mean {float(masses.unbounded.mean()):.4g}", fontsize=8, color=GREY)
     grid = figure.add_gridspec(1, panels)
     before, after = ([float(values[i]) for i in last] for values in (masses.before, masses.after))
-    _masses(figure.add_subplot(grid[0], label="mass"), before, after)
-    _excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last])
+    draw_masses(figure.add_subplot(grid[0], label="mass"), before, after)
+    draw_excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last])
     if epochs is not None:
-        _training(figure.add_subplot(grid[2], label="training"), masses, epochs)
+        _draw_training(figure.add_subplot(grid[2], label="training"), masses, epochs)
     return figure
 
 
-def _masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None:
+def draw_masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None:
     low, high = min(after), max(before)
     margin = 0.06 * (high - low) or 0.06 * high or 1.0
     diagonal = [low - margin, high + margin]
@@ -209,7 +209,7 @@ def _masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None
     axes.legend(loc="upper left")
 
 
-def _excess(axes: Axes, excess: Sequence[float]) -> None:
+def draw_excess(axes: Axes, excess: Sequence[float]) -> None:
     mean = sum(excess) / len(excess)
     heights, *_ = axes.hist(excess, histogram_edges(excess), color=BLUE, alpha=0.85, edgecolor="white")
     text = f"mean {mean:.3g}, from {min(excess):.3g} to {max(excess):.3g}"
@@ -220,7 +220,7 @@ def _excess(axes: Axes, excess: Sequence[float]) -> None:
     axes.legend(loc="upper left")
 
 
-def _training(axes: Axes, masses: MinimalMass, epochs: Sequence[int]) -> None:
+def _draw_training(axes: Axes, masses: MinimalMass, epochs: Sequence[int]) -> None:
     mean = along_training(masses, epochs)
     known = [at.epoch for at in mean]
     lines = (

@@ -1,7 +1,8 @@
 """Mutual information of every pair of members in and out of distribution, their correlation, and disagreement.
 
-The poster's population figure (Laurent et al., A symmetry-aware exploration of Bayesian neural network posteriors,
-2024): how little the mutual information of pairs spreads, and that in and out of distribution hardly correlate.
+After the figure of the population in Laurent et al., A symmetry-aware exploration of Bayesian neural network
+posteriors, 2024: the mutual information of pairs varies little, and its values in and out of distribution hardly
+correlate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
-from checkpoints_zoo.populations.divergence import Pairs, compare
+from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
 from checkpoints_zoo.predictions import Predictions, check_same, logits
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ ROUNDING = 1e-7  # of float32
 
 PANEL = (4.9, 3.9)  # inches
 BARS = 40  # of a histogram, at most
-DOTS = 3000  # pairs that are drawn one by one; more are counted in hexagons
+DOTS = 3000  # pairs that are drawn as dots; more pairs are drawn as counts in hexagons
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Pairwise:
         """Return one row a pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
         import pandas as pd
 
-        first, second = upper(len(self.ids))
+        first, second = upper_triangle(len(self.ids))
         ids = torch.tensor(self.ids)
         columns = {"member_a": ids[first].numpy(), "member_b": ids[second].numpy()}
         columns |= {
@@ -164,34 +165,34 @@ def pairwise(
     if len(members) < 2:
         raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")
 
-    def compared(data: ImageInput | Predictions) -> tuple[Pairs, str]:
+    def compare_on(data: ImageInput | Predictions) -> tuple[Pairs, str]:
         if isinstance(data, Predictions):
             check_same(data, members)
-            return compare(data.blocks(), device=device, memory=memory), data.data
+            return compare_pairs(data.blocks(), device=device, memory=memory), data.data
         if isinstance(members, Predictions):
             do = "Give the collection, to run its members on images"
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
         ordered = images.in_order(images.of(data), members.classes)
-        pairs = compare(logits(members, ordered, device, dtype, batch), device=device, memory=memory)
+        pairs = compare_pairs(logits(members, ordered, device, dtype, batch), device=device, memory=memory)
         return pairs, arguments.image_key(ordered)
 
     if data is not None:
-        inside, named = compared(data)
+        inside, data_key = compare_on(data)
     else:
         default = members if isinstance(members, Predictions) else arguments.images_of(members.description)
-        inside, named = compared(default)
-    outside, named_ood = (None, "") if ood is None else compared(ood)
-    result = measure(inside, outside, ids=members.ids, seed=seed)
-    return replace(result, collection=name, citation=members.citation, data=named, ood=named_ood)
+        inside, data_key = compare_on(default)
+    outside, ood_key = (None, "") if ood is None else compare_on(ood)
+    result = summarise_pairs(inside, outside, ids=members.ids, seed=seed)
+    return replace(result, collection=name, citation=members.citation, data=data_key, ood=ood_key)
 
 
-def measure(
+def summarise_pairs(
     inside: Pairs, outside: Pairs | None = None, *, ids: Sequence[int] | None = None, seed: int = 0
 ) -> Pairwise:
     """Average over pairs that were compared; return them with their means and intervals.
 
     Args:
-        inside, outside: what `compare` returned for inputs in and out of distribution, of the same members.
+        inside, outside: what `compare_pairs` returned for inputs in and out of distribution, of the same members.
         ids: of the members; None for their positions.
         seed: of the intervals.
 
@@ -200,7 +201,7 @@ def measure(
 
     >>> import torch
     >>> logits = torch.randn(5, 20, 3, generator=torch.Generator().manual_seed(0))
-    >>> pairs = measure(compare(logits[:, :10]), compare(logits[:, 10:]))
+    >>> pairs = summarise_pairs(compare_pairs(logits[:, :10]), compare_pairs(logits[:, 10:]))
     >>> print(f"{pairs['mi_id'].low:.2f} {pairs['mi_id'].value:.2f} {pairs['mi_id'].high:.2f}")
     0.04 0.09 0.13
     """
@@ -211,31 +212,7 @@ def measure(
     return Pairwise("", "", names, "", "", inside, outside, _figures(_matrices(inside, outside), seed))
 
 
-def correlation(first: Tensor, second: Tensor, seed: int = 0) -> Interval:
-    """Correlate two figures of pairs over all pairs; return Pearson's correlation with its jackknife interval.
-
-    Leaving out members, not pairs: Arvesen, Jackknifing U-statistics (1969). On Fisher's scale, so that the interval
-    stays within -1 and 1. NaN where a figure is the same for all pairs.
-
-    Args:
-        first, second: (member, member), symmetric; the diagonal is not used.
-        seed: of the members that are left out.
-
-    Raises:
-        UsageError: matrices of other shapes.
-
-    >>> import torch
-    >>> a = torch.arange(25.0).reshape(5, 5)
-    >>> correlation(a + a.T, -(a + a.T)).value
-    -1.0
-    """
-    if first.ndim != 2 or first.shape[0] != first.shape[1] or first.shape != second.shape or len(first) < 2:
-        found = f"shapes {tuple(first.shape)} and {tuple(second.shape)}"
-        raise UsageError("figures of pairs", expected="two matrices (member, member), of two or more", found=found)
-    return _figures({"mi_id": first, "mi_ood": second}, seed)["correlation"]
-
-
-def upper(members: int) -> tuple[Tensor, Tensor]:
+def upper_triangle(members: int) -> tuple[Tensor, Tensor]:
     """Return the first and the second member of every pair, (pair,) each, in the order of the upper triangle."""
     first, second = torch.triu_indices(members, members, 1)
     return first, second
@@ -251,24 +228,26 @@ def _matrices(inside: Pairs, outside: Pairs | None) -> dict[str, Tensor]:
 def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     """Average over pairs, and correlate; return the intervals by name."""
     members = len(next(iter(matrices.values())))
-    at = upper(members)
+    at = upper_triangle(members)
     means = {name: float(matrix.double()[at].mean()) for name, matrix in matrices.items()}
-    # From their means, so that sums of squares lose nothing to rounding.
+    # Differences from the means, so that sums of squares lose no digits to rounding.
     terms = {name: (matrix.double() - means[name]).fill_diagonal_(0) for name, matrix in matrices.items()}
-    correlated = "mi_ood" in terms
-    if correlated:
+    with_ood = "mi_ood" in terms
+    if with_ood:
         x, y = terms["mi_id"], terms["mi_ood"]
         terms |= {"xx": x * x, "yy": y * y, "xy": x * y}
     stacked = torch.stack(list(terms.values()))
-    # What rounding leaves of a figure that is the same for all pairs is no variance.
+    # A smaller variance is the rounding of a figure that is the same for all pairs.
     least = [(ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices]
 
     def figure(chosen: Tensor) -> Tensor:
-        among = torch.zeros(members, dtype=torch.float64)
-        among[chosen] = 1
-        means_among = dict(zip(terms, (stacked @ among) @ among / (len(chosen) * (len(chosen) - 1)), strict=True))
+        inclusion = torch.zeros(members, dtype=torch.float64)
+        inclusion[chosen] = 1
+        means_among = dict(
+            zip(terms, (stacked @ inclusion) @ inclusion / (len(chosen) * (len(chosen) - 1)), strict=True)
+        )
         values = [means_among[name] for name in matrices]
-        if correlated:
+        if with_ood:
             mean_x, mean_y = means_among["mi_id"], means_among["mi_ood"]
             spread_x, spread_y = means_among["xx"] - mean_x**2, means_among["yy"] - mean_y**2
             slope = (means_among["xy"] - mean_x * mean_y) / (spread_x * spread_y).sqrt()
@@ -278,16 +257,16 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
 
     results = metrics.jackknife(figure, members, seed=seed)
     by_name = zip(matrices, results[: len(matrices)], strict=True)
-    intervals = {name: _shifted(x, means[name], FIGURES[name][0]) for name, x in by_name}
-    if correlated:
+    intervals = {name: _shift(x, means[name], FIGURES[name][0]) for name, x in by_name}
+    if with_ood:
         fisher = results[-1]
         low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))
         intervals["correlation"] = Interval(math.tanh(fisher.value), low, high)
     return intervals
 
 
-def _shifted(interval: Interval, by: float, unit: str) -> Interval:
-    """Return an interval that lies higher, cut at 0 and at what a figure of a unit is at most."""
+def _shift(interval: Interval, by: float, unit: str) -> Interval:
+    """Shift an interval; return it, cut at 0 and at the unit's largest value."""
     most = 1.0 if unit == "0..1" else math.inf
     bounds = (interval.low, interval.high)
     low, high = (None if bound is None else min(max(0.0, bound + by), most) for bound in bounds)
@@ -303,17 +282,19 @@ def draw(pairs: Pairwise) -> Figure:
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
     figure = Figure(figsize=(PANEL[0] * across, PANEL[1] * down + 0.6), dpi=DPI, layout=spaced)
     figure.suptitle(_title(pairs), fontsize=13, fontweight="bold", parse_math=False)
-    figure.supxlabel(_notes(pairs), fontsize=8, color=GREY, parse_math=False)
+    figure.supxlabel(_note(pairs), fontsize=8, color=GREY, parse_math=False)
     grid = figure.add_gridspec(down, across)
-    inside = _pairs(pairs.inside.information)
-    _spread(figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE)
+    inside = upper_values(pairs.inside.information)
+    draw_histogram(
+        figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE
+    )
     if pairs.outside is not None:
-        outside = _pairs(pairs.outside.information)
+        outside = upper_values(pairs.outside.information)
         axes = figure.add_subplot(grid[0, 1], label="ood")
-        _spread(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
-        _scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
+        draw_histogram(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
+        draw_scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
     title = f"{'b' if pairs.outside is None else 'd'}  Disagreement"
-    _matrix(figure.add_subplot(grid[-1, 1], label="disagreement"), pairs, title)
+    draw_matrix(figure.add_subplot(grid[-1, 1], label="disagreement"), pairs, title)
     return figure
 
 
@@ -322,7 +303,7 @@ def _title(pairs: Pairwise) -> str:
     return f"{pairs.collection}: {count} of {len(pairs.ids):,} members".lstrip(": ")
 
 
-def _notes(pairs: Pairwise) -> str:
+def _note(pairs: Pairwise) -> str:
     sets = [f"{pairs.data.split(' ')[0]}, {pairs.inside.inputs:,} inputs".lstrip(", ")]
     if pairs.outside is not None:
         sets.append(
@@ -333,15 +314,15 @@ def _notes(pairs: Pairwise) -> str:
     return f"{'; '.join(sets)}. {note}."
 
 
-def _pairs(matrix: Tensor) -> list[float]:
-    """Return the values of the upper triangle, a row after the other."""
+def upper_values(matrix: Tensor) -> list[float]:
+    """Return the values of the upper triangle, row by row."""
     kept = matrix.new_ones(matrix.shape).triu(1).bool()
     values: list[float] = matrix[kept].tolist()
     return values
 
 
-def _spread(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
-    """Draw how the information of pairs spreads, and its mean."""
+def draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
+    """Draw a histogram of the pairs' information, and its mean."""
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(high, 1e-9):
         half = max(high / 20, 1e-6)
@@ -358,8 +339,8 @@ def _spread(axes: Axes, values: Sequence[float], mean: Interval, title: str, col
     axes.legend(loc="upper left")
 
 
-def _scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
-    """Draw the two informations of each pair; say how they correlate."""
+def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
+    """Draw each pair's information in and out of distribution, and their correlation."""
     if len(inside) <= DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
     else:
@@ -373,7 +354,7 @@ def _scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], corr
     axes.legend(loc="upper left", handlelength=0, handletextpad=0)
 
 
-def _matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
+def draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
     """Draw the disagreements of all pairs, members in their order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
     known = 100 * matrix[~matrix.isnan()]

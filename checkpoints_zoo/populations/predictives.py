@@ -1,7 +1,7 @@
 """Agreement and total variation of two ensembles' predictions on the same inputs, with intervals over members.
 
-After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): an ensemble's mean prediction
-against that of another method's draws.
+After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): the mean prediction of an
+ensemble is compared with the mean prediction of another method's draws.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -38,8 +38,8 @@ FIGURES = {
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two predictives, each the mean of its members' probabilities, against each other.
+class PredictiveComparison:
+    """Two predictives compared with each other; a predictive is the mean of its members' probabilities.
 
     Args:
         first, second: citations of the members.
@@ -92,15 +92,15 @@ def compare_predictives(
     batch: int = 512,
     subsets: int = 100,
     seed: int = 0,
-) -> Comparison:
+) -> PredictiveComparison:
     """Compare the ensembles of two sets of members on the same images; return agreement and total variation.
 
-    Two ensembles of one population are apart as well, the further the fewer members they have.
+    Two ensembles of one population differ too, and the fewer members they have, the more.
 
     Args:
         first, second: collections with the same classes, or stored predictions on the same images.
-        data: the images, by name ("digits", "digits/train") or given; None for a collection's own test set, or those
-            of stored predictions. Labels are not used.
+        data: images, as `images.of` takes them; None for a collection's own test set, or the images of stored
+            predictions. Labels are not used.
         device, dtype: what members run on and in.
         batch: images a forward pass.
         subsets: random halves of either set that the intervals come from.
@@ -122,29 +122,34 @@ def compare_predictives(
     if first.classes != second.classes:
         expected, found = (", ".join(members.classes[:12]) for members in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
-    shown = None if data is None else images.in_order(images.of(data), first.classes)
-    run = (device, dtype, batch)
-    one, other = _predicted(first, shown, run), _predicted(second, shown, run)
-    if one.data != other.data:
-        expected, found = (f"predictions on images {predicted.data}" for predicted in (one, other))
+    given_images = None if data is None else images.in_order(images.of(data), first.classes)
+    run_options = (device, dtype, batch)
+    first_logits, second_logits = (
+        _member_logits(first, given_images, run_options),
+        _member_logits(second, given_images, run_options),
+    )
+    if first_logits.data != second_logits.data:
+        expected, found = (f"predictions on images {predicted.data}" for predicted in (first_logits, second_logits))
         raise UsageError("images of two predictives", expected=expected, found=found)
-    shared = not _identities(first).isdisjoint(_identities(second))
-    figures = measure(one.logits, other.logits, shared=shared, subsets=subsets, seed=seed)
+    shared = not _weight_hashes(first).isdisjoint(_weight_hashes(second))
+    figures = compare_logits(first_logits.logits, second_logits.logits, shared=shared, subsets=subsets, seed=seed)
     counts = len(first), len(second)
-    return Comparison(first.citation, second.citation, counts, one.data, one.logits.shape[1], figures)
+    return PredictiveComparison(
+        first.citation, second.citation, counts, first_logits.data, first_logits.logits.shape[1], figures
+    )
 
 
-def measure(
+def compare_logits(
     first: Tensor | Logits, second: Tensor | Logits, *, shared: bool = False, subsets: int = 100, seed: int = 0
 ) -> dict[str, Interval]:
     """Compare two predictives by the logits of their members; return the figures with intervals.
 
-    The interval of each set's members, the other set being whole, is a delete-half jackknife; the two sets are
-    independent, so half widths add in squares. None where a set has fewer than three members.
+    A delete-half jackknife over each set's members, with all of the other set, gives two intervals. The two sets are
+    independent, so the squares of their half widths add up. A set of fewer than three members gives no interval.
 
     Args:
         first, second: logits (member, input, class), on the same inputs.
-        shared: whether some members are in both, and there are no intervals.
+        shared: whether some members are in both sets; if so, there are no intervals.
         subsets: random halves of either set.
         seed: of these.
 
@@ -152,7 +157,7 @@ def measure(
         UsageError: other inputs or classes.
 
     >>> logits = torch.tensor([[[4.0, 0.0], [0.0, 4.0]]])
-    >>> measure(logits, -logits)["agreement"].value
+    >>> compare_logits(logits, -logits)["agreement"].value
     0.0
     """
     both = [InMemory(logits) if isinstance(logits, Tensor) else logits for logits in (first, second)]
@@ -161,50 +166,54 @@ def measure(
         expected = "logits (member, input, class) on the same inputs and classes"
         raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
     plans = [jackknife_plan(members, seed, subsets) for members, *_ in shapes]
-    weights = [_weights(plan) for plan in plans]
+    weights = [_subset_weights(plan) for plan in plans]
     _, inputs, classes = shapes[0]
     size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in weights)))
     sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in weights]
     for at in range(0, inputs, size):
-        means = [_means(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)]
+        means = [
+            _mean_probabilities(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)
+        ]
         # The first row of either is of all its members.
         for total, of_subsets, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
             total[:, 0] += (of_subsets.argmax(-1) == whole.argmax(-1)).sum(1)
             total[:, 1] += (of_subsets - whole).abs_().sum(-1).double().sum(1) / 2
-    one, other = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
+    first_logits, second_logits = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
     if shared:
-        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, one, strict=True)}
-    return {name: join_intervals(parts) for name, *parts in zip(FIGURES, one, other, strict=True)}
+        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, first_logits, strict=True)}
+    return {name: join_intervals(parts) for name, *parts in zip(FIGURES, first_logits, second_logits, strict=True)}
 
 
 @dataclass(frozen=True)
-class _Predicted:
+class _MemberLogits:
     """Logits of members on some images, and the name and fingerprint of the images."""
 
     logits: Logits
     data: str
 
 
-def _predicted(
-    members: Collection | Predictions, shown: ImageData | None, run: tuple[str | torch.device, torch.dtype, int]
-) -> _Predicted:
+def _member_logits(
+    members: Collection | Predictions,
+    given_images: ImageData | None,
+    run_options: tuple[str | torch.device, torch.dtype, int],
+) -> _MemberLogits:
     if isinstance(members, Predictions):
-        if shown is not None:
-            members.check_data(shown)
-        return _Predicted(members, members.data)
-    data = arguments.images_of(members.description) if shown is None else shown
-    return _Predicted(InMemory(predictions.logits(members, data, *run)), arguments.image_key(data))
+        if given_images is not None:
+            members.check_data(given_images)
+        return _MemberLogits(members, members.data)
+    data = arguments.images_of(members.description) if given_images is None else given_images
+    return _MemberLogits(InMemory(predictions.logits(members, data, *run_options)), arguments.image_key(data))
 
 
-def _identities(members: Collection | Predictions) -> set[object]:
-    """Return what tells members apart: the hashes of their weights, or names where there are none."""
+def _weight_hashes(members: Collection | Predictions) -> set[object]:
+    """Return the hashes of the members' weights; without a hash, the collection's name, the id and the epoch."""
     if isinstance(members, Predictions):
         return {weights for *_, weights in members.keys}
     hashes = members.rows.column("sha256").to_pylist()
     return {known or (members.name, *key) for known, key in zip(hashes, members._keys, strict=True)}
 
 
-def _weights(plan: Plan) -> Tensor:
+def _subset_weights(plan: Plan) -> Tensor:
     """Return (subset, member), 1 for those that are in it."""
     weights = torch.zeros(len(plan.chosen), plan.members)
     for row, chosen in zip(weights, plan.chosen, strict=True):
@@ -212,11 +221,11 @@ def _weights(plan: Plan) -> Tensor:
     return weights
 
 
-def _means(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
+def _mean_probabilities(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     probs = logits.block(begin, end, kind).softmax(-1)
-    # Ones and zeros, divided after the sum: of members that agree the mean is what each says.
+    # The sum is divided, not the weights: so the mean of equal probabilities is exactly their value.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
 
@@ -224,7 +233,8 @@ def _means(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
 def join_intervals(parts: Sequence[Interval]) -> Interval:
     """Join intervals of one figure over independent sets of members or runs; return one, cut at 0 and 1.
 
-    Half widths add in squares. The value is the first interval's; None where one of the sets is too small.
+    The squares of half widths add up. The value is that of the first interval; without one of the intervals there is
+    no joint one.
 
     Args:
         parts: the interval of each set, the others being whole.

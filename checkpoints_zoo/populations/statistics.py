@@ -1,7 +1,7 @@
-"""Running statistics of batch norm, estimated anew: those of averaged, interpolated or sampled weights are nobody's.
+"""Estimate batch norm's running statistics anew for averaged, interpolated or sampled weights.
 
-Averaging the running buffers of two networks is wrong: the statistics of an averaged network are not the average
-statistics (Jordan et al. 2023, REPAIR, arXiv 2211.08403, section 3).
+The statistics of an averaged network are not the average of its networks' statistics (Jordan et al. 2023, REPAIR,
+arXiv 2211.08403, section 3).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from checkpoints_zoo.networks import modules
 
 
 def has_statistics(skeleton: nn.Module) -> bool:
-    """Say whether a module has running statistics, which have to be estimated anew when its weights change."""
+    """Return whether a module has running statistics, which have to be estimated anew when its weights change."""
     return any(is_statistic(name) for name in skeleton.state_dict(keep_vars=True))
 
 
 def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
     """Estimate the running statistics of stacked networks on inputs; return the stack with them, other tensors shared.
 
-    Statistics are reset and become the mean over the batches of each batch's mean and unbiased variance, while the
-    norms normalise by the batch: what `torch.optim.swa_utils.update_bn` does, but that dropout and the like stay off.
+    The statistics become the mean over all batches of each batch's mean and unbiased variance, while the norms
+    normalise by the batch. This is what `torch.optim.swa_utils.update_bn` does, with dropout and the like off.
 
     Args:
         skeleton: the networks' module, in eval mode; it is not changed.
@@ -46,29 +46,29 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
     """
     training = copy.deepcopy(skeleton)
     states = training.state_dict(keep_vars=True)
-    fresh: dict[str, Tensor] = {}
+    statistics: dict[str, Tensor] = {}
     members = len(next(iter(stacked.values())))
-    held = {id(tensor) for norm in _norms(training) for tensor in norm.buffers(recurse=False)}
+    norm_buffers = {id(tensor) for norm in _norms(training) for tensor in norm.buffers(recurse=False)}
     for name, tensor in states.items():
         if is_statistic(name):
-            if id(tensor) not in held:
+            if id(tensor) not in norm_buffers:
                 raise UsageError(
                     f"running statistics {name!r}",
                     expected="those of a batch norm of torch or a class derived from it",
                     found="another layer, whose statistics can't be estimated anew",
                 )
             value = torch.ones_like if name.endswith("running_var") else torch.zeros_like
-            fresh[name] = value(stacked[name])
-        elif is_counter(name) and id(tensor) in held:
+            statistics[name] = value(stacked[name])
+        elif is_counter(name) and id(tensor) in norm_buffers:
             device = next(iter(stacked.values())).device
-            fresh[name] = torch.zeros(members, dtype=torch.int64, device=device)
+            statistics[name] = torch.zeros(members, dtype=torch.int64, device=device)
     for norm in _norms(training):
         norm.training, norm.momentum = True, None  # None: a cumulative average
-    networks = modules.widen_norms({**stacked, **fresh})
+    networks = modules.widen_norms({**stacked, **statistics})
     tied = modules.superseded_names(training)
-    device, kind = next(iter(networks.values())).device, modules.input_dtype(networks)
-    loose = {
-        name: tensor.to(device, kind if tensor.is_floating_point() else tensor.dtype)
+    device, dtype = next(iter(networks.values())).device, modules.input_dtype(networks)
+    unsaved = {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in modules.unsaved_tensors(training).items()
     }
     batches = 0
@@ -77,7 +77,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
             for i in range(members):
                 # Views of the stack: the norms write into it.
                 state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
-                functional_call(training, state | loose, (batch,))
+                functional_call(training, state | unsaved, (batch,))
             batches += 1
     if not batches:
         raise UsageError("inputs to estimate running statistics on", expected="two or more", found="none")

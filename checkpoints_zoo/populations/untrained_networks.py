@@ -1,4 +1,4 @@
-"""Networks that nobody trained — interpolated, averaged, sampled, pruned — on labelled images."""
+"""Evaluate networks that were made from trained ones (interpolated, averaged, sampled, pruned) on labelled images."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 
-PIECE = 1 << 27  # bytes of networks that are made at once
+STACK_BYTES = 1 << 27  # bytes of networks that are in memory at once
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Images as batches of inputs, of about the same size, as often as they are asked for.
+class InputBatches:
+    """Images as batches of inputs, of about the same size; every iteration starts anew.
 
     Args:
         data: the images.
-        preprocess: what turns them into inputs.
+        preprocess: turns images into inputs.
         device: where the inputs go.
         batch: images a batch, at most.
     """
@@ -43,7 +43,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Stacked networks of one architecture in, log probabilities out.
+    """Evaluates stacked networks of one architecture on labelled images.
 
     Args:
         skeleton: their module.
@@ -53,9 +53,9 @@ class Evaluator:
     """
 
     skeleton: nn.Module
-    test: Inputs
+    test: InputBatches
     labels: Tensor
-    training: Inputs | None
+    training: InputBatches | None
 
     @property
     def device(self) -> torch.device:
@@ -75,7 +75,7 @@ class Evaluator:
 
         Args:
             stacked: parameters and buffers, name -> (member, …).
-            anew: whether running statistics are estimated first; if not, those of the stack count.
+            anew: whether running statistics are estimated first; if not, the networks keep those in the stack.
 
         Raises:
             DamagedError: logits that are not finite.
@@ -104,7 +104,7 @@ def make_evaluator(
     device: str | torch.device,
     batch: int,
 ) -> Evaluator:
-    """Check images against members and get ready to evaluate networks of their architecture; return the Evaluator.
+    """Check images against members; return the Evaluator of networks of the members' architecture.
 
     Args:
         members: whose architecture, classes and preprocessing count.
@@ -119,22 +119,24 @@ def make_evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    on, skeleton = check_device(device), members._skeleton()
-    chosen = arguments.images_of(members.description) if data is None else images.of(data)
-    test, labels = arguments.require_labels(chosen, members.description)
+    place, skeleton = check_device(device), members._skeleton()
+    test_images = arguments.images_of(members.description) if data is None else images.of(data)
+    test, labels = arguments.require_labels(test_images, members.description)
     if not len(test):
         raise UsageError(f"images {test.name!r} to evaluate on", expected="one or more", found="none")
     training = None
     if has_statistics(skeleton):
-        source = arguments.images_of(members.description, "train") if statistics is None else _training(statistics)
+        source = (
+            arguments.images_of(members.description, "train") if statistics is None else _statistics_images(statistics)
+        )
         if len(source) < 2:
             found = f"{len(source)} of {source.name!r}"
             raise UsageError("images to estimate running statistics on", expected="two or more", found=found)
-        training = Inputs(source, members.preprocess, on, batch)
-    return Evaluator(skeleton, Inputs(test, members.preprocess, on, batch), labels, training)
+        training = InputBatches(source, members.preprocess, place, batch)
+    return Evaluator(skeleton, InputBatches(test, members.preprocess, place, batch), labels, training)
 
 
-def _training(statistics: ImageInput) -> ImageData:
+def _statistics_images(statistics: ImageInput) -> ImageData:
     """Return images for running statistics: the training split, if they are a name alone."""
     by_name = isinstance(statistics, str) and statistics in images.DATASETS
     return images.of(statistics, split="train" if by_name else None)

@@ -18,8 +18,8 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Netwo
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
-from checkpoints_zoo.sources.source import FolderSource, Source, resolve
+from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
+from checkpoints_zoo.sources.source import FolderSource, Source, open_source
 
 LOGITS = "logits"  # the tensor of a member, and the key of its layout
 DTYPES = ("F16", "F32")
@@ -84,7 +84,7 @@ def read_set(source: Source, collection: str, name: str) -> PredictionSet:
     """
     folder = folder_of(collection, name)
     table, description = (_find_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
-    facts, rows = _read_checked(table, description, (stamp_of(table), stamp_of(description)))
+    facts, rows = _read_checked(table, description, (file_stamp(table), file_stamp(description)))
     if (facts.collection, facts.set) != (collection, name):
         raise FormatError(
             f"description {description}",
@@ -101,7 +101,7 @@ def read_set(source: Source, collection: str, name: str) -> PredictionSet:
 
 def _find_file(source: Source, inside: str, collection: str, name: str) -> Path:
     try:
-        return source.file(inside)
+        return source.local_path(inside)
     except SourceNotFound as error:
         if error.path not in (inside, str(source.root / inside)):  # not the file, but the repo or the commit is missing
             raise
@@ -109,7 +109,9 @@ def _find_file(source: Source, inside: str, collection: str, name: str) -> Path:
         beside = inside.endswith(DESCRIPTION)
         raise SourceNotFound(
             f"predictions {name!r} of {collection}",
-            expected=f"{inside} beside its rows" if beside else f"a set of source {source.shown}, which has: {known}",
+            expected=f"{inside} beside its rows"
+            if beside
+            else f"a set of source {source.display_name}, which has: {known}",
             found="no such file" if beside else "no such set",
             do="" if beside else f"`zoo-cli predict {collection} --data … --out …` makes one",
             collection=collection,
@@ -123,8 +125,8 @@ def _read_checked(
 ) -> tuple[SetDescription, pa.Table]:
     """Read and check both files, once for each state of them."""
     facts = SetDescription.from_json(catalog.read_json(description), description)
-    rows = manifest.read(table, SCHEMA)
-    manifest.validate(rows, facts, table)
+    rows = manifest.read_manifest(table, SCHEMA)
+    manifest.check_rows(rows, facts, table)
     for column in SCHEMA.names:
         if rows.column(column).null_count:
             raise FormatError(
@@ -148,7 +150,7 @@ def set_names(source: Source, collection: str) -> list[str]:
         AccessError, NetworkError: a source on the Hub that can't be read.
     """
     inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
-    paths = [path.split("/") for path in source.files(inside)]
+    paths = [path.split("/") for path in source.list_files(inside)]
     return sorted(parts[2] for parts in paths if len(parts) == 4 and parts[3] == TABLE)
 
 
@@ -156,7 +158,7 @@ def find_source(source: str | Path | Source) -> Source:
     """Find a source that may have only predictions, without weights; return it.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: see `source.resolve`.
+        SourceNotFound, AccessError, NetworkError: see `source.open_source`.
     """
     if isinstance(source, Source):
         return source
@@ -165,7 +167,7 @@ def find_source(source: str | Path | Source) -> Source:
         if (root / PREDICTIONS).is_dir():
             return FolderSource(root, root.as_uri())
     try:
-        return resolve(source, "")
+        return open_source(source, "")
     except SourceNotFound as error:
         if "://" not in str(source):
             error.expected = f"a folder with {PREDICTIONS}/COLLECTION/SET in it"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.errors import TooLargeError, UsageError
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.ensemble import Ensemble
@@ -135,7 +135,7 @@ def by_members(
             random in eval mode.
         DamagedError: as in `logits`.
     """
-    batch_size = whole(batch)
+    batch_size = whole_number(batch)
     if batch_size is None or batch_size < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members._skeleton()

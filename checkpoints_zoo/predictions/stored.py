@@ -19,7 +19,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest, selection, shard_files
 from checkpoints_zoo.formats.shard_files import Location, read_at
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput, in_order
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 from checkpoints_zoo.predictions import prediction_sets
@@ -204,7 +204,7 @@ class Predictions:
     def _select(self, positions: list[int]) -> Predictions:
         if not positions:
             raise SelectionError(f"selection of {self.name}", expected="one member or more", found="none")
-        return Predictions(self.stored, manifest.take(self.rows, positions), self.origin)
+        return Predictions(self.stored, manifest.take_rows(self.rows, positions), self.origin)
 
     @cached_property
     def _locations(self) -> list[Location]:
@@ -230,7 +230,7 @@ class Predictions:
         positions = {id: position for position, id in enumerate(self.ids)}
         selected = list(ids)
         for id in selected:
-            if whole(id) not in positions:
+            if whole_number(id) not in positions:
                 raise selection.member_not_found(self.rows, self.name, id)
         return self._select([positions[int(id)] for id in selected]).block(0, self.shape[1], dtype)
 
@@ -316,7 +316,7 @@ class Predictions:
             UsageError: a number of inputs that is no whole number from 1.
         """
         members, _, classes = self.shape
-        count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else whole(inputs)
+        count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else whole_number(inputs)
         if count is None or count < 1:
             raise UsageError("inputs of a block", expected="a whole number from 1", found=repr(inputs)[:80])
         return Blocks(self, count, dtype)
@@ -331,7 +331,7 @@ class Predictions:
         Raises:
             UsageError: a size that is no whole number from 1.
         """
-        count = whole(size)
+        count = whole_number(size)
         if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
         for first in range(0, len(self), count):
@@ -436,7 +436,7 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
             collection=stored.facts.collection,
             member=missing[0],
         )
-    rows = manifest.take(stored.rows, [positions[key] for key in members._keys])
+    rows = manifest.take_rows(stored.rows, [positions[key] for key in members._keys])
     made_from = rows.column("weights_sha256").to_pylist()
     for (id, _), known, made_from_weights in zip(
         members._keys, members.rows.column("sha256").to_pylist(), made_from, strict=True

@@ -17,7 +17,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, FormatError, LockedError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.shard_files import Location, prefix
+from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import pack_member
@@ -125,7 +125,7 @@ def _output_folder(members: Members, out: str | Path | None) -> Path:
         raise UsageError(
             f"folder for predictions of {members.name}",
             expected="`out`, a folder of yours",
-            found=f"none, and the members are in {members.source.shown}",
+            found=f"none, and the members are in {members.source.display_name}",
         )
     return members.source.root
 
@@ -179,7 +179,7 @@ def _check_before(
         if getattr(stored, field) != getattr(facts, field):
             shown = [f"{field} {getattr(x, field)!r}" if field != "labels" else "labels" for x in (facts, stored)]
             raise UsageError(
-                f"predictions {facts.name} in {before.source.shown}",
+                f"predictions {facts.name} in {before.source.display_name}",
                 expected=f"none yet, or some with {shown[0]:.160}",
                 found=f"some with {'others' if field == 'labels' else shown[1]:.160}",
                 do="Give another name, or delete the set",
@@ -191,7 +191,7 @@ def _check_before(
     origin = f"{members.source.label}@{members._commit}/"
     if stored.citation and not stored.citation.startswith(origin) and set(_keys(before)) - set(members._keys):
         raise UsageError(
-            f"predictions {facts.name} in {before.source.shown}",
+            f"predictions {facts.name} in {before.source.display_name}",
             expected=f"some of members of {origin}{members.name}",
             found=f"some of {stored.citation}",
             do="Select the members that it has as well, or give another name",
@@ -393,9 +393,9 @@ class FinishedMembers:
             chunk = new[first : first + size]
             rows += self._shard(number, chunk, weights)
             number += 1
-            table = manifest.table(rows, SCHEMA)
+            table = manifest.build_manifest(rows, SCHEMA)
             catalog.write_json(facts(table).to_json(), self.folder / prediction_sets.DESCRIPTION)
-            manifest.write(table, self.folder / prediction_sets.TABLE, SCHEMA)
+            manifest.write_manifest(table, self.folder / prediction_sets.TABLE, SCHEMA)
             for key, _ in chunk:
                 self._path(key, weights[key]).unlink()
         if not any(self.parts_folder.glob("*.safetensors")):
@@ -409,11 +409,11 @@ class FinishedMembers:
 
         def read() -> Iterator[shard_files.Bytes]:
             for key, _ in chunk:
-                _, raw = next(iter(shard_files.read([self._location(key, self._path(key, weights[key]))])))
+                _, raw = next(iter(shard_files.read_members([self._location(key, self._path(key, weights[key]))])))
                 hashes.append(content_hash(self.layout, raw))
                 yield raw
 
-        prefixes = [prefix(member, None if final else epoch) for (member, epoch), final in chunk]
+        prefixes = [tensor_prefix(member, None if final else epoch) for (member, epoch), final in chunk]
         path = shard_files.stream_shard(self.folder, number, self.layout, prefixes, read())
         inside = "/".join(path.parts[-4:])
         start, step = shard_files.first_offset(self.layout, prefixes), self.layout.nbytes

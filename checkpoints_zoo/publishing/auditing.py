@@ -19,15 +19,15 @@ import pyarrow as pa
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, StorageError, ZooError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
-from checkpoints_zoo.sources.hub import asking
-from checkpoints_zoo.sources.ranges import Remote
-from checkpoints_zoo.sources.source import FolderSource, Source, resolve
+from checkpoints_zoo.sources.hub import translated_errors
+from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.source import FolderSource, Source, open_source
 
 SAMPLES, SAMPLE_BYTES = 8, 4096
 SAFETENSORS = ".safetensors"
@@ -106,8 +106,8 @@ def audit(place: str | Path) -> Audit:
     """
     files: Files
     if str(place).startswith(hub.SCHEME):
-        source = resolve(place, "")
-        files = on_hub(hub.resolve(source.shown))
+        source = open_source(place, "")
+        files = on_hub(hub.resolve_address(source.display_name))
     else:
         root = Path(place).expanduser().absolute()
         if not root.is_dir():
@@ -116,8 +116,8 @@ def audit(place: str | Path) -> Audit:
                 f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
             )
         source = folder = FolderSource(root, root.as_uri())
-        files = in_folder(root, folder.grounds())
-    found = Audit(source.shown, len(files), sum(f.size for f in files.values()))
+        files = in_folder(root, folder.allowed_folders())
+    found = Audit(source.display_name, len(files), sum(f.size for f in files.values()))
     held = list(_read(source, files, found))
     found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)
     predicted = list(_read_sets(source, files, found))
@@ -135,7 +135,7 @@ def _read(source: Source, files: Files, found: Audit) -> Iterator[Held]:
     for path in sorted(files):
         if match := _MANIFEST.fullmatch(path):
             try:
-                yield match[1], *source.read(match[1])
+                yield match[1], *source.read_collection(match[1])
             except (NetworkError, AccessError, StorageError):
                 raise
             except ZooError as error:
@@ -187,7 +187,7 @@ def _check_rows(
                 one = offset - layout.lead, offset + layout.nbytes, f"member {member} of {name}"
                 ranges.setdefault((base, path), []).append(one)
     for base in {base for base, _ in ranges if base}:
-        bases[base] = on_hub(hub.resolve(base))
+        bases[base] = on_hub(hub.resolve_address(base))
     for (base, path), members in sorted(ranges.items()):
         size = (bases[base] if base else files).get(path)
         for kind, text in _misplaced(sorted(members), size):
@@ -198,11 +198,11 @@ def _check_rows(
 def _misplaced(members: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of what is wrong with the places of members in a file, in the order of their bytes."""
     if file is None:
-        yield "missing", f"no such file, named by the rows of {few([m for *_, m in members], SHOWN)}"
+        yield "missing", f"no such file, named by the rows of {first_few([m for *_, m in members], SHOWN)}"
         return
     short = [f"{who} (to {end:,})" for _, end, who in members if end > file.size]
     if short:
-        yield "short", f"a file of {file.size:,} bytes, too short for {few(short, SHOWN)}"
+        yield "short", f"a file of {file.size:,} bytes, too short for {first_few(short, SHOWN)}"
     if members[0][0] < 0:
         yield "overlap", f"{members[0][2]} begins {-members[0][0]:,} bytes before the file"
     reached = members[0]
@@ -252,7 +252,7 @@ def _check_first_bytes(files: Files, ends: dict[str, int], found: Audit) -> None
 def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
     """Look for files with one content under several names, and members with one hash under several ids."""
     for paths in alike(files):
-        text = f"the same {files[paths[0]].size:,} bytes as {few(paths[1:], SHOWN)}"
+        text = f"the same {files[paths[0]].size:,} bytes as {first_few(paths[1:], SHOWN)}"
         serious = any(files[p].large or is_weights(p) for p in paths)
         (found.findings if serious else found.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
@@ -263,7 +263,7 @@ def _check_duplicates(files: Files, held: list[Held], found: Audit) -> None:
             for status, sha256, path, offset in zip(*columns, strict=True)
         ]
         hashes.append((name, rows, named))
-    for one in shard_files.duplicates(hashes):
+    for one in shard_files.find_duplicates(hashes):
         found.findings.append(
             Finding("member", f"manifests/{one.collection}.parquet", f"member {one.member}: {one.text}")
         )
@@ -293,20 +293,22 @@ def on_hub(repo: hub.Repo) -> dict[str, File]:
     """List the files of a repo at its commit; return them by path.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+        SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     def listed() -> list[RepoFile]:
-        rows = HfApi(**hub.sent()).list_repo_tree(repo.id, recursive=True, revision=repo.commit, repo_type="dataset")
+        rows = HfApi(**hub.client_info()).list_repo_tree(
+            repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
+        )
         return [row for row in rows if isinstance(row, RepoFile)]
 
     def reader(inside: str) -> Callable[[int, int], bytes]:
-        return lambda offset, length: Remote.of(repo, inside).bytes_at(offset, length)
+        return lambda offset, length: RemoteFile.of(repo, inside).bytes_at(offset, length)
 
-    with asking(repo.label, f"files of {repo.label}"):
-        rows = hub.patiently(listed, hub.RETRIED)
+    with translated_errors(repo.label, f"files of {repo.label}"):
+        rows = hub.retry_patiently(listed, hub.RETRIED_STATUSES)
     return {
         row.path: File(row.size, row.lfs.sha256 if row.lfs else row.blob_id, row.lfs is not None, reader(row.path))
         for row in rows
@@ -419,7 +421,7 @@ def problem(path: str, size: int, first: bytes) -> Said | None:
     """
     if size == 0:
         return "empty", "a file without a byte"
-    known = what_is(first)
+    known = guess_kind(first)
     if known.startswith("a Git LFS pointer"):
         return "pointer", known
     if known == "a web page":
@@ -492,7 +494,7 @@ def _archive(path: str, size: int, first: bytes) -> Said | None:
                 return "archive", f"expected names that stay in its folder; found {header.name[:200]!r}"
             if not header.kind:
                 content = first[header.data : header.end]
-                said = _pickle(header.name.lower(), content, what_is(content))
+                said = _pickle(header.name.lower(), content, guess_kind(content))
                 return ("pickle", f"its first file, {header.name[:200]!r}, is {said}") if said else None
             at = header.end
     except DamagedError as error:

@@ -1,7 +1,8 @@
 """The card of a source: the README.md that the Hub shows, with a picture of each collection's test accuracies.
 
-It says what the manifests know, and nothing else: templates in `cards/`, one passage a fact. The same manifests give
-the same card. What comes from a file is written as text, never as markup (see `formats.text`).
+A card states the facts of the manifests and nothing else: jinja2 templates in `cards/`, one passage a fact. The same
+manifests give the same card. Text from a file becomes text on the card, never markup: a template escapes every value
+that is not `Markup`, and what is `Markup` is made by the functions of `formats.text`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from string import Template
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, STYLE, histogram_edges
@@ -30,8 +32,19 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import prefix
-from checkpoints_zoo.formats.text import LISTED, code, counted, fenced, few, in_bytes, listed, plain, quoted, values_of
+from checkpoints_zoo.formats.shard_files import tensor_prefix
+from checkpoints_zoo.formats.text import (
+    MOST_LISTED,
+    counted,
+    first_few,
+    first_values,
+    format_bytes,
+    markdown_block,
+    markdown_code,
+    markdown_text,
+    one_line,
+    summarize_values,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,12 +58,15 @@ TRAINING = (
 )  # fmt: skip
 SEEDS = ("seed", "seed_init", "seed_order", "seed_augment")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST = 1e6  # what is above it, or is not a number, no test set gives
+LARGEST = 1e6  # of a figure; larger values, and values that are no numbers, are not shown
 HUB = "https://huggingface.co/datasets"
 INCHES = (9.6, 3.5)
-NARROW = 8  # bars that a panel has room for at least
+FEWEST_BARS = 8  # that a panel has room for
 README = "README.md"
-EXAMPLE = 5  # members in the examples, where there are as many
+EXAMPLE_MEMBERS = 5  # in the examples, if the collection has as many
+# The architectures and images of the package; importing them takes torch.
+NETS = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
+IMAGE_SETS = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "photos", "svhn", "tiny-imagenet")
 _TEMPLATES = Path(__file__).parents[1] / "cards"
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,199}", re.ASCII)
@@ -82,8 +98,8 @@ def card(
     _check(collections, repo, revision)
     shown = [Section(n, *collections[n], tuple(sorted(predictions.get(n, ())))) for n in sorted(collections)]
     parts = parts_of_source(shown, repo, revision)
-    text = _filled("source", {**parts, "marker": (mark := _marker("0" * 64))})
-    return text.replace(mark, _marker(_digest(text.replace(mark, ""))), 1)
+    without = _render("source", {**parts, "marker": Markup("")})
+    return _render("source", {**parts, "marker": Markup(_marker(_digest(without)))})
 
 
 def files(
@@ -110,16 +126,15 @@ def picture_path(name: str) -> str:
 
 
 def is_generated(text: str) -> bool:
-    """Say whether a README.md is a card as this package, or another version of it, wrote it.
-
-    One that was edited since is not: it holds what a person wrote.
+    """Return whether a README.md is a card that this package wrote, in any version, and that nobody edited since.
 
     >>> is_generated("# My networks")
     False
     """
     text = text.replace("\r\n", "\n")
-    found = _MARKER.search(text)
-    return found is not None and found["digest"] == _digest(text[: found.start()] + text[found.end() :])
+    # Behind the YAML head: values of the head and of the passages below may hold the marker's own words.
+    match = _MARKER.search(text, max(text.find("\n---\n"), 0))
+    return match is not None and match["digest"] == _digest(text[: match.start()] + text[match.end() :])
 
 
 def _check(collections: Mapping[str, object], repo: str, revision: str | None) -> None:
@@ -133,12 +148,22 @@ def _check(collections: Mapping[str, object], repo: str, revision: str | None) -
         raise UsageError("revision of the card", expected="a branch, tag or commit", found=repr(revision))
 
 
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """Fill in a template's passages, leaving out those with a name that has nothing to say; return the text."""
-    text = (_TEMPLATES / f"{template}.md").read_text(encoding="utf-8")
-    passages = [Template(passage) for passage in text.strip("\n").split("\n\n\n")]
-    kept = [p.substitute(parts) for p in passages if all(parts[name] for name in p.get_identifiers())]
-    return "\n\n".join(kept) + "\n"
+@cache
+def _templates() -> Environment:
+    """Return the templates' environment, which writes every value that is no Markup as text of Markdown."""
+
+    def escape(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(markdown_text(str(value)))
+
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=escape,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def _render(template: str, parts: Mapping[str, str]) -> Markup:
+    """Fill values into a template; return Markdown that ends in one end of line."""
+    return Markup(_templates().get_template(f"{template}.md").render(parts).rstrip("\n") + "\n")
 
 
 def _digest(rest: str) -> str:
@@ -188,7 +213,7 @@ class Section:
     @property
     def nbytes(self) -> int:
         """Bytes of all stored weights, snapshots too."""
-        return manifest.total(self.rows, "nbytes")
+        return manifest.sum_of(self.rows, "nbytes")
 
     @property
     def base(self) -> str:
@@ -204,7 +229,7 @@ class Section:
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the weights."""
-        return sorted({code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
+        return sorted({markdown_code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
 
     def finite(self, column: str) -> list[float]:
         """Return a figure of the members, where it is known and a number that means something."""
@@ -229,47 +254,69 @@ class Section:
 
 def parts_of_source(shown: list[Section], repo: str, revision: str | None) -> dict[str, str]:
     """Write what the card says of the whole source; return name in the template -> text, "" for nothing to say."""
-    rows = sum(s.all_rows for s in shown)
     known = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
     title = shown[0].description.title if len(shown) == 1 else repo.partition("/")[2]
-    title = title if plain(title) else shown[0].name
+    title = title if markdown_text(title) else shown[0].name
     example = next((s for s in shown if s.count), None)
+    sections = "\n".join(_render("collection", parts(s)) for s in shown).rstrip("\n")
     return {
-        "pretty_name": quoted(title),
-        "license": _license([s.description.licence for s in shown], repo),
-        "tags": f"[{', '.join(quoted(tag) for tag in _tags(shown))}]",
-        "size": next((size for limit, size in _SIZES if rows < limit), "10M<n<100M"),
-        "configs": "\n".join(_configs(shown)),
-        "title": plain(title),
-        "summary": _summary(shown),
-        "collections": "\n".join(_line(s) for s in shown),
-        "spread": _spread(shown),
-        "loading": _filled("loading", parts_of_loading(example, repo, revision)).rstrip("\n") if example else "",
-        "sections": "\n".join(_filled("collection", parts(s)) for s in shown).rstrip("\n"),
-        "licences": "\n".join(f"- `{s.name}`: {plain(s.description.licence) or 'not stated'}" for s in shown),
-        "citations": "\n\n".join(_citations(shown)),
+        "metadata": _metadata(shown, repo, title),
+        "title": title,
+        "summary": Markup(_summary(shown)),
+        "collections": Markup("\n".join(_line(s) for s in shown)),
+        "spread": Markup(_spread(shown)),
+        "loading": Markup(_render("loading", parts_of_loading(example, repo, revision)).rstrip("\n"))
+        if example
+        else "",
+        "sections": Markup(sections),
+        "licences": Markup(
+            "\n".join(f"- `{s.name}`: {markdown_text(s.description.licence) or 'not stated'}" for s in shown)
+        ),
+        "citations": Markup("\n\n".join(_citations(shown))),
         "format_version": str(FORMAT_VERSION),
         "schema_version": str(SCHEMA_VERSION),
-        "columns": "\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known),
+        "columns": Markup("\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known)),
     }
 
 
-def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[str, str]:
-    """Write how to load a collection; return name in the template -> text, "" for nothing to say."""
+def _metadata(shown: list[Section], repo: str, title: str) -> Markup:
+    """Write the YAML head, which names the manifests for the Hub's viewer and for `datasets`."""
+    from huggingface_hub.repocard_data import DatasetCardData
+
+    rows = sum(s.all_rows for s in shown)
+    configs: list[dict[str, Any]] = [
+        {"config_name": s.name, "data_files": f"manifests/{s.name}.parquet"} for s in shown
+    ]
+    if len(configs) > 1:
+        configs[0]["default"] = True
+    data = DatasetCardData(
+        pretty_name=one_line(title), tags=_tags(shown), configs=configs,
+        size_categories=[next((size for limit, size in _SIZES if rows < limit), "10M<n<100M")],
+        **_license([s.description.licence for s in shown], repo),
+    )  # fmt: skip
+    return Markup(data.to_yaml())
+
+
+def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[str, Markup]:
+    """Write how to load a collection; return name in the template -> Markdown, "" for nothing to say."""
     table = [f'"{repo}"', f'"{example.name}"', *([f'revision="{revision}"'] if revision else [])]
-    first, measured = example.first_shard(), set(example.members["eval_data"]) - {None}
+    first = example.first_shard()
+    measured = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
     where = [repo, revision] if not example.base else example.base.removeprefix("hf://datasets/").split("@")
     file = [f'"{where[0]}"', _literal(first), *([f'revision="{where[1]}"'] if where[1] else [])]
-    return {
+    net, images = example.description.architecture, example.description.dataset
+    texts = {
         "name": example.name,
         "address": f"hf://datasets/{repo}{f'@{revision}' if revision else ''}",
-        "n": str(min(EXAMPLE, example.count)),
-        # Figures on a named test set: the package has its images and the architecture.
-        "test_set": code(example.description.dataset) if measured and example.finite("test_accuracy") else "",
+        "n": str(min(EXAMPLE_MEMBERS, example.count)),
+        "test_set": markdown_code(images) if measured and images in IMAGE_SETS else "",
+        "own_net": "" if net in NETS else markdown_code(net),
+        "own_images": "" if images in IMAGE_SETS else markdown_code(images),
         "table_arguments": ", ".join(table),
         "file_arguments": ", ".join(file) if first else "",
-        "prefix": prefix(example.members["member"][0]),
+        "prefix": tensor_prefix(example.members["member"][0]),
     }
+    return {name: Markup(text) for name, text in texts.items()}
 
 
 def _literal(text: str) -> str:
@@ -286,22 +333,15 @@ def _tags(shown: Iterable[Section]) -> list[str]:
     ]  # fmt: skip
 
 
-def _license(licences: Iterable[str], repo: str) -> str:
-    """Write the front matter's licence: the Hub's names where it has some, "other" where it lacks one."""
+def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
+    """Return the licence for the YAML head: the Hub's names, or "other" if the Hub lacks one of the names."""
     known = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
     names = sorted({_SPDX.get(text.strip().lower(), text.strip().lower()) for text in licences})
     if known.issuperset(names):
-        return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+        return {"license": names[0] if len(names) == 1 else names}
     slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(names))[:80].strip("-.") or "see-the-card"
-    return f"other\nlicense_name: {quoted(slug)}\nlicense_link: https://huggingface.co/datasets/{repo}#licence"
-
-
-def _configs(shown: list[Section]) -> Iterable[str]:
-    for at, s in enumerate(shown):
-        yield f"- config_name: {quoted(s.name)}"
-        yield f'  data_files: "manifests/{s.name}.parquet"'
-        if at == 0 and len(shown) > 1:
-            yield "  default: true"
+    link = f"https://huggingface.co/datasets/{repo}#licence"
+    return {"license": "other", "license_name": slug, "license_link": link}
 
 
 def _summary(shown: list[Section]) -> str:
@@ -322,9 +362,10 @@ def _summary(shown: list[Section]) -> str:
 
 def _line(s: Section) -> str:
     """Write a collection's line of the table."""
-    weights = in_bytes(s.nbytes) + (f", in {code(s.base_repo)}" if s.base else "")
-    cells = (code(s.name), f"{s.count:,}", code(s.description.architecture), code(s.description.dataset),
-             s.accuracy() or "not known", weights, ", ".join(s.dtypes()) or "none")  # fmt: skip
+    weights = format_bytes(s.nbytes) + (f", in {markdown_code(s.base_repo)}" if s.base else "")
+    architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
+    accuracy, dtypes = s.accuracy() or "not known", ", ".join(s.dtypes()) or "none"
+    cells = (markdown_code(s.name), f"{s.count:,}", architecture, dataset, accuracy, weights, dtypes)
     return f"| {' | '.join(cells)} |"
 
 
@@ -340,14 +381,14 @@ def _citations(shown: Iterable[Section]) -> Iterable[str]:
         if s.description.citation.strip():
             names.setdefault(s.description.citation, []).append(f"`{s.name}`")
     for text, cited in names.items():
-        yield f"{', '.join(cited)}:\n\n{fenced(text)}"
+        yield f"{', '.join(cited)}:\n\n{markdown_block(text)}"
 
 
-def parts(s: Section) -> dict[str, str]:
-    """Write what the card says of a collection; return name in the template -> text, "" for nothing to say."""
+def parts(s: Section) -> dict[str, Markup]:
+    """Write what the card says of a collection; return name in the template -> Markdown, "" for nothing to say."""
     known = bool(s.finite("test_accuracy"))
-    title = plain(s.description.title)
-    return {
+    title = markdown_text(s.description.title)
+    texts = {
         "heading": f"`{s.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {s.name}",
         "picture": picture_path(s.name) if known else "",
@@ -367,6 +408,7 @@ def parts(s: Section) -> dict[str, str]:
         "hashes": _hashes(s),
         "predictions": _predictions(s),
     }
+    return {name: Markup(text) for name, text in texts.items()}
 
 
 def _members(s: Section) -> str:
@@ -379,14 +421,15 @@ def _members(s: Section) -> str:
         return f"{many}, trained independently of each other." if s.count > 1 else f"{many}."
     runs = len(set(s.members["run"]) - {None})
     where = f", from {counted(runs, 'run')}" if runs else ""
-    return f"{many}, by method: {values_of(s.members['method'])}{where}."
+    return f"{many}, by method: {summarize_values(s.members['method'])}{where}."
 
 
 def _stored(s: Section) -> str:
     """Say what a member is made of."""
     arguments = s.description.arguments
-    given = f" with {code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
-    text = f"Architecture {code(s.description.architecture)}{given}, for the images of {code(s.description.dataset)}."
+    given = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
+    architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
+    text = f"Architecture {architecture}{given}, for the images of {dataset}."
     layouts = s.layouts()
     if len(layouts) != 1:
         return text
@@ -394,8 +437,8 @@ def _stored(s: Section) -> str:
     for t in layouts[0].tensors:
         dtype = DTYPES.get(t.dtype, t.dtype)
         sizes[dtype] = sizes.get(dtype, 0) + math.prod(t.shape)
-    values = " and ".join(f"{n:,} {code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
-    return f"{text} A member is stored as {values} values, {in_bytes(layouts[0].nbytes)}."
+    values = " and ".join(f"{n:,} {markdown_code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
+    return f"{text} A member is stored as {values} values, {format_bytes(layouts[0].nbytes)}."
 
 
 def _place(s: Section) -> str:
@@ -405,11 +448,11 @@ def _place(s: Section) -> str:
         commit = s.base.partition("@")[2]
         text.append(
             f"The weights are not in this repo, which holds their manifest: they lie in "
-            f"[{plain(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
+            f"[{markdown_text(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
         )
     if any(layout.lead for layout in s.layouts()):
         paths = sorted({p for p in s.members["path"] if p})
-        text.append(f"They lie in tar archives, each member as a safetensors file of its own: {listed(paths)}.")
+        text.append(f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}.")
     return " ".join(text)
 
 
@@ -435,7 +478,13 @@ def _measured(s: Section) -> str:
     if not known:
         return ""
     sets = [d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in known)]
-    on = values_of(sets, "member") if len(set(sets)) > 1 else code(sets[0]) if sets[0] is not None else ""
+    on = (
+        summarize_values(sets, "member")
+        if len(set(sets)) > 1
+        else markdown_code(sets[0])
+        if sets[0] is not None
+        else ""
+    )
     measured = "The test figures were measured with the weights as they are stored, computed in float32"
     return f"{measured}, on {on}." if on else f"{measured}; the manifest does not name the test set."
 
@@ -447,18 +496,20 @@ def _training(s: Section) -> Iterable[str]:
         if name == "created":
             values = [None if v is None else datetime.fromtimestamp(v, UTC).date().isoformat() for v in values]
         if set(values) - {None}:
-            yield f"| `{name}` | {values_of(values)} |"
+            yield f"| `{name}` | {summarize_values(values)} |"
 
 
 def _preprocessing(fields: Mapping[str, Any]) -> str:
     if not fields:
         return ""
-    shown = ", ".join(f"{code(name)} = {code(json.dumps(v, ensure_ascii=False))}" for name, v in fields.items())
+    shown = ", ".join(
+        f"{markdown_code(name)} = {markdown_code(json.dumps(v, ensure_ascii=False))}" for name, v in fields.items()
+    )
     return f"Preprocessing, as `members.preprocess` does it: {shown}."
 
 
 def _classes(classes: Sequence[str]) -> str:
-    return f"Classes, in the order of the logits: {len(classes):,} ({listed(classes)})." if classes else ""
+    return f"Classes, in the order of the logits: {len(classes):,} ({first_values(classes)})." if classes else ""
 
 
 def _left_out(s: Section) -> str:
@@ -469,9 +520,9 @@ def _left_out(s: Section) -> str:
         if not at:
             continue
         reasons = Counter(s.column["reason"][i] or "" for i in at).most_common()
-        given = [f"{code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LISTED]]
-        more = sum(n for _, n in reasons[LISTED:])
-        members = listed(sorted({s.column["member"][i] for i in at}))
+        given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
+        more = sum(n for _, n in reasons[MOST_LISTED:])
+        members = first_values(sorted({s.column["member"][i] for i in at}))
         why = ", ".join([*given, *([f"other reasons ({more:,})"] if more else [])])
         text.append(f"{counted(len(at), 'row')} with status `{status}` (member {members}): {why}.")
     return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
@@ -486,7 +537,7 @@ def _snapshots(s: Section) -> str:
     epochs = sorted({s.column["epoch"][i] for i in at})
     return (
         f"Beside the final weights there are {counted(len(at), 'snapshot')} of {counted(members, 'member')}, at epoch "
-        f"{listed(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
+        f"{first_values(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
     )
 
 
@@ -499,7 +550,7 @@ def _splits(s: Section) -> str:
     splits = s.members["split"]
     if not s.count or None in splits:
         return ""
-    counts = ", ".join(f"{code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
+    counts = ", ".join(f"{markdown_code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
     return f"Members for learning on weights, by the column `split`: {counts}."
 
 
@@ -512,7 +563,7 @@ def _hashes(s: Section) -> str:
 def _predictions(s: Section) -> str:
     if not s.predictions:
         return ""
-    sets = few([code(name) for name in s.predictions], LISTED)
+    sets = first_few([markdown_code(name) for name in s.predictions], MOST_LISTED)
     return (
         f"Logits of its members are stored too, under the names {sets}: "
         f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
@@ -575,8 +626,8 @@ def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str) -> 
         text = f"lowest {named[2]}, highest {named[3]}"
         axes.plot(ends, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
     axes.set(xlabel=label, ylabel="members", ylim=(0, max(heights) / 0.75))
-    if len(sides) <= NARROW:
-        middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * NARROW / 2
+    if len(sides) <= FEWEST_BARS:
+        middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * FEWEST_BARS / 2
         axes.set_xlim(middle - half, middle + half)
     axes.locator_params(axis="y", integer=True)
     axes.locator_params(axis="x", nbins=6)

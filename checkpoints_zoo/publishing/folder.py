@@ -15,11 +15,11 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, Us
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.selection import format_ids
-from checkpoints_zoo.formats.shard_files import Location, Problem, stamp_of
+from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, resolve
+from checkpoints_zoo.sources.source import Source, open_source
 
 Say = Callable[[str], object]
 OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there
@@ -54,7 +54,7 @@ class File:
         """
         if isinstance(content, bytes):
             return cls(inside, content, len(content), hashlib.sha256(content).hexdigest())
-        stamp = stamp_of(content)
+        stamp = file_stamp(content)
         with content.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(inside, content, content.stat().st_size, digest, stamp)
@@ -70,7 +70,7 @@ class File:
         Raises:
             DamagedError: it was changed or replaced since.
         """
-        if isinstance(self.content, Path) and (not self.content.is_file() or stamp_of(self.content) != self.stamp):
+        if isinstance(self.content, Path) and (not self.content.is_file() or file_stamp(self.content) != self.stamp):
             raise DamagedError(
                 f"file {self.content}",
                 expected="the file that was checked",
@@ -96,7 +96,10 @@ class Folder:
     def shards(self) -> dict[str, Path]:
         """The files that rows name, by path."""
         paths = [h.rows.column("path").to_pylist() for h in self.held if not h.base]
-        return {inside: self.source.file(inside) for inside in sorted({p for ps in paths for p in ps if p is not None})}
+        return {
+            inside: self.source.local_path(inside)
+            for inside in sorted({p for ps in paths for p in ps if p is not None})
+        }
 
     @cached_property
     def sets(self) -> tuple[PredictionSet, ...]:
@@ -113,7 +116,7 @@ class Folder:
             folder = prediction_sets.folder_of(stored.facts.collection, stored.facts.set)
             paths |= {f"{folder}/{file}" for file in (prediction_sets.TABLE, prediction_sets.DESCRIPTION)}
             paths |= set(stored.rows.column("path").to_pylist())
-        return {inside: self.source.file(inside) for inside in sorted(paths)}
+        return {inside: self.source.local_path(inside) for inside in sorted(paths)}
 
     @cached_property
     def pictures(self) -> list[str]:
@@ -123,7 +126,7 @@ class Folder:
     def tables(self) -> dict[str, Path]:
         """Return the manifests and descriptions, by path."""
         paths = (f"manifests/{h.name}{suffix}" for h in self.held for suffix in TABLES)
-        return {inside: self.source.file(inside) for inside in paths}
+        return {inside: self.source.local_path(inside) for inside in paths}
 
     def _below(self, folder: str) -> list[str]:
         found = (Path(at, name) for at, _, names in os.walk(self.source.root / folder) for name in names)
@@ -161,7 +164,7 @@ def read_folder(folder: str | Path) -> Folder:
     """
     if str(folder).startswith(hub.SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
-    source = resolve(folder, "")
+    source = open_source(folder, "")
     names = sorted(p.stem for p in (source.root / "manifests").glob("*.parquet"))
     if not names:
         raise SourceNotFound(
@@ -171,7 +174,7 @@ def read_folder(folder: str | Path) -> Folder:
             do="`zoo-cli import` and `zoo-cli train` write some",
             path=source.root,
         )
-    found = Folder(source, tuple(Held(name, *source.read(name)) for name in names))
+    found = Folder(source, tuple(Held(name, *source.read_collection(name)) for name in names))
     for held in found.held:
         _check_rows(held)
     for inside in found.shards:
@@ -198,7 +201,7 @@ def _check_rows(held: Held) -> None:
     paths, hashes = (held.rows.column(c).to_pylist() for c in ("path", "sha256"))
     at = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
     if at:
-        without = manifest.keys_of(manifest.take(held.rows, at))
+        without = manifest.snapshot_keys(manifest.take_rows(held.rows, at))
         raise FormatError(
             f"manifest of {held.name}",
             expected="a sha256 in every row that has weights",
@@ -278,17 +281,19 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
         claimed = held.rows.column("sha256").to_pylist()
         counted = [digest if good else None for digest, good in zip(claimed, ok, strict=True)]
         if held.base:
-            problems += shard_files.duplicates([(held.name, held.rows, counted)])
+            problems += shard_files.find_duplicates([(held.name, held.rows, counted)])
             continue
         hashes.append((held.name, held.rows, counted))
         at = [i for i, path in enumerate(held.rows.column("path").to_pylist()) if path is not None]
         say(f"{held.name}: checking {len(at):,} members' bytes …")
-        locations = folder.source.locate(held.description, manifest.take(held.rows, at))
+        locations = folder.source.locate(held.description, manifest.take_rows(held.rows, at))
         shard_files.check_against_files(locations)
         for i, location in zip(at, locations, strict=True):
             problems += _of_member(held.name, location, claimed[i], finite and ok[i])
-    refuse(folder.source.shown, problems + shard_files.duplicates(hashes))
-    refuse(folder.source.shown, [p for stored in folder.sets for p in _of_predictions(folder, stored, say, finite)])
+    refuse(folder.source.display_name, problems + shard_files.find_duplicates(hashes))
+    refuse(
+        folder.source.display_name, [p for stored in folder.sets for p in _of_predictions(folder, stored, say, finite)]
+    )
 
 
 def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[Problem]:
@@ -346,7 +351,7 @@ def measure(folder: Folder, sample: int, say: Say) -> list[Problem]:
     """
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.publishing.verification import accuracies, verify
+    from checkpoints_zoo.publishing.verification import Verification, measure_again, verify
 
     problems: list[Problem] = []
     for held in folder.held:
@@ -361,5 +366,7 @@ def measure(folder: Folder, sample: int, say: Say) -> list[Problem]:
                 problems += verify(members[at : at + 1], sample=int(known))
         elif known:
             say(f"{held.name}: measuring the accuracy of at most {count} of {len(members):,} members …")
-            problems += accuracies(members, range(len(members)), sample)
+            result = Verification(held.name, len(members), members.nbytes)
+            measure_again(members, range(len(members)), sample, result)
+            problems += result.problems
     return problems

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import few, whole
+from checkpoints_zoo.formats.text import first_few, whole_number
 from checkpoints_zoo.predictions.prediction_sets import TABLE
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.cards import README, is_generated
@@ -35,8 +35,8 @@ from checkpoints_zoo.publishing.folder import (
 )
 from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, Tree, check_login, check_online, parse, sending
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.hub import Repo, fetch, patiently
-from checkpoints_zoo.sources.source import resolve
+from checkpoints_zoo.sources.hub import Repo, fetch_file, retry_patiently
+from checkpoints_zoo.sources.source import open_source
 
 # A commit with this much is a place to go on from; the Hub takes 128 commits an hour.
 COMMIT_BYTES = 20_000_000_000
@@ -204,7 +204,7 @@ def publish(
     if dry_run:
         return replace(plan, to_come=to_come(found, sample))
     if sample:
-        refuse(found.source.shown, measure(found, sample, say))
+        refuse(found.source.display_name, measure(found, sample, say))
     say(plan.summary())
     return _carry_out(remote, plan, found, taken, say)
 
@@ -216,7 +216,7 @@ def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:
         )
     if tag is not None and (not _TAG.fullmatch(tag) or _COMMIT.fullmatch(tag) or tag == MAIN):
         raise UsageError("tag", expected="a name like v1.0, that git takes and is no commit", found=repr(tag)[:120])
-    if whole(sample) is None or sample < 0:
+    if whole_number(sample) is None or sample < 0:
         raise UsageError("sample", expected="a whole number from 0", found=repr(sample)[:80])
 
 
@@ -271,14 +271,14 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
     """
     path = folder.source.root / README
     if path.is_file():
-        text = folder.source.file(README).read_text(encoding="utf-8", errors="replace")
+        text = folder.source.local_path(README).read_text(encoding="utf-8", errors="replace")
         if not is_generated(text):
             names = [*(held.name for held in folder.held), *_only_there(folder, branch)]
             _check_configs(text, sorted(names), path)
             pictures = [p for p in folder.pictures if p in text]
-            return [File.of(p, folder.source.file(p)) for p in (README, *pictures)]
+            return [File.of(p, folder.source.local_path(p)) for p in (README, *pictures)]
     if README in branch.tree:
-        text = fetch(Repo(remote.id, branch.head), README).read_text(encoding="utf-8", errors="replace")
+        text = fetch_file(Repo(remote.id, branch.head), README).read_text(encoding="utf-8", errors="replace")
         match = _FRONT.match(text)
         if not is_generated(text) and (match[2] if match else text).strip():
             raise UsageError(
@@ -325,8 +325,8 @@ def _card(found: Folder, remote: Remote, branch: Branch) -> list[File]:
     """Make the card, of the folder's collections and of those that only the repo has; return its files."""
     collections = {held.name: (held.description, held.rows) for held in found.held}
     if names := _only_there(found, branch):
-        source = resolve(f"{remote.label}@{branch.head}", names[0])
-        collections |= {name: source.read(name) for name in names}
+        source = open_source(f"{remote.label}@{branch.head}", names[0])
+        collections |= {name: source.read_collection(name) for name in names}
     files = cards.files(collections, remote.id, predictions=_predictions(found, branch))
     return [File.of(path, content) for path, content in files.items()]
 
@@ -443,7 +443,7 @@ def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Sa
 def _title_of(folder: Folder) -> str:
     """Return the title of the last commit; a pull request is found again by it."""
     names = [held.name for held in folder.held]
-    return f"Publish {few(names, 3)}"
+    return f"Publish {first_few(names, 3)}"
 
 
 def _made_repo(remote: Remote, private: bool) -> Branch:
@@ -473,7 +473,9 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
     where: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
     what = f"commit {title!r} to {remote.label}"
     with sending(remote.label, f"upload to {remote.label}"):
-        patiently(lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **where), (408,))
+        retry_patiently(
+            lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **where), (408,)
+        )
     _check_same(files)
 
     def attempt() -> tuple[str, str]:
@@ -566,7 +568,7 @@ def _check_base(remote: Remote, held: Held) -> None:
         DamagedError: naming a row without its bytes.
         SourceNotFound, AccessError, NetworkError: the other repo can't be read.
     """
-    base: Repo = hub.resolve(held.base)
+    base: Repo = hub.resolve_address(held.base)
     tree = remote.some(base, sorted({path for path, _, _ in _ends(held)}))
     for path, end, member in _ends(held):
         if path not in tree or tree[path].size < end:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
 from checkpoints_zoo.publishing.folder import File
 from checkpoints_zoo.sources.hub import (
-    AGAIN,
     LOGIN,
-    RETRIED,
+    RETRIED_STATUSES,
     SCHEME,
+    TRY_AGAIN,
     Repo,
-    asking,
-    explained,
+    client_info,
     host,
-    patiently,
-    sent,
+    retry_patiently,
+    translate_error,
+    translated_errors,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Remote:
     def api(self) -> HfApi:
         from huggingface_hub import HfApi
 
-        return HfApi(**sent())
+        return HfApi(**client_info())
 
     def ask(self, what: str, call: Callable[[], T], to: str = "read") -> T:
         """Call the client, again where the answer is one that passes; return what it returns.
@@ -97,7 +97,7 @@ class Remote:
             SourceNotFound, AccessError, NetworkError: no answer, or one that says no.
         """
         with sending(self.label, what, to):
-            return patiently(call, RETRIED)
+            return retry_patiently(call, RETRIED_STATUSES)
 
     def branch(self, name: str = MAIN) -> Branch | None:
         """Look at a branch; return what is there now, None where there is no such repo."""
@@ -241,7 +241,7 @@ def sending(label: str, what: str, to: str = "write") -> Iterator[None]:
         to: what permission it takes.
     """
     try:
-        with asking(label, what, to):
+        with translated_errors(label, what, to):
             yield
     except ZooError:
         raise
@@ -249,13 +249,13 @@ def sending(label: str, what: str, to: str = "write") -> Iterator[None]:
         cause: BaseException = error
         while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        known = explained(cause, label, what, to)
+        known = translate_error(cause, label, what, to)
         if known is not cause:
             raise known from error
-        raise NetworkError(what, expected=f"{host()} to take it", found=str(cause)[:300], do=AGAIN) from error
+        raise NetworkError(what, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
     except ValueError as error:
         text = str(error)
         if text.startswith("Invalid metadata"):
             problem = " ".join(text.split())
             raise FormatError(f"README.md for {label}", expected="YAML that the Hub takes", found=problem) from error
-        raise NetworkError(what, expected=f"an answer from {host()}", found=text[:300], do=AGAIN) from error
+        raise NetworkError(what, expected=f"an answer from {host()}", found=text[:300], do=TRY_AGAIN) from error

@@ -1,1 +1,1 @@
-"""Where members lie: a folder, a repository on the Hub, or archives; read by ranges, cached, copied, without torch."""
+"""Sources of members: folders, repositories on the Hub, archives. Reads by ranges, caches and copies; no torch."""

@@ -1,11 +1,11 @@
-"""Fetched members on disk: one plain safetensors file each, under its final name only once it is whole.
+"""The member cache: each fetched member is one safetensors file, renamed to its final name once it is whole.
 
 $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     the same at every commit that has the same bytes
-    files/COMMIT/HASH.json                            which ETag and size a path has at a commit
-    folders/COMMIT/HASH.json                          which archives a folder has at a commit
-    indexes/HASH.json                                 what an archive holds
-    unpacked/ETAG.tar                                 what a gzipped archive unpacks to
+    files/COMMIT/HASH.json                            ETag and size of a path at a commit
+    folders/COMMIT/HASH.json                          archives in a folder at a commit
+    indexes/HASH.json                                 index of an archive
+    unpacked/ETAG.tar                                 an unpacked gzipped archive
     locks/ETAG.lock                                   held while members of that file are fetched
 """
 
@@ -31,21 +31,21 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import shard_header
 from checkpoints_zoo.sources import hub
 
-STALE_SECONDS = 24 * 3600  # a temporary file this old was left by a process that was killed
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STALE_SECONDS = 24 * 3600  # an older temporary file was left by a killed process
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What the cache holds of one repo: "org/name", members, and bytes."""
+class CachedRepo:
+    """A repo in the cache: "org/name", number of members, and bytes."""
 
     repo: str
     members: int
     bytes: int
 
 
-def root() -> Path:
-    """Return the cache's folder, which the client's HF_HOME and HF_ASSETS_CACHE move."""
+def cache_root() -> Path:
+    """Return the cache's folder, which HF_HOME and HF_ASSETS_CACHE set."""
     from huggingface_hub import constants
 
     return Path(constants.HF_ASSETS_CACHE).expanduser() / hub.LIBRARY
@@ -55,32 +55,32 @@ def _folder(repo: str) -> str:
     return f"datasets--{repo.replace('/', '--')}"
 
 
-def places(repo: str) -> list[Path]:
-    """Return where to look: the cache, and what stands in for it in this process."""
-    return [place / _folder(repo) for place in (root(), *hub.spares())]
+def cache_folders(repo: str) -> list[Path]:
+    """Return a repo's folders: in the cache, and in the temporary one that may replace it in this process."""
+    return [place / _folder(repo) for place in (cache_root(), *hub.fallback_folders())]
 
 
-def writable(repo: str) -> Path:
-    """Return a repo's folder that can be written to: where the cache can't be, one that goes with this process.
+def writable_folder(repo: str) -> Path:
+    """Return a repo's folder in the cache, or a temporary one if the cache can't be written to.
 
     Raises:
         StorageError: the disk is full.
     """
-    place = root() / _folder(repo)
+    place = cache_root() / _folder(repo)
     try:
         (place / "members").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place / "members"):
             return place
     except OSError as error:
-        if error.errno in _FULL:
-            raise full(place, error) from error
-        place = hub.spare(root(), error) / _folder(repo)
+        if error.errno in _DISK_FULL:
+            raise disk_full(place, error) from error
+        place = hub.fallback_folder(cache_root(), error) / _folder(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
 
 
-def full(path: Path, error: OSError, needed: int = 0) -> StorageError:
-    """Return the error for a disk that can't take more."""
+def disk_full(path: Path, error: OSError, needed: int = 0) -> StorageError:
+    """Return the error for a full disk."""
     return StorageError(
         f"cache {path}",
         expected=f"room for {needed:,} bytes" if needed else "room for what is fetched",
@@ -91,36 +91,36 @@ def full(path: Path, error: OSError, needed: int = 0) -> StorageError:
 
 
 def check_room(place: Path, needed: int) -> None:
-    """Check that the disk has room, before anything is fetched.
+    """Check that the disk has room before anything is fetched.
 
     Raises:
-        StorageError: it has not.
+        StorageError: it has too little.
     """
-    if found := disk.lacking(place, needed):
-        raise full(place, OSError(errno.ENOSPC, found), needed)
+    if shortage := disk.shortage_of_room(place, needed):
+        raise disk_full(place, OSError(errno.ENOSPC, shortage), needed)
 
 
-def head_of(layout: Layout) -> bytes:
-    """Return what stands before a member's tensors in its file; b"" for a member that has a header of its own."""
+def header_of(layout: Layout) -> bytes:
+    """Return the header of a member's file; b"" if the member brings a header of its own."""
     return b"" if layout.lead else shard_header(layout, [""])
 
 
-def name_of(etag: str, offset: int, layout: Layout, head: bytes, called: str = "") -> str:
-    """Return the name of a member's file: of the same bytes read the same way, wherever they lie.
+def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, name_in_archive: str = "") -> str:
+    """Return the name of a member's file, which depends on its bytes and layout alone.
 
     Args:
-        etag, offset: of the file that the member is part of, and where its tensors begin there.
-        layout, head: as it is kept; see `head_of`.
-        called: its name in an archive: a file is kept under it only if the archive was seen to call it so.
+        etag, offset: of the file that holds the member, and of its first tensor in it.
+        layout, head: of the member's file; see `header_of`.
+        name_in_archive: the member's proven name in its archive.
     """
     tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
-    described = (head or json.dumps(layout.to_json()).encode()) + called.encode("utf-8", "surrogateescape")
+    described = (head or json.dumps(layout.to_json()).encode()) + name_in_archive.encode("utf-8", "surrogateescape")
     return f"{tag}-{offset}-{layout.nbytes}-{hashlib.sha256(described).hexdigest()[:8]}.safetensors"
 
 
-def find(repo: str, name: str, size: int) -> Path | None:
-    """Look for a member's file of so many bytes; return its path, None where it is not there."""
-    for place in places(repo):
+def find_member(repo: str, name: str, size: int) -> Path | None:
+    """Look for a member's file of the right size; return its path, None if there is none."""
+    for place in cache_folders(repo):
         path = place / "members" / name
         try:
             if path.stat().st_size == size:
@@ -130,53 +130,53 @@ def find(repo: str, name: str, size: int) -> Path | None:
     return None
 
 
-def files(repo: str) -> set[Path]:
-    """Return the files of a repo's members that are here."""
-    return {path for place in places(repo) for path in (place / "members").glob("*.safetensors")}
+def member_files(repo: str) -> set[Path]:
+    """Return the cached files of a repo's members."""
+    return {path for place in cache_folders(repo) for path in (place / "members").glob("*.safetensors")}
 
 
-def _note(place: Path, commit: str, inside: str) -> Path:
-    return place / "files" / commit / f"{hashlib.sha256(inside.encode()).hexdigest()[:32]}.json"
+def _record_path(place: Path, commit: str, repo_path: str) -> Path:
+    return place / "files" / commit / f"{hashlib.sha256(repo_path.encode()).hexdigest()[:32]}.json"
 
 
-def recall(repo: str, commit: str, inside: str) -> tuple[str, int] | None:
-    """Return the ETag and size of a file at a commit, None where that was never noted."""
-    for place in places(repo):
+def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] | None:
+    """Return the recorded ETag and size of a file at a commit, None if there is no record."""
+    for place in cache_folders(repo):
         try:
-            noted = json.loads(_note(place, commit, inside).read_bytes())
-            if noted["path"] == inside and type(noted["etag"]) is str and type(noted["size"]) is int:
-                return noted["etag"], noted["size"]
+            record = json.loads(_record_path(place, commit, repo_path).read_bytes())
+            if record["path"] == repo_path and type(record["etag"]) is str and type(record["size"]) is int:
+                return record["etag"], record["size"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
-def note(place: Path, commit: str, inside: str, etag: str, size: int) -> None:
-    """Write down the ETag and size of a file at a commit, by rename.
+def write_file_record(place: Path, commit: str, repo_path: str, etag: str, size: int) -> None:
+    """Record the ETag and size of a file at a commit, by rename.
 
     Raises:
         StorageError: the disk is full.
     """
     try:
-        with disk.replacing(_note(place, commit, inside)) as file:
-            file.write(json.dumps({"path": inside, "etag": etag, "size": size}))
+        with disk.replace_file(_record_path(place, commit, repo_path)) as file:
+            file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
-        raise full(place, error) from error
+        raise disk_full(place, error) from error
 
 
-def locked(place: Path, key: str) -> AbstractContextManager[None]:
-    """Hold the lock of what a key names, such as a file's ETag, so that processes that want it fetch it once."""
+def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
+    """Hold the lock of a key, such as an ETag, so that only one process fetches the file."""
     return disk.locked(place / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
 class Draft:
-    """A member's file while it arrives, under a temporary name.
+    """A member's file under a temporary name, while its bytes arrive.
 
     Args:
         path: its final name.
-        head: what stands before the bytes that arrive.
-        size: of the bytes that arrive.
-        before: how many of them are not kept: they come first, and prove what the others are.
+        head: header that is written before the bytes.
+        size: number of bytes that arrive.
+        before: how many of the first bytes are not stored; they prove which member the others are.
     """
 
     def __init__(self, path: Path, head: bytes, size: int, before: int = 0) -> None:
@@ -190,7 +190,7 @@ class Draft:
         self._at = 0  # in the file
 
     def write(self, at: int, piece: bytes) -> bool:
-        """Put bytes at a place behind the head, each once; return whether these were the last.
+        """Write bytes at an offset behind the head, each once; return whether all bytes have arrived.
 
         Raises:
             StorageError: the disk is full.
@@ -199,22 +199,22 @@ class Draft:
             try:
                 if self._file is None:
                     self._file, self._at = FileIO(self.temporary, "w+"), self._start
-                    _write(self._file, self._head)
+                    _write_all(self._file, self._head)
                 skipped = max(0, min(len(piece), len(self.before) - at))
                 self.before[at : at + skipped] = piece[:skipped]
-                if kept := piece[skipped:]:
+                if stored := piece[skipped:]:
                     begin = self._start + at + skipped - len(self.before)
-                    if begin != self._at:  # a call of the system that most pieces can do without
+                    if begin != self._at:  # a system call that most pieces don't need
                         self._file.seek(begin)
-                    _write(self._file, kept)
-                    self._at = begin + len(kept)
+                    _write_all(self._file, stored)
+                    self._at = begin + len(stored)
             except OSError as error:
-                raise full(self.path.parent, error, self.size) from error
+                raise disk_full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
             return self._left == 0
 
     def content(self) -> memoryview:
-        """Return the bytes of the file as it stands, mapped."""
+        """Return the written bytes of the file, mapped."""
         with self.temporary.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -224,7 +224,7 @@ class Draft:
         self.temporary.replace(self.path)
 
     def discard(self) -> None:
-        """Delete what has arrived."""
+        """Delete the temporary file."""
         with self._lock:
             self._close()
             self.temporary.unlink(missing_ok=True)
@@ -236,14 +236,14 @@ class Draft:
             self._file = None
 
 
-def _write(file: FileIO, piece: bytes) -> None:
-    left = memoryview(piece)
-    while left:
-        left = left[file.write(left) or 0 :]
+def _write_all(file: FileIO, piece: bytes) -> None:
+    remaining = memoryview(piece)
+    while remaining:
+        remaining = remaining[file.write(remaining) or 0 :]
 
 
-def sweep(place: Path) -> None:
-    """Delete temporary files that killed processes left behind long ago."""
+def delete_stale(place: Path) -> None:
+    """Delete old temporary files of killed processes."""
     for path in (place / "members").glob(".*.tmp"):
         try:
             if path.stat().st_mtime < time.time() - STALE_SECONDS:
@@ -252,30 +252,30 @@ def sweep(place: Path) -> None:
             continue
 
 
-def kept() -> list[Kept]:
-    """List what the cache holds; return one line a repo."""
+def cached_repos() -> list[CachedRepo]:
+    """List the cached repos; return one entry for each."""
     lines = []
-    for place in sorted(root().glob("datasets--*--*")):
+    for place in sorted(cache_root().glob("datasets--*--*")):
         sizes = [p.stat().st_size for p in (place / "members").glob("*.safetensors") if not p.name.startswith(".")]
         if sizes:
-            lines.append(Kept("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
+            lines.append(CachedRepo("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
     return lines
 
 
-def drop(repo: str | None = None) -> int:
+def delete_members(repo: str | None = None) -> int:
     """Delete the cached members of a repo, None for all; return how many bytes that freed.
 
-    What is being fetched just now is left alone; what somebody has open stays readable to them.
+    Files that are being fetched stay; files that a process has open stay readable to it.
     """
     freed = 0
-    for place in sorted(root().glob("datasets--*--*")) if repo is None else [root() / _folder(repo)]:
+    for place in sorted(cache_root().glob("datasets--*--*")) if repo is None else [cache_root() / _folder(repo)]:
         for path in (place / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue
             size = path.stat().st_size
             path.unlink(missing_ok=True)
             freed += size
-        sweep(place)
+        delete_stale(place)
         for path in (place / "unpacked").glob("*.tar"):
             freed += path.stat().st_size
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Copies of members: a source of its own in a folder, whatever source and layout the members come from.
+"""Copying members from any source into a folder that is a source too.
 
-Shards are written first, each under its name only once it is whole, then the description, the manifest last. So what
-was in the folder stays readable, and a copy that was killed goes on with the shards that are there.
+Shards are written first, by rename, then the description, and the manifest last. So the earlier content of the
+folder stays readable, and a killed copy continues with the shards that are there.
 """
 
 from __future__ import annotations
@@ -19,165 +19,180 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key, format_ids
-from checkpoints_zoo.formats.shard_files import Location, prefix, shard_header
+from checkpoints_zoo.formats.shard_files import Location, shard_header, tensor_prefix
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.source import FolderSource, Found
+from checkpoints_zoo.sources.source import FolderSource, SelectedMembers
 
 Row = dict[str, Any]
 
-# What members of one collection must have in common, wherever they come from.
-COMMON = ("architecture", "arguments", "dataset", "classes", "preprocessing", "licence", "citation")
+# Fields of the description that all members of one collection share.
+COMMON_FIELDS = ("architecture", "arguments", "dataset", "classes", "preprocessing", "licence", "citation")
 
 _SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
 
 
-def copy(found: Found, dest: Path, say: Callable[[str], object] = lambda text: None) -> Found:
-    """Write members into a folder as a source of its own, or add them to the one there; return them as they lie there.
+def copy_members(
+    selected: SelectedMembers, dest: Path, say: Callable[[str], object] = lambda text: None
+) -> SelectedMembers:
+    """Write members into a folder as a source, or add them to the source there; return the copied members.
 
     Args:
-        found: the members; rows without weights are taken over as they are.
+        selected: the members; rows without weights are copied too.
         dest: the folder; other collections in it stay.
-        say: told of each shard.
+        say: called with a line for each shard.
 
     Raises:
-        UsageError, FormatError: see `plan`.
-        DamagedError: a member whose bytes are not what its row says.
+        UsageError, FormatError: see `plan_copy`.
+        DamagedError: a member whose bytes differ from its row.
         StorageError: no room, or a folder that can't be written to.
-        NetworkError, AccessError, SourceNotFound: the members can't be had.
+        NetworkError, AccessError, SourceNotFound: the members can't be fetched.
     """
-    name, root = found.description.name, dest.expanduser().absolute()
-    locks = cache.writable("local/copies")  # the folder itself is to hold nothing but the source
-    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
-        making = plan(found, dest)
+    name, root = selected.description.name, dest.expanduser().absolute()
+    locks = cache.writable_folder("local/copies")  # not in the folder, which holds nothing but the source
+    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
+        plan = plan_copy(selected, dest)
         folder = root / "shards" / name
-        for left in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # by a kill
-            left.unlink()
-        disk.check_room(root, sum(s.nbytes for s in making.shards if not like(folder, s)))
-        for shard in making.shards:
-            path = finished(folder, shard)
+        for leftover in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # of a killed copy
+            leftover.unlink()
+        disk.check_room(root, sum(s.nbytes for s in plan.shards if not similar_files(folder, s)))
+        for shard in plan.shards:
+            path = find_finished(folder, shard)
             if path is None:
-                locations, now = _located(shard, found, making.target)
-                if now is not found:
+                locations, current = _locate_members(shard, selected, plan.target)
+                if current is not selected:
                     break
-                path = written(folder, shard, locations, name)
-            place(shard, path.relative_to(root).as_posix())
+                path = write_planned(folder, shard, locations, name)
+            record_place(shard, path.relative_to(root).as_posix())
             say(f"{path}: {len(shard.pieces):,} members")
         else:
-            return _closed(making, found)
-    return copy(now, dest, say)  # an archive was found irregular: its members lie elsewhere than was thought
+            return _finish_copy(plan, selected)
+    return copy_members(current, dest, say)  # an archive was irregular: its members lie elsewhere than was predicted
 
 
-def _closed(making: CopyPlan, found: Found) -> Found:
-    """Write description and manifest, remove shards that were replaced, by a killed copy too; return the members."""
-    target, name = making.target, making.description.name
-    table = manifest.table(making.rows)
-    manifest.validate(table, making.description, target.manifest_path(name))
-    catalog.write_json(making.description.to_json(), target.description_path(name))
-    manifest.write(table, target.manifest_path(name))
-    named = {row["path"] for row in making.rows}
-    for path in (target.root / "shards" / name).glob("*") if making.adds else ():
+def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
+    """Write description and manifest, and delete shards that no row names; return the copied members."""
+    target, name = plan.target, plan.description.name
+    table = manifest.build_manifest(plan.rows)
+    manifest.check_rows(table, plan.description, target.manifest_path(name))
+    catalog.write_json(plan.description.to_json(), target.description_path(name))
+    manifest.write_manifest(table, target.manifest_path(name))
+    named = {row["path"] for row in plan.rows}
+    for path in (target.root / "shards" / name).glob("*") if plan.adds else ():
         if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
             path.unlink()
-    description, rows = target.read(name)
-    at = {key: i for i, key in enumerate(keys_of(rows))}
-    chosen = manifest.take(rows, [at[key] for key in keys_of(found.rows)])
-    return Found(target, target.commit(name), description, chosen, len(set(rows.column("member").to_pylist())))
+    description, rows = target.read_collection(name)
+    position_of = {key: i for i, key in enumerate(snapshot_keys(rows))}
+    copied = manifest.take_rows(rows, [position_of[key] for key in snapshot_keys(selected.rows)])
+    return SelectedMembers(
+        target, target.commit(name), description, copied, len(set(rows.column("member").to_pylist()))
+    )
 
 
-def _located(shard: Shard, found: Found, target: FolderSource) -> tuple[list[Location], Found]:
-    """Find the bytes of a shard's members, bringing them here; return where they lie, and the members as they are now.
+def _locate_members(
+    shard: PlannedShard, selected: SelectedMembers, target: FolderSource
+) -> tuple[list[Location], SelectedMembers]:
+    """Find the bytes of a shard's members; return their locations, and the selected members with current rows.
 
-    Reading an archive can show that its members lie elsewhere than was thought. Then these are others than `found`.
+    Reading an archive can show that its members lie elsewhere than predicted. Then the rows differ from `selected`.
     """
-    new = [p.at for p in shard.pieces if p.at is not None]
-    there = iter(found.source.locate(found.description, manifest.take(found.rows, new)))
-    rows = found.source.renewed(found.description.name, found.rows)
-    if rows is not found.rows:
-        name = found.description.name
-        return [], replace(found, description=found.source.read(name)[0], commit=found.source.commit(name), rows=rows)
-    old = manifest.table([p.row for p in shard.pieces if p.at is None])
-    here = iter(target.locate(target.read(found.description.name)[0], old) if old.num_rows else [])
-    locations = [next(here if p.at is None else there) for p in shard.pieces]
+    source_positions = [p.at for p in shard.pieces if p.at is not None]
+    from_source = iter(
+        selected.source.locate(selected.description, manifest.take_rows(selected.rows, source_positions))
+    )
+    rows = selected.source.updated_rows(selected.description.name, selected.rows)
+    if rows is not selected.rows:
+        name = selected.description.name
+        return [], replace(
+            selected,
+            description=selected.source.read_collection(name)[0],
+            commit=selected.source.commit(name),
+            rows=rows,
+        )
+    target_rows = manifest.build_manifest([p.row for p in shard.pieces if p.at is None])
+    from_target = iter(
+        target.locate(target.read_collection(selected.description.name)[0], target_rows) if target_rows.num_rows else []
+    )
+    locations = [next(from_target if p.at is None else from_source) for p in shard.pieces]
     shard_files.check_against_files(locations)
-    return locations, found
+    return locations, selected
 
 
 @dataclass
 class CopyPlan:
-    """What a copy is about.
+    """The plan of a copy.
 
     Args:
         target: the source that it makes or adds to.
-        description: as it will be.
+        description: of the result.
         rows: of the new manifest.
         adds: whether the folder has members of the collection already.
-        shards: that are to be written.
-        cached: bytes that pass through the member cache, those that are there already included.
+        shards: the ones to write.
+        cached: bytes that pass through the member cache, including those already in it.
     """
 
     target: FolderSource
     description: Description
     rows: list[Row]
     adds: bool
-    shards: list[Shard]
+    shards: list[PlannedShard]
     cached: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the shards that are to be written."""
+        """Bytes of the shards to write."""
         return sum(shard.nbytes for shard in self.shards)
 
 
-def plan(found: Found, dest: Path) -> CopyPlan:
-    """Work out what a copy of members would write, reading no weights; return it.
+def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
+    """Plan a copy of members without reading weights; return the plan.
 
     Args:
-        found: the members.
+        selected: the members.
         dest: the folder.
 
     Raises:
-        UsageError: the folder is the source itself, or has members under these ids or this name that do not fit.
-        FormatError, DamagedError: the manifest that is there breaks the format.
+        UsageError: the folder is the source itself, or has other members under these ids or this name.
+        FormatError, DamagedError: the folder's manifest breaks the format.
     """
-    name = found.description.name
+    name = selected.description.name
     root = dest.expanduser().absolute()
     target = FolderSource(root, root.as_uri())
-    if found.source.repo is None and root.resolve() == found.source.root.resolve():
+    if selected.source.repo is None and root.resolve() == selected.source.root.resolve():
         raise UsageError(f"folder {dest}", expected="another one than the source", found="the source itself", path=dest)
-    held = target.read(name) if target.manifest_path(name).is_file() else None
-    old = {} if held is None else {_key(row): row for row in held[1].to_pylist()}
-    description = _described(found.description, found.rows, held[0] if held else None, dest)
-    rows, fresh = dict(old), {}
-    for at, row in enumerate(found.rows.to_pylist()):
-        was = old.get(_key(row))
-        rows[_key(row)], piece = _merged(row, was, at, name)
+    existing = target.read_collection(name) if target.manifest_path(name).is_file() else None
+    old_rows = {} if existing is None else {_key(row): row for row in existing[1].to_pylist()}
+    description = _merge_descriptions(selected.description, selected.rows, existing[0] if existing else None, dest)
+    rows, new_pieces = dict(old_rows), {}
+    for at, row in enumerate(selected.rows.to_pylist()):
+        old_row = old_rows.get(_key(row))
+        rows[_key(row)], piece = _merge_row(row, old_row, at, name)
         if piece is not None:
-            fresh[_key(row)] = piece
+            new_pieces[_key(row)] = piece
     _check_finals(rows.values(), name, dest)
-    whole = found.source.read(name)[1].select(["member", "path"]).to_pylist()
-    snapshots = max(_snapshots(whole), _snapshots(rows.values()))
-    shards = _shards(description, [rows[key] for key in sorted(rows)], fresh, snapshots)
-    brought = found.source.repo is not None or bool(found.description.base)
-    cached = sum(found.description.layouts[p.row["layout"]].nbytes for p in fresh.values()) if brought else 0
-    return CopyPlan(target, description, list(rows.values()), held is not None, shards, cached)
+    all_rows = selected.source.read_collection(name)[1].select(["member", "path"]).to_pylist()
+    snapshots = max(_most_snapshots(all_rows), _most_snapshots(rows.values()))
+    shards = _plan_shards(description, [rows[key] for key in sorted(rows)], new_pieces, snapshots)
+    is_fetched = selected.source.repo is not None or bool(selected.description.base)
+    cached = sum(selected.description.layouts[p.row["layout"]].nbytes for p in new_pieces.values()) if is_fetched else 0
+    return CopyPlan(target, description, list(rows.values()), existing is not None, shards, cached)
 
 
 def _key(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["member"], row["epoch"]
 
 
-def _described(new: Description, rows: pa.Table, held: Description | None, dest: Path) -> Description:
-    """Put the descriptions of what comes and what is there together; return the one of both."""
+def _merge_descriptions(new: Description, rows: pa.Table, existing: Description | None, dest: Path) -> Description:
+    """Merge the descriptions of the new members and of the folder; return the result."""
     used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
-    layouts = {key: shard_files.sharded(layout) for key, layout in new.layouts.items() if key in used}
-    if held is None:
+    layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used}
+    if existing is None:
         return replace(new, layouts=layouts, base="")
-    differing = [n for n in COMMON if getattr(new, n) != getattr(held, n)]
-    differing += [f"layout {key!r}" for key, layout in layouts.items() if held.layouts.get(key, layout) != layout]
-    if held.base:
-        differing.append(f"base (the bytes there lie in {held.base})")
+    differing = [n for n in COMMON_FIELDS if getattr(new, n) != getattr(existing, n)]
+    differing += [f"layout {key!r}" for key, layout in layouts.items() if existing.layouts.get(key, layout) != layout]
+    if existing.base:
+        differing.append(f"base (the bytes there lie in {existing.base})")
     if differing:
         raise UsageError(
             f"collection {new.name} in folder {dest}",
@@ -187,27 +202,27 @@ def _described(new: Description, rows: pa.Table, held: Description | None, dest:
             collection=new.name,
             path=dest,
         )
-    return replace(held, layouts={**held.layouts, **layouts})
+    return replace(existing, layouts={**existing.layouts, **layouts})
 
 
-def _merged(row: Row, was: Row | None, at: int, name: str) -> tuple[Row, Piece | None]:
-    """Put what a row says and what is known of it in the folder together; return the row, and its piece if new."""
-    merged = row if was is None else {c: was[c] if v is None and c != "reason" else v for c, v in row.items()}
+def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple[Row, PlannedSnapshot | None]:
+    """Merge a row with the folder's row of the same snapshot; return it, and the snapshot to write if it is new."""
+    merged = row if old_row is None else {c: old_row[c] if v is None and c != "reason" else v for c, v in row.items()}
     if row["path"] is None:
-        return merged if was is None or was["final"] == row["final"] else was, None
-    known = row["sha256"], None if was is None or was["path"] is None else was["sha256"]
-    if known[0] and known[1] and known[0] != known[1]:
+        return merged if old_row is None or old_row["final"] == row["final"] else old_row, None
+    hashes = row["sha256"], None if old_row is None or old_row["path"] is None else old_row["sha256"]
+    if hashes[0] and hashes[1] and hashes[0] != hashes[1]:
         raise UsageError(
             f"member {format_ids([(row['member'], None if row['final'] else row['epoch'])])} of {name}",
-            expected=f"the weights that the folder has under this id, sha256 {known[1][:16]}…",
-            found=f"{known[0][:16]}…",
+            expected=f"the weights that the folder has under this id, sha256 {hashes[1][:16]}…",
+            found=f"{hashes[0][:16]}…",
             do="Give another folder",
             collection=name,
             member=row["member"],
         )
-    if was is not None and None not in known and was["final"] == row["final"]:
-        return merged | {column: was[column] for column in manifest.LOCATION}, None
-    return merged, Piece(merged, at, known[0] or known[1])
+    if old_row is not None and None not in hashes and old_row["final"] == row["final"]:
+        return merged | {column: old_row[column] for column in manifest.LOCATION}, None
+    return merged, PlannedSnapshot(merged, position, hashes[0] or hashes[1])
 
 
 def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
@@ -225,35 +240,37 @@ def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
             )
 
 
-def _snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Count the snapshots that a member has at most, of which it follows how many members share a shard."""
+def _most_snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the largest number of snapshots of a member, which decides how many members share a shard."""
     counts = Counter(row["member"] for row in rows if row["path"] is not None)
     return max(counts.values(), default=1)
 
 
-def _shards(
-    description: Description, rows: Sequence[Row], fresh: Mapping[tuple[int, int], Piece], snapshots: int
-) -> list[Shard]:
-    """Say which shards are to be written: those that get a new member, with all that belongs into them."""
-    found: dict[tuple[str, int], Shard] = {}
-    per = {key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()}
+def _plan_shards(
+    description: Description, rows: Sequence[Row], new_pieces: Mapping[tuple[int, int], PlannedSnapshot], snapshots: int
+) -> list[PlannedShard]:
+    """Return the shards to write: those with a new member, each with all of its members."""
+    shards: dict[tuple[str, int], PlannedShard] = {}
+    members_per_shard = {
+        key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()
+    }
     for row in rows:
         if row["path"] is None:
             continue
-        key, number = row["layout"], row["member"] // per[row["layout"]]
-        shard = found.setdefault((key, number), Shard(number, key, description.layouts[key]))
-        shard.pieces.append(fresh.get(_key(row)) or Piece(row, None, row["sha256"]))
-    return [shard for _, shard in sorted(found.items()) if any(p.at is not None for p in shard.pieces)]
+        key, number = row["layout"], row["member"] // members_per_shard[row["layout"]]
+        shard = shards.setdefault((key, number), PlannedShard(number, key, description.layouts[key]))
+        shard.pieces.append(new_pieces.get(_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
+    return [shard for _, shard in sorted(shards.items()) if any(p.at is not None for p in shard.pieces)]
 
 
 @dataclass
-class Piece:
-    """A snapshot in a shard that is to be written.
+class PlannedSnapshot:
+    """A snapshot in a shard to write.
 
     Args:
-        row: of the new manifest, which gets the place and the hash.
-        at: its position among the rows to be copied, None for one that lies in the folder already.
-        sha256: what its content must hash to, None where nobody knows.
+        row: of the new manifest; location and hash are filled in after writing.
+        at: its position among the rows to copy, None if it lies in the folder already.
+        sha256: expected content hash, None if unknown.
     """
 
     row: Row
@@ -267,17 +284,17 @@ class Piece:
 
     @property
     def prefix(self) -> str:
-        return prefix(*self.key)
+        return tensor_prefix(*self.key)
 
 
 @dataclass
-class Shard:
-    """A shard that is to be written: its number, the key of its layout, and its snapshots in order."""
+class PlannedShard:
+    """A shard to write: its number, the key of its layout, and its snapshots in order."""
 
     number: int
     key: str
     layout: Layout
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PlannedSnapshot] = field(default_factory=list)
 
     @property
     def prefixes(self) -> list[str]:
@@ -289,47 +306,47 @@ class Shard:
         return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
 
 
-def written(folder: Path, shard: Shard, locations: Sequence[Location], name: str) -> Path:
+def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], name: str) -> Path:
     """Write a shard, unless it is there; return its path."""
-    if like(folder, shard):  # of members that nobody has hashed before
+    if similar_files(folder, shard):  # hash the members without a known hash
         for piece, x in zip(shard.pieces, locations, strict=True):
-            piece.sha256 = piece.sha256 or content_hash(x.layout, _read(x))
-        if path := finished(folder, shard):
+            piece.sha256 = piece.sha256 or content_hash(x.layout, _read_member(x))
+        if path := find_finished(folder, shard):
             return path
-    members = _members(shard, locations, name)
+    members = _read_checked(shard, locations, name)
     return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
 
-def finished(folder: Path, shard: Shard) -> Path | None:
-    """Look for a shard that an earlier copy has written whole; return its path, None where there is none."""
-    wanted = [piece.sha256 for piece in shard.pieces]
-    if None in wanted:
+def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
+    """Look for the same shard, written by an earlier copy; return its path, None if there is none."""
+    expected = [piece.sha256 for piece in shard.pieces]
+    if None in expected:
         return None
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
-    for path in like(folder, shard):
-        places = enumerate(shard.pieces)
-        there = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in places]
-        if shard_files.hash_members(there) == wanted:
+    for path in similar_files(folder, shard):
+        numbered = enumerate(shard.pieces)
+        locations = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in numbered]
+        if shard_files.hash_members(locations) == expected:
             return path
     return None
 
 
-def like(folder: Path, shard: Shard) -> list[Path]:
-    """List the files that have a shard's number, header and size; return their paths."""
+def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
+    """List the files with the same number, header and size as a shard; return their paths."""
     header = shard_header(shard.layout, shard.prefixes)
-    size, found = len(header) + len(shard.pieces) * shard.layout.nbytes, []
+    size, paths = len(header) + len(shard.pieces) * shard.layout.nbytes, []
     for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
         if path.stat().st_size == size:
             with path.open("rb") as file:
                 if file.read(len(header)) == header:
-                    found.append(path)
-    return found
+                    paths.append(path)
+    return paths
 
 
-def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
-    """Read a shard's members one by one and check each; yield their bytes as they are to lie in it."""
+def _read_checked(shard: PlannedShard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
+    """Read and check a shard's members one by one; yield their bytes in the shard's layout."""
     for piece, location in zip(shard.pieces, locations, strict=True):
-        raw = _read(location)
+        raw = _read_member(location)
         digest = content_hash(location.layout, raw)
         if piece.sha256 not in (None, digest):
             raise DamagedError(
@@ -345,14 +362,14 @@ def _members(shard: Shard, locations: Sequence[Location], name: str) -> Iterator
         yield raw if location.layout == shard.layout else shard_files.repack(location.layout, raw, shard.layout)
 
 
-def _read(location: Location) -> memoryview:
-    return next(iter(shard_files.read([location])))[1]
+def _read_member(location: Location) -> memoryview:
+    return next(iter(shard_files.read_members([location])))[1]
 
 
-def place(shard: Shard, inside: str) -> None:
-    """Write down in the rows of a shard's members where they lie now."""
+def record_place(shard: PlannedShard, inside: str) -> None:
+    """Write the new locations and hashes into the rows of a shard's members."""
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.pieces):
-        where = (inside, start + i * step, step, shard.key, shard.layout.dtype)
-        piece.row.update(zip(manifest.LOCATION, where, strict=True))
+        location = (inside, start + i * step, step, shard.key, shard.layout.dtype)
+        piece.row.update(zip(manifest.LOCATION, location, strict=True))
         piece.row["sha256"] = piece.sha256

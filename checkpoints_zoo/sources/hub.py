@@ -1,6 +1,6 @@
-"""Names and files on the Hub: an address at a revision -> a commit -> a local file; and what the client's errors mean.
+"""The Hub: from an address and revision to a commit and to local files; and our errors for those of its client.
 
-Everything after `resolve` names the commit, so a new commit under a running program changes nothing for it. The
+All calls after `resolve_address` name the commit, so a running program does not see newer commits. The
 client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. It is
 imported where it is used, since it takes half a second.
 """
@@ -12,6 +12,7 @@ import errno
 import hashlib
 import re
 import shutil
+import socket
 import tempfile
 import time
 import warnings
@@ -25,25 +26,28 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.disk import replace_file
+from checkpoints_zoo.formats.shard_files import guess_kind
 
 LIBRARY = "checkpoints_zoo"
+CONNECTION_SECONDS = 10
 SCHEME = "hf://"
-RETRIED = (408, 429, 500, 502, 503, 504)
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
-AGAIN = "Try again: what has arrived is kept"
-PROXIES = "Check HF_ENDPOINT, and proxies on the way"
+TRY_AGAIN = "Try again: what has arrived is kept"
+CHECK_PROXIES = "Check HF_ENDPOINT, and proxies on the way"
 LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 
 T = TypeVar("T")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
-_spare: list[Path] = []
+_fallback: list[Path] = []
+_connected: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,11 @@ class Repo:
         return f"{self.label}@{self.commit}"
 
 
-def resolve(address: str) -> Repo:
-    """Find the commit that an address means now; return the repo at it. Offline, the commit it last meant here.
+def resolve_address(address: str) -> Repo:
+    """Find the commit of an address; return the repo at it. Offline, the commit that was found here last.
 
     Args:
-        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main where none is given.
+        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main by default.
 
     Raises:
         SourceNotFound: an address of another form, no such repo, or no such revision in it.
@@ -102,14 +106,14 @@ def resolve(address: str) -> Repo:
                 do="Load it once online",
             ) from error
         return Repo(id, str(known.resolved))
-    with asking(label, f"revision {revision!r} of {label}"):
-        # Not the client's resolve_revision: with the Hub out of reach it goes on with an older commit.
+    with translated_errors(label, f"revision {revision!r} of {label}"):
+        # Not the client's resolve_revision, which continues with an older commit if the Hub does not answer.
         response = http_backoff(
             "GET",
             f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
             params={"expand": "sha"},
-            headers=build_hf_headers(**sent()),
-            retry_on_status_codes=RETRIED,
+            headers=build_hf_headers(**client_info()),
+            retry_on_status_codes=RETRIED_STATUSES,
             timeout=constants.HF_HUB_ETAG_TIMEOUT,
         )
         hf_raise_for_status(response)
@@ -121,10 +125,10 @@ def resolve(address: str) -> Repo:
         raise NetworkError(
             f"revision {revision!r} of {label}",
             expected=f"a commit from {host()}",
-            found=what_is(response.content) or "another answer",
+            found=guess_kind(response.content) or "another answer",
             do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
         )
-    _remember(id, revision, commit)
+    _record_revision(id, revision, commit)
     return Repo(id, commit)
 
 
@@ -132,22 +136,22 @@ def _parse(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
 
-    found = "another form"
+    kind = "another form"
     try:
         uri = parse_hf_uri(address)
         validate_repo_id(uri.id)
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             return uri.id, uri.revision or "main"
-        found = f"a {uri.type} repo" if uri.type != "dataset" else found
+        kind = f"a {uri.type} repo" if uri.type != "dataset" else kind
     except (HfUriError, HFValidationError):
         pass
     raise SourceNotFound(
-        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=found
+        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=kind
     )
 
 
-def _remember(id: str, revision: str, commit: str) -> None:
-    """Note what a revision means where the client does, for its own and our offline mode."""
+def _record_revision(id: str, revision: str, commit: str) -> None:
+    """Record a revision's commit where the client does, for offline mode."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -156,25 +160,25 @@ def _remember(id: str, revision: str, commit: str) -> None:
         return
     try:
         if not path.is_file() or path.read_text() != commit:
-            with replacing(path) as file:
+            with replace_file(path) as file:
                 file.write(commit)
-    except OSError:  # a cache that can't be written to: then offline mode has nothing to go by
+    except OSError:  # a cache that can't be written to: offline mode then does not know the commit
         return
 
 
-def apart(address: str, what: str) -> tuple[str, str]:
-    """Take an address apart; return that of the repo, and the path inside it, "" for none.
+def split_address(address: str, what: str) -> tuple[str, str]:
+    """Split an address; return the address of the repo, and the path in it ("" for none).
 
-    An address of another form is returned as it is: `hub.resolve` says what is wrong with it.
+    An address of another form is returned unchanged: `hub.resolve_address` explains what is wrong with it.
 
     Args:
         address: on the Hub.
-        what: lies there, for errors.
+        what: a noun for errors.
 
     Raises:
         SourceNotFound: a path that leads out of the repo.
 
-    >>> apart("hf://datasets/me/zoo@v1/shards/a.tar", "source")
+    >>> split_address("hf://datasets/me/zoo@v1/shards/a.tar", "source")
     ('hf://datasets/me/zoo@v1', 'shards/a.tar')
     """
     from huggingface_hub.errors import HfUriError
@@ -192,13 +196,13 @@ def apart(address: str, what: str) -> tuple[str, str]:
 
 
 @cache
-def sent() -> dict[str, Any]:
-    """Return what every request says of who asks."""
+def client_info() -> dict[str, Any]:
+    """Return the name and version of this package, which every request sends."""
     return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
 
 
 def snapshot(repo: Repo) -> Path:
-    """Return the folder that has a commit's files in the client's cache."""
+    """Return the folder of a commit's files in the client's cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -206,44 +210,44 @@ def snapshot(repo: Repo) -> Path:
     return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
 
 
-def cached(repo: Repo, inside: str) -> Path | None:
-    """Look for a whole file in the client's cache; return its path, None where it is not there."""
+def cached_file(repo: Repo, repo_path: str) -> Path | None:
+    """Look for a whole file in the client's cache; return its path, None if it is missing."""
     from huggingface_hub import try_to_load_from_cache
 
-    for folder in (None, *spares()):
-        found = try_to_load_from_cache(repo.id, inside, cache_dir=folder, revision=repo.commit, repo_type="dataset")
-        if isinstance(found, str):
-            return Path(found)
+    for folder in (None, *fallback_folders()):
+        path = try_to_load_from_cache(repo.id, repo_path, cache_dir=folder, revision=repo.commit, repo_type="dataset")
+        if isinstance(path, str):
+            return Path(path)
     return None
 
 
-def has(repo: Repo, inside: str) -> bool:
-    """Say whether a repo has a file at its commit: asked at most once, and offline by what is in the cache.
+def has_file(repo: Repo, repo_path: str) -> bool:
+    """Say whether a repo has a file at its commit: the Hub is asked at most once, offline the cache alone.
 
     Raises:
-        AccessError, NetworkError: as in `resolve`.
+        AccessError, NetworkError: as in `resolve_address`.
     """
     from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo.id, inside, revision=repo.commit, repo_type="dataset")
-    if found is not None or is_offline_mode():
-        return isinstance(found, str) and found is not _CACHED_NO_EXIST
+    cached = try_to_load_from_cache(repo.id, repo_path, revision=repo.commit, repo_type="dataset")
+    if cached is not None or is_offline_mode():
+        return isinstance(cached, str) and cached is not _CACHED_NO_EXIST
     try:
-        fetch(repo, inside)
+        fetch_file(repo, repo_path)
     except SourceNotFound as error:
-        if error.path != inside:  # the repo or the commit is missing, not the file
+        if error.path != repo_path:  # the repo or the commit is missing, not the file
             raise
         return False
     return True
 
 
-def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
-    """List the files in a folder of a repo, or all below it; return their paths, [] where there is no such folder.
+def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
+    """List the files in a folder of a repo, or all below it; return their paths, [] for no such folder.
 
-    Offline, those in the cache.
+    Offline, the cached files are listed.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve`.
+        SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
     """
     from huggingface_hub import HfApi, is_offline_mode
     from huggingface_hub.errors import EntryNotFoundError
@@ -252,72 +256,72 @@ def files(repo: Repo, folder: str, below: bool = False) -> list[str]:
     if is_offline_mode():
         root, pattern = snapshot(repo), "**/*" if below else "*"
         return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
-    with asking(repo.label, f"folder {folder} of {repo.label}"):
+    with translated_errors(repo.label, f"folder {folder} of {repo.label}"):
         try:
-            listed = HfApi(**sent()).list_repo_tree
+            listed = HfApi(**client_info()).list_repo_tree
             rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
             return sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
 
 
-def fetch(repo: Repo, inside: str) -> Path:
-    """Get a whole file through the client's cache, and check what came against its hash; return its path.
+def fetch_file(repo: Repo, repo_path: str) -> Path:
+    """Get a whole file through the client's cache, checked against its announced hash; return its path.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve`.
-        DamagedError: other bytes came than were announced; they are not kept.
-        FormatError: a manifest or description larger than any may be.
+        SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
+        DamagedError: other bytes arrived than were announced; they are deleted.
+        FormatError: a manifest or description that is too large.
     """
     from huggingface_hub import constants, hf_hub_download
 
-    if found := cached(repo, inside):
-        return found
-    what = f"file {inside} of {repo.label}"
+    if cached := cached_file(repo, repo_path):
+        return cached
+    what = f"file {repo_path} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        bar = _bar(inside, what)
-        where = {"repo_type": "dataset", "revision": repo.commit, **sent()}
-        return Path(str(hf_hub_download(repo.id, inside, cache_dir=folder, tqdm_class=bar, **where)))
+        bar = _bounded_bar(repo_path, what)
+        where = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
+        return Path(str(hf_hub_download(repo.id, repo_path, cache_dir=folder, tqdm_class=bar, **where)))
 
-    with asking(repo.label, what):
+    with translated_errors(repo.label, what):
         try:
-            path = patiently(lambda: download(None), RETRIED)
-        except OSError as error:  # the client's own, of answers, have no number
-            if error.errno not in READ_ONLY:
+            path = retry_patiently(lambda: download(None), RETRIED_STATUSES)
+        except OSError as error:  # those that the client raises itself have no number
+            if error.errno not in READ_ONLY_ERRORS:
                 raise
-            folder = spare(Path(constants.HF_HUB_CACHE), error)
-            path = patiently(lambda: download(folder), RETRIED)
-    # The client links to a file named by the ETag; with Xet that is a link too, to one named otherwise.
+            folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
+            path = retry_patiently(lambda: download(folder), RETRIED_STATUSES)
+    # The client links to a file named by the ETag; with Xet that file is a link to one of another name.
     named = path.parent / path.readlink() if path.is_symlink() else path
     blob = path.resolve()
-    announced, actual = named.name, _hash_as(named.name, blob)
+    announced, actual = named.name, _hash_like(named.name, blob)
     if actual and actual != announced:
         with blob.open("rb") as file:
-            kind = what_is(file.read(512))
-        for each in {path, named, blob}:
-            each.unlink(missing_ok=True)
+            kind = guess_kind(file.read(512))
+        for link in {path, named, blob}:
+            link.unlink(missing_ok=True)
         raise DamagedError(
             what,
             expected=f"the hash {announced[:16]}…",
             found=f"{actual[:16]}…{f': {kind}' if kind else ''}",
             do="It was not kept; get it again",
-            path=inside,
+            path=repo_path,
         )
     return path
 
 
-def _bar(inside: str, what: str) -> type[Any]:
-    """Return a progress bar for the Hub's client that ends a download which is, or becomes, too large.
+def _bounded_bar(repo_path: str, what: str) -> type[Any]:
+    """Return a progress bar for the Hub's client that stops a download which is too large.
 
     Args:
-        inside: the file's path in the repo; only manifests and descriptions are bounded.
-        what: to call it in errors.
+        repo_path: the file's path in the repo; only manifests and predictions are limited.
+        what: names the file in errors.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bounded(tqdm):
-        """The client's own bar, that knows how much may come."""
+        """The client's progress bar with a limit on the bytes."""
 
         came = 0
 
@@ -332,14 +336,14 @@ def _bar(inside: str, what: str) -> type[Any]:
             return shown
 
         def _check(self, size: int) -> None:
-            if inside.startswith(("manifests/", "predictions/")):
-                manifest.check_size(size, inside, what)
+            if repo_path.startswith(("manifests/", "predictions/")):
+                manifest.check_size(size, repo_path, what)
 
     return Bounded
 
 
-def _hash_as(announced: str, path: Path) -> str:
-    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" where the name is none."""
+def _hash_like(announced: str, path: Path) -> str:
+    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" if the ETag is neither."""
     if re.fullmatch("[0-9a-f]{64}", announced):
         digest = hashlib.sha256()
     elif re.fullmatch("[0-9a-f]{40}", announced):
@@ -352,12 +356,12 @@ def _hash_as(announced: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
-    """Call the client again after answers that it gives up on at once; return what it returns.
+def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
+    """Call the client, up to five times after errors that pass; return its result.
 
     Args:
         call: of the client.
-        statuses: that pass.
+        statuses: HTTP statuses after which the call is repeated.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -366,39 +370,40 @@ def patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
             return call()
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
-            # One that comes wrapped was tried often enough by the client itself, 408 aside.
-            known = statuses if direct is error else (408,)
-            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in known:
+            # The client repeats wrapped errors itself, except 408.
+            passing = statuses if direct is error else (408,)
+            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in passing:
                 raise
         time.sleep(wait)
     return call()
 
 
 @contextmanager
-def asking(label: str, what: str, to: str = "read") -> Iterator[None]:
-    """Turn the client's errors into ours.
+def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]:
+    """Turn the client's errors in the block into ours.
 
     Args:
         label: of the repo.
-        what: is asked for.
-        to: what permission it takes.
+        what: names the thing that is asked for.
+        to: the needed permission, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     check_endpoint()
     try:
+        check_connection()
         yield
     except ZooError:
         raise
-    except LocalEntryNotFoundError as error:  # it wraps what came back from the Hub
-        raise explained(error.__cause__ or error, label, what, to) from error
+    except LocalEntryNotFoundError as error:  # it wraps the error of the request
+        raise translate_error(error.__cause__ or error, label, what, to) from error
     except (httpx.HTTPError, OSError, JSONDecodeError) as error:
-        raise explained(error, label, what, to) from error
+        raise translate_error(error, label, what, to) from error
 
 
-def explained(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
-    """Return our error for one of the client's, or the error itself where it has nothing to do with the network."""
+def translate_error(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
+    """Return our error for one of the client's, or the error itself if it has nothing to do with the network."""
     from huggingface_hub.errors import (
         FileMetadataError,
         GatedRepoError,
@@ -420,59 +425,84 @@ def explained(error: BaseException, label: str, what: str, to: str = "read") -> 
     if isinstance(error, RevisionNotFoundError):
         return SourceNotFound(what, expected="a branch, tag or commit", found="no such revision")
     if isinstance(error, RemoteEntryNotFoundError):
-        inside = what.removeprefix("file ").removesuffix(f" of {label}")
+        repo_path = what.removeprefix("file ").removesuffix(f" of {label}")
         return SourceNotFound(
-            what, expected="a file, since a manifest names it", found="no such file at this commit", path=inside
+            what, expected="a file, since a manifest names it", found="no such file at this commit", path=repo_path
         )
     if isinstance(error, RepositoryNotFoundError):
         do = f"Check its name; if it is private, {LOGIN}"
         return SourceNotFound(what, expected="a data set repo", found="none that this login may see", do=do)
     if isinstance(error, HfHubHTTPError):
-        return _of_status(error.response, what, to)
+        return _status_error(error.response, what, to)
     if isinstance(error, FileMetadataError):
-        return NetworkError(what, expected="the headers of a Hub", found="others", do=PROXIES)
+        return NetworkError(what, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
     if isinstance(error, JSONDecodeError):
-        return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=PROXIES)
-    if isinstance(error, OSError) and "file should be of size" in str(error):  # the client has no class for it
-        return NetworkError(what, expected="as many bytes as announced", found="others", do=PROXIES)
+        return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
+    if isinstance(error, OSError) and "file should be of size" in str(error):  # the client raises a plain OSError
+        return NetworkError(what, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
-        found = "no bytes for too long"
+        reason = "no bytes for too long"
     elif isinstance(error, (httpx.HTTPError, ConnectionError)):
-        found = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
+        reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
     else:
         return error
-    return NetworkError(what, expected=f"an answer from {host()}", found=found, do=AGAIN)
+    return NetworkError(what, expected=f"an answer from {host()}", found=reason, do=TRY_AGAIN)
 
 
-def _of_status(response: Any, what: str, to: str) -> ZooError:
+def _status_error(response: Any, what: str, to: str) -> ZooError:
     code = response.status_code
-    found = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
+    status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
     if code in (401, 403):
-        return AccessError(what, expected=f"permission to {to}", found=found, do=f"L{LOGIN[1:]}")
+        return AccessError(what, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
     if code == 416:
         expected = "the bytes that the manifest names"
-        return DamagedError(what, expected=expected, found=f"{found}: the file is shorter", do="Tell its producer")
+        return DamagedError(what, expected=expected, found=f"{status}: the file is shorter", do="Tell its producer")
     if code == 429:
         wait = re.search(r"\d+", response.headers.get("retry-after", "")) or re.search(
             r"(?<=t=)\d+", response.headers.get("ratelimit", "")
         )
         when = f"in {wait[0]} s" if wait else "in a few minutes"
         do = f"Try again {when}: what has arrived is kept. Logged in, the limit is higher"
-        return NetworkError(what, expected="an answer", found=f"{found}: the Hub's rate limit", do=do)
-    return NetworkError(what, expected=f"an answer from {host()}", found=found, do=AGAIN)
+        return NetworkError(what, expected="an answer", found=f"{status}: the Hub's rate limit", do=do)
+    return NetworkError(what, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN)
 
 
 def check_endpoint() -> None:
-    """Check that the Hub's address is one.
+    """Check that HF_ENDPOINT is a web address.
 
     Raises:
-        UsageError: HF_ENDPOINT is something else.
+        UsageError: it is not.
     """
     parts = urlsplit(endpoint())
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UsageError(
             "HF_ENDPOINT", expected="https://HOST", found=repr(endpoint())[:120], do="Correct it, or unset it"
         )
+
+
+def check_connection() -> None:
+    """Check that the Hub, or the proxy on the way, takes connections; once it has, this process does not ask again.
+
+    The client repeats a request for half a minute if there is no network.
+
+    Raises:
+        ConnectionError: it takes none.
+    """
+    from huggingface_hub import is_offline_mode
+
+    address = endpoint()
+    if address in _connected or is_offline_mode():
+        return
+    parts = urlsplit(address)
+    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    first = urlsplit(proxy) if proxy else parts
+    port = first.port or {"http": 80, "https": 443}.get(first.scheme)
+    if first.hostname is not None and port is not None:
+        try:
+            socket.create_connection((first.hostname, port), timeout=CONNECTION_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+    _connected.add(address)
 
 
 def endpoint() -> str:
@@ -485,30 +515,30 @@ def host() -> str:
     return urlsplit(endpoint()).netloc
 
 
-def is_own(link: str) -> bool:
-    """Say whether a link leads to the Hub itself: to that origin alone a token may go."""
-    own, other = urlsplit(endpoint()), urlsplit(link)
-    return (own.scheme, own.netloc) == (other.scheme, other.netloc)
+def is_hub_link(link: str) -> bool:
+    """Say whether a link leads to the Hub itself: a token is sent to no other origin."""
+    hub, other = urlsplit(endpoint()), urlsplit(link)
+    return (hub.scheme, hub.netloc) == (other.scheme, other.netloc)
 
 
-def spare(refused: Path, error: OSError) -> Path:
-    """Return a folder that goes with this process, in place of a cache that can't be written to; say so once.
+def fallback_folder(refused: Path, error: OSError) -> Path:
+    """Return a temporary folder that replaces a cache which can't be written to; warn once.
 
     Args:
         refused: the cache's folder.
-        error: why it can't be written to.
+        error: of the write.
     """
-    if not _spare:
-        _spare.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
-        atexit.register(shutil.rmtree, _spare[0], ignore_errors=True)
+    if not _fallback:
+        _fallback.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
+        atexit.register(shutil.rmtree, _fallback[0], ignore_errors=True)
         warnings.warn(
             f"the cache {refused} can't be written to ({error.strerror}): what is fetched goes with this process. "
             "Set HF_HOME to a folder that can be.",
             stacklevel=2,
         )
-    return _spare[0]
+    return _fallback[0]
 
 
-def spares() -> list[Path]:
-    """Return that folder if there is one."""
-    return _spare[:]
+def fallback_folders() -> list[Path]:
+    """Return the folders of `fallback_folder`, one or none."""
+    return _fallback[:]

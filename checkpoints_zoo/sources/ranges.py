@@ -1,4 +1,4 @@
-"""Byte ranges of a file on the Hub: one HEAD says where it lies, ranges come over the signed link it gives."""
+"""Byte ranges of a file on the Hub: one HEAD gives a signed link, ranges are read over that link."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo
 
-TRIES = 5  # of one range, beyond those that the client makes by itself on 429 and 5xx
+TRIES = 5  # of one range; the client itself repeats after 429 and 5xx
 SNIFFED = 512
 
 Sink = Callable[[int, bytes], None]
 
 
 @dataclass
-class Remote:
+class RemoteFile:
     """A file on the Hub.
 
     Args:
-        repo, inside: which file.
-        etag: of its content, the same wherever it lies.
+        repo, repo_path: which file.
+        etag: of its content, the same in every repo.
         size: in bytes.
-        link: where its bytes are; signed, and good for some time.
+        link: to its bytes; signed, and valid for some time.
     """
 
     repo: Repo
-    inside: str
+    repo_path: str
     etag: str
     size: int
     link: str
@@ -42,55 +42,55 @@ class Remote:
 
     @property
     def what(self) -> str:
-        return f"file {self.inside} of {self.repo.label}"
+        return f"file {self.repo_path} of {self.repo.label}"
 
     @classmethod
-    def of(cls, repo: Repo, inside: str) -> Remote:
-        """Ask where a file lies, by one HEAD; return it.
+    def of(cls, repo: Repo, repo_path: str) -> RemoteFile:
+        """Ask the Hub for a file's link, ETag and size by one HEAD; return the file.
 
         Raises:
-            SourceNotFound, AccessError, NetworkError: see `hub.resolve`.
+            SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
         """
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
-        what = f"file {inside} of {repo.label}"
-        url = hf_hub_url(repo.id, inside, repo_type="dataset", revision=repo.commit)
-        with hub.asking(repo.label, what):
-            found = hub.patiently(
+        what = f"file {repo_path} of {repo.label}"
+        url = hf_hub_url(repo.id, repo_path, repo_type="dataset", revision=repo.commit)
+        with hub.translated_errors(repo.label, what):
+            metadata = hub.retry_patiently(
                 lambda: get_hf_file_metadata(
-                    url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.sent()
+                    url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.client_info()
                 ),
                 (408,),
             )
-        if found.etag is None or found.size is None:
+        if metadata.etag is None or metadata.size is None:
             raise NetworkError(
                 what, expected="an ETag and a size", found="none", do="Check HF_ENDPOINT, and proxies on the way"
             )
-        return cls(repo, inside, found.etag, found.size, found.location)
+        return cls(repo, repo_path, metadata.etag, metadata.size, metadata.location)
 
     def check_size(self, end: int) -> None:
-        """Check that the file reaches as far as the manifest says.
+        """Check that the file is as long as the manifest needs.
 
         Raises:
-            DamagedError: it is shorter; or something else, which is named.
+            DamagedError: it is shorter; the error names what it seems to be.
         """
         if end <= self.size:
             return
-        kind = what_is(self.first()) if self.size > 0 else ""
+        kind = guess_kind(self.first()) if self.size > 0 else ""
         raise DamagedError(
             self.what, expected=f"{end:,} bytes or more, as the manifest says",
             found=f"{self.size:,} bytes{f': {kind}' if kind else ''}",
-            do="Manifest and file do not belong together: tell the producer", path=self.inside,
+            do="Manifest and file do not belong together: tell the producer", path=self.repo_path,
         )  # fmt: skip
 
     def first(self) -> bytes:
-        """Read the first bytes, to say what the file is; return them, b"" where they can't be had."""
-        found = bytearray()
+        """Read the first bytes, which show the file's kind; return them, b"" if they can't be read."""
+        content = bytearray()
         try:
-            self.read(0, min(SNIFFED, self.size), lambda _, piece: found.extend(piece))
+            self.read(0, min(SNIFFED, self.size), lambda _, piece: content.extend(piece))
         except (DamagedError, AccessError, NetworkError):
             return b""
-        return bytes(found)
+        return bytes(content)
 
     def bytes_at(self, offset: int, length: int) -> bytes:
         """Read a range into memory; return its bytes, fewer at the end of the file.
@@ -98,12 +98,12 @@ class Remote:
         Raises:
             NetworkError, AccessError, DamagedError: see `read`.
         """
-        found = bytearray()
-        self.read(offset, min(offset + length, self.size), lambda _, piece: found.extend(piece))
-        return bytes(found)
+        content = bytearray()
+        self.read(offset, min(offset + length, self.size), lambda _, piece: content.extend(piece))
+        return bytes(content)
 
     def read(self, begin: int, end: int, sink: Sink) -> None:
-        """Read a range and hand on what arrives; a cut or stalled one is taken up where it broke off.
+        """Read a range and pass the bytes on as they arrive; after a break the reading continues where it stopped.
 
         Args:
             begin, end: the range, in bytes.
@@ -112,33 +112,33 @@ class Remote:
         Raises:
             NetworkError: it broke off too often, or the server does not do ranges.
             AccessError: no permission, a fresh link or not.
-            DamagedError: something else came.
+            DamagedError: something else arrived.
         """
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
         cursor, failures = _Cursor(begin, end, sink), 0
         while cursor.at < end:
-            link, before, found = self.link, cursor.at, "a body cut short"
+            link, progress, reason = self.link, cursor.at, "a body cut short"
             try:
                 if not self._stream(link, cursor):
                     self._renew(link)
                     continue
             except httpx.TimeoutException:
-                found = "no bytes for too long"
+                reason = "no bytes for too long"
             except httpx.TransportError as error:
-                found = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
+                reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
             if cursor.at >= end:
                 return
-            failures = 1 if cursor.at > before else failures + 1
+            failures = 1 if cursor.at > progress else failures + 1
             if failures > TRIES:
                 raise NetworkError(
                     f"bytes {cursor.at:,} to {end:,} of {self.what}", expected="them to arrive",
-                    found=f"{found}, {failures} times", do=hub.AGAIN, path=self.inside,
+                    found=f"{reason}, {failures} times", do=hub.TRY_AGAIN, path=self.repo_path,
                 )  # fmt: skip
             time.sleep(min(2 ** (failures - 1), 8))
 
     def _stream(self, link: str, cursor: _Cursor) -> bool:
-        """Read on from where the cursor is; return False where the link is not good any more."""
+        """Read on from the cursor; return False if the link has expired."""
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -147,18 +147,18 @@ class Remote:
             http_stream_backoff,
         )  # fmt: skip
 
-        own = hub.is_own(link)  # a token goes to the Hub alone, never to where the bytes lie
-        headers = build_hf_headers(token=None if own else False, **hub.sent())
+        on_hub = hub.is_hub_link(link)  # a token goes to the Hub alone, never to the storage behind the link
+        headers = build_hf_headers(token=None if on_hub else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
             with http_stream_backoff(
                 "GET", link, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                retry_on_status_codes=hub.RETRIED, retry_on_exceptions=(),
+                retry_on_status_codes=hub.RETRIED_STATUSES, retry_on_exceptions=(),
             ) as response:  # fmt: skip
-                if response.status_code in (401, 403) and not own:
+                if response.status_code in (401, 403) and not on_hub:
                     return False
                 hf_raise_for_status(response)
-                pieces = response.iter_bytes()  # as it comes: what arrived before a cut is used
+                pieces = response.iter_bytes()  # piece by piece: bytes that arrive before a break are used
                 self._check(response.status_code, response.headers, cursor, pieces)
                 self._proved = True
                 for piece in pieces:
@@ -167,37 +167,37 @@ class Remote:
                     cursor.sink(cursor.at, piece)
                     cursor.at += len(piece)
         except HfHubHTTPError as error:
-            raise hub.explained(error, self.repo.label, self.what) from error
+            raise hub.translate_error(error, self.repo.label, self.what) from error
         return True
 
     def _check(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:
-        """Check that an answer is the range asked for, of the file asked for."""
+        """Check that an answer is the requested range of the requested file."""
         if status == 206:
             match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("content-range", ""))
             if match and int(match[1]) == cursor.at and match[2] in ("*", str(self.size)):
                 return
             raise self._other(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
-        kind = what_is(next(pieces, b"")[:SNIFFED])
+        kind = guess_kind(next(pieces, b"")[:SNIFFED])
         if kind:
             raise self._other(cursor, f"{status} and {kind}")
         raise NetworkError(
             f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected="206 and this range",
             found=f"{status} and the file from its start",
-            do="A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror", path=self.inside,
+            do="A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror", path=self.repo_path,
         )  # fmt: skip
 
     def _other(self, cursor: _Cursor, found: str) -> DamagedError:
         return DamagedError(
             f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected=f"this range of {self.size:,} bytes",
-            found=found, do="A login page or a proxy may stand between; nothing of it was kept", path=self.inside,
+            found=found, do="A login page or a proxy may stand between; nothing of it was kept", path=self.repo_path,
         )  # fmt: skip
 
     def _renew(self, link: str) -> None:
         """Ask for a new link, once for all threads.
 
         Raises:
-            AccessError: the link was new and has given nothing.
-            DamagedError: the file has become another.
+            AccessError: a new link was refused too.
+            DamagedError: the file has changed.
         """
         with self._renewing:
             if self.link != link:
@@ -205,11 +205,13 @@ class Remote:
             if self._renewed and not self._proved:
                 found = f"a fresh one refused by {urlsplit(link).netloc}"
                 do = "Check the clock and proxies of this machine"
-                raise AccessError(self.what, expected="a link that may be read", found=found, do=do, path=self.inside)
-            new = Remote.of(self.repo, self.inside)
+                raise AccessError(
+                    self.what, expected="a link that may be read", found=found, do=do, path=self.repo_path
+                )
+            new = RemoteFile.of(self.repo, self.repo_path)
             if (new.etag, new.size) != (self.etag, self.size):
                 raise DamagedError(
-                    self.what, expected=f"ETag {self.etag[:16]}", found=new.etag[:16], path=self.inside,
+                    self.what, expected=f"ETag {self.etag[:16]}", found=new.etag[:16], path=self.repo_path,
                     do="A commit's files never change: tell the mirror's owner",
                 )  # fmt: skip
             self.link, self._renewed, self._proved = new.link, True, False

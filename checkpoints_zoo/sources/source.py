@@ -1,12 +1,12 @@
-"""Sources: what each one can do, its three kinds, and the way from a name or a citation to the selected rows.
+"""Sources: the interface, its three kinds, and the selection of members by name or citation.
 
 | kind | its manifest | its members |
 |---|---|---|
-| `FolderSource` | a file, pinned by its hash | files, from which it never leads out |
-| `HubSource` | a file at a commit, which comes whole | byte ranges, which are kept in the cache |
-| `ArchiveSource` | an index of archives in a folder or a repo | parts of the archives |
+| `FolderSource` | a file, pinned by its hash | files inside the folder |
+| `HubSource` | a file at a commit | byte ranges, stored in the cache |
+| `ArchiveSource` | made from an index of archives in a folder or repo | byte ranges of the archives |
 
-`resolve` chooses. What a manifest says is checked before a byte of a shard is read.
+`open_source` chooses the kind. A manifest is checked before a byte of a shard is read.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, Se
 from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.manifest import keys_of
+from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key
-from checkpoints_zoo.formats.shard_files import Location, prefix, stamp_of
+from checkpoints_zoo.formats.shard_files import Location, file_stamp, tensor_prefix
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
-from checkpoints_zoo.sources.archives.indexing import Opened
+from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
 
-# What archives hold, by their place, names and sizes: read once in a process.
-_known: dict[tuple[str, tuple[tuple[str, int], ...]], Holdings] = {}
+# By name of the collection and its indexes: each is built once in a process.
+_archived_collections: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A place with collections: manifests, the bytes that they name, and predictions beside them.
+    """A place with collections: manifests, members' bytes, and predictions beside them.
 
     Args:
         root: the folder; of a repo, the one of its commit in the client's cache.
         label: how a citation names it: "embedded", a file URI, or an address on the Hub.
-        repo: on the Hub, at its commit; None for what lies on this machine.
+        repo: the repo of the Hub at its commit; None for a local source.
     """
 
     root: Path
@@ -57,8 +57,8 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def shown(self) -> str:
-        """What to call it to a reader."""
+    def display_name(self) -> str:
+        """Its name in texts for people."""
 
     @abstractmethod
     def collections(self) -> list[str]:
@@ -66,10 +66,10 @@ class Source(ABC):
 
     @abstractmethod
     def commit(self, name: str) -> str:
-        """Return 40 hex digits that pin what the source says of a collection."""
+        """Return 40 hex digits that pin the manifest and description of a collection."""
 
     @abstractmethod
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Read and check a collection's description and manifest; return both.
 
         Raises:
@@ -81,37 +81,35 @@ class Source(ABC):
 
     @abstractmethod
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows, each of which has some; return where they lie on this machine.
-
-        What is missing here is fetched in one go.
+        """Find the bytes of rows; return their locations on this machine. Missing bytes are fetched together.
 
         Args:
             described: the description of the collection, or of stored predictions.
             rows: of its manifest.
 
         Raises:
-            DamagedError, SourceNotFound: see `file`.
-            NetworkError, AccessError, StorageError: see `fetching.local`.
+            DamagedError, SourceNotFound: see `local_path`.
+            NetworkError, AccessError, StorageError: see `fetching.fetch_members`.
         """
 
-    def renewed(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows as they are now that members were read; others than before only out of archives.
+    def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
+        """Return selected rows with their current locations, which reading an archive may have corrected.
 
         Raises:
-            DamagedError: one of them is no member after all.
+            DamagedError: one of the rows turned out to be no member.
         """
         return rows
 
     @abstractmethod
-    def files(self, folder: str) -> list[str]:
-        """List the files below a folder of the source; return their paths in it, [] where there is no such folder."""
+    def list_files(self, folder: str) -> list[str]:
+        """List all files below a folder of the source; return their paths in the source, [] for no such folder."""
 
     @abstractmethod
-    def file(self, inside: str) -> Path:
-        """Find a file that a manifest names, fetching it where it is not here; return its path.
+    def local_path(self, source_path: str) -> Path:
+        """Find a file that a manifest names, and fetch it if it is not on this machine; return its path.
 
         Raises:
-            DamagedError: the path, or a link on it, leads out of the source; or other bytes came than were announced.
+            DamagedError: the path, or a link on it, leads out of the source; or other bytes than announced arrived.
             SourceNotFound: there is no such file.
             NetworkError, AccessError: a repo that can't be read.
         """
@@ -119,29 +117,31 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class FolderSource(Source):
-    """A folder with `manifests/` and what they name."""
+    """A folder with `manifests/` and the files that they name."""
 
     repo: None = field(default=None, init=False, repr=False)
 
     @property
-    def shown(self) -> str:
-        """What to call it to a reader."""
+    def display_name(self) -> str:
+        """Its name in texts for people."""
         return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
         """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
         manifests = [p.stem for p in (self.root / "manifests").glob("*.parquet")]
-        return sorted({*manifests, *(x.name for x, archives in catalog.in_archives() if self.archives(archives))})
+        return sorted(
+            {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
+        )
 
-    def has(self, name: str) -> bool:
+    def has_manifest(self, name: str) -> bool:
         """Say whether a collection has a manifest here."""
         return self.manifest_path(name).is_file()
 
-    def archives(self, known: Archives) -> list[str]:
+    def list_archives(self, archives: Archives) -> list[str]:
         """List the archives of a collection of the catalog; return their paths."""
-        return indexing.in_folder(self.root, known)
+        return indexing.list_in_folder(self.root, archives)
 
-    def opened(self, archives: list[str]) -> list[Opened]:
+    def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
         return indexing.open_local(self.root, archives)
 
@@ -154,58 +154,58 @@ class FolderSource(Source):
         return self.manifest_path(name).with_suffix(".json")
 
     def commit(self, name: str) -> str:
-        """Hash a collection's manifest and description; return 40 hex digits that pin what the source says."""
+        """Hash a collection's manifest and description; return 40 hex digits."""
         digest = hashlib.sha256()
         for path in (self.manifest_path(name), self.description_path(name)):
             try:
                 digest.update(hashlib.sha256(path.read_bytes()).digest())
             except FileNotFoundError:
-                raise _not_there(self, path, name) from None
+                raise _missing_file_error(self, path, name) from None
         return digest.hexdigest()[:40]
 
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Read and check a collection's description and manifest; return both."""
         paths = self.manifest_path(name), self.description_path(name)
         for path in paths:
             if not path.is_file():
-                raise _not_there(self, path, name)
+                raise _missing_file_error(self, path, name)
         return _read_checked(name, *paths)
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows; return where they lie. Those that lie in a repo of the Hub are brought here."""
+        """Find the bytes of rows; return their locations. Those in a repo of the Hub (`base`) are fetched."""
         if described.base:
-            return fetching.bring(hub.resolve(described.base), described, rows)
-        columns = (rows.column(c).to_pylist() for c in ("member", "path", "offset", "layout"))
-        members, paths, offsets, keys = columns
-        files = {inside: self.file(inside) for inside in set(paths)}
+            return fetching.fetch_rows(hub.resolve_address(described.base), described, rows)
+        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
+        paths, offsets, layout_keys = columns
+        files = {path: self.local_path(path) for path in set(paths)}
         return [
-            Location(m, prefix(*known), files[inside], offset, described.layouts[key])
-            for m, known, inside, offset, key in zip(members, keys_of(rows), paths, offsets, keys, strict=True)
+            Location(key[0], tensor_prefix(*key), files[path], offset, described.layouts[layout_key])
+            for key, path, offset, layout_key in zip(snapshot_keys(rows), paths, offsets, layout_keys, strict=True)
         ]
 
-    def files(self, folder: str) -> list[str]:
-        """List the files below a folder of the source, behind links too but no folder twice; return their paths."""
-        found, seen = list[str](), set[tuple[int, int]]()
-        for at, inside, names in os.walk(self.root / folder, followlinks=True):
-            stat = Path(at).stat()
+    def list_files(self, folder: str) -> list[str]:
+        """List all files below a folder, also behind links but each folder once; return their paths in the source."""
+        paths, seen = list[str](), set[tuple[int, int]]()
+        for folder_path, folders, names in os.walk(self.root / folder, followlinks=True):
+            stat = Path(folder_path).stat()
             if (stat.st_dev, stat.st_ino) in seen:
-                inside[:] = []
+                folders[:] = []
                 continue
             seen.add((stat.st_dev, stat.st_ino))
-            found += [Path(at, name).relative_to(self.root).as_posix() for name in names]
-        return sorted(found)
+            paths += [Path(folder_path, name).relative_to(self.root).as_posix() for name in names]
+        return sorted(paths)
 
-    def file(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Find a file that a manifest names; return its path.
 
         Raises:
             DamagedError: the path, or a link on it, leads out of the source.
             SourceNotFound: there is no such file.
         """
-        path = self.root / inside
-        problem, missing = manifest.path_problem(inside), ""
+        path = self.root / source_path
+        problem, missing = manifest.path_problem(source_path), ""
         try:
-            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.grounds()):
+            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.allowed_folders()):
                 problem = f"a link to {path.resolve()}"
             elif not problem and not path.is_file():
                 missing = "no such file"
@@ -213,14 +213,14 @@ class FolderSource(Source):
             missing = str(error)
         if problem:
             raise DamagedError(
-                f"path {inside!r} in a manifest of {self.label}",
+                f"path {source_path!r} in a manifest of {self.label}",
                 expected="a file inside the source",
                 found=problem,
-                path=inside,
+                path=source_path,
             )
         if missing:
             raise SourceNotFound(
-                f"file {inside} of source {self.label}",
+                f"file {source_path} of source {self.label}",
                 expected="a file, since the manifest names it",
                 found=missing,
                 do="Get the source again, or select members of other files",
@@ -228,8 +228,8 @@ class FolderSource(Source):
             )
         return path
 
-    def grounds(self) -> list[Path]:
-        """Return the folders that a link inside the source may lead into: those of whoever laid the links."""
+    def allowed_folders(self) -> list[Path]:
+        """Return the folders that a link inside the source may lead into."""
         if self.label == EMBEDDED:  # installers link packages into their own cache
             return [Path(self.root.anchor)]
         if self.root.parent.name == "snapshots" and self.root.parents[1].name.startswith("datasets--"):
@@ -245,28 +245,30 @@ class HubSource(Source):
 
     @classmethod
     def of(cls, repo: hub.Repo) -> HubSource:
-        """Return the source that a repo at a commit is."""
+        """Return the source of a repo at a commit."""
         return cls(hub.snapshot(repo), repo.label, repo)
 
     @property
-    def shown(self) -> str:
-        """What to call it to a reader."""
+    def display_name(self) -> str:
+        """Its name in texts for people."""
         return str(self.repo)
 
     def collections(self) -> list[str]:
         """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
-        manifests = [Path(p).stem for p in hub.files(self.repo, "manifests") if p.endswith(".parquet")]
-        return sorted({*manifests, *(x.name for x, archives in catalog.in_archives() if self.archives(archives))})
+        manifests = [Path(p).stem for p in hub.list_files(self.repo, "manifests") if p.endswith(".parquet")]
+        return sorted(
+            {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
+        )
 
-    def has(self, name: str) -> bool:
+    def has_manifest(self, name: str) -> bool:
         """Say whether a collection has a manifest here."""
-        return hub.has(self.repo, f"manifests/{catalog.check_name(name)}.parquet")
+        return hub.has_file(self.repo, f"manifests/{catalog.check_name(name)}.parquet")
 
-    def archives(self, known: Archives) -> list[str]:
+    def list_archives(self, archives: Archives) -> list[str]:
         """List the archives of a collection of the catalog; return their paths."""
-        return indexing.on_hub(self.repo, known)
+        return indexing.list_on_hub(self.repo, archives)
 
-    def opened(self, archives: list[str]) -> list[Opened]:
+    def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
         return indexing.open_remote(self.repo, archives)
 
@@ -274,33 +276,37 @@ class HubSource(Source):
         """Return the commit, which pins every collection."""
         return self.repo.commit
 
-    def read(self, name: str) -> tuple[Description, pa.Table]:
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Fetch and check a collection's description and manifest; return both."""
-        table, words = (self._fetched(f"manifests/{catalog.check_name(name)}.{x}", name) for x in ("parquet", "json"))
-        return _read_checked(name, table, words)
+        manifest_path, description_path = (
+            self._fetched(f"manifests/{catalog.check_name(name)}.{x}", name) for x in ("parquet", "json")
+        )
+        return _read_checked(name, manifest_path, description_path)
 
-    def _fetched(self, inside: str, name: str) -> Path:
+    def _fetched(self, source_path: str, name: str) -> Path:
         try:
-            return self.file(inside)
+            return self.local_path(source_path)
         except SourceNotFound as error:
-            if error.path != inside:  # the repo or the commit is missing, not the file
+            if error.path != source_path:  # the repo or the commit is missing, not the file
                 raise
-            raise _not_there(self, self.root / inside, name) from error
+            raise _missing_file_error(self, self.root / source_path, name) from error
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Bring the bytes of rows to this machine, all that are missing in one go; return where they lie."""
-        return fetching.bring(hub.resolve(described.base) if described.base else self.repo, described, rows)
+        """Fetch the missing bytes of rows together; return all locations."""
+        return fetching.fetch_rows(
+            hub.resolve_address(described.base) if described.base else self.repo, described, rows
+        )
 
-    def files(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the repo; return their paths, [] where there is no such folder."""
-        return hub.files(self.repo, folder, below=True)
+        return hub.list_files(self.repo, folder, below=True)
 
-    def file(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Fetch a whole file; return its path."""
-        return hub.fetch(self.repo, inside)
+        return hub.fetch_file(self.repo, source_path)
 
 
-def _not_there(source: Source, path: Path, name: str) -> ZooError:
+def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
     """Return the error for a collection whose manifest or description is not in a source."""
     if path.suffix == ".parquet":
         return catalog.not_found(name, source.collections(), f"source {source.label}")
@@ -313,42 +319,46 @@ def _not_there(source: Source, path: Path, name: str) -> ZooError:
     )
 
 
-def _read_checked(name: str, table: Path, words: Path) -> tuple[Description, pa.Table]:
+def _read_checked(name: str, manifest_path: Path, description_path: Path) -> tuple[Description, pa.Table]:
     """Read and check a manifest and the description beside it, once for each state of the two files; return both.
 
     Args:
         name: of the collection.
-        table, words: the files.
+        manifest_path, description_path: the files.
 
     Raises:
         FormatError, DamagedError: either breaks the format.
     """
-    return _checked(name, table, words, (stamp_of(table), stamp_of(words)))
+    return _read_checked_once(
+        name, manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
+    )
 
 
 @lru_cache(maxsize=32)
-def _checked(name: str, table: Path, words: Path, stamp: tuple[tuple[int, ...], ...]) -> tuple[Description, pa.Table]:
-    description = Description.from_json(catalog.read_json(words), words)
+def _read_checked_once(
+    name: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
+) -> tuple[Description, pa.Table]:
+    description = Description.from_json(catalog.read_json(description_path), description_path)
     if description.name != name:
         raise FormatError(
-            f"description {words}",
+            f"description {description_path}",
             expected=f"the name {name!r}, as the file's",
             found=repr(description.name[:80]),
-            path=words,
+            path=description_path,
         )
-    rows = manifest.read(table)
-    manifest.validate(rows, description, table)
+    rows = manifest.read_manifest(manifest_path)
+    manifest.check_rows(rows, description, manifest_path)
     return description, rows
 
 
 @dataclass(frozen=True)
 class ArchiveSource(Source):
-    """Archives of one collection, in a folder or a repo. All but that collection is as the folder or repo has it.
+    """Archives of one collection in a folder or a repo. Other files are read from that folder or repo as usual.
 
     Args:
         place: the folder or repo.
         listing: the catalog's line on the collection.
-        archives: of the listing: where the archives lie, and what they can't tell themselves.
+        archives: the listing's facts on the archives.
     """
 
     place: FolderSource | HubSource
@@ -356,70 +366,70 @@ class ArchiveSource(Source):
     archives: Archives
 
     @classmethod
-    def of(cls, place: FolderSource | HubSource, listing: Listing, known: Archives) -> ArchiveSource:
-        """Return the source that a collection's archives at a place are."""
-        return cls(place.root, place.label, place.repo, place, listing, known)
+    def of(cls, place: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
+        """Return the source of a collection's archives at a place."""
+        return cls(place.root, place.label, place.repo, place, listing, archives)
 
     @property
-    def shown(self) -> str:
-        """What to call it to a reader."""
-        return self.place.shown
+    def display_name(self) -> str:
+        """Its name in texts for people."""
+        return self.place.display_name
 
     def collections(self) -> list[str]:
         """Return the names of the collections at the place."""
         return self.place.collections()
 
     def commit(self, name: str) -> str:
-        """Return the repo's commit; in a folder hash where the members lie, in place of a manifest's hash."""
+        """Return the repo's commit; for a folder, a hash of the members' locations."""
         if self.repo is not None:
             return self.repo.commit
         places = [[*key, *place] for key, place in self._holdings().places.items()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 
-    def read(self, name: str) -> tuple[Description, pa.Table]:
-        """Index the archives, and write down what they hold as a manifest would; return description and rows."""
-        found = self._holdings()
-        return found.description, found.rows
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
+        """Index the archives; return a description and rows like a manifest's."""
+        collection = self._holdings()
+        return collection.description, collection.rows
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find members in the archives, bringing those here that are not; return where they lie."""
+        """Find members in the archives, and fetch the missing ones; return their locations."""
         if described.name != self.listing.name:  # predictions, which lie beside the archives
             return self.place.locate(described, rows)
         while True:
-            found = self._holdings()
-            wanted = found.wanted(found.renewed(rows))
-            far = [x for x in wanted if isinstance(x, fetching.Wanted)]
-            if self.repo is None or not far:
+            collection = self._holdings()
+            wanted = collection.wanted(collection.updated_rows(rows))
+            on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
+            if self.repo is None or not on_hub:
                 return [x for x in wanted if isinstance(x, Location)]
-            brought, irregular = fetching.predicted(self.repo, described.name, far)
+            locations, irregular = fetching.fetch_predicted(self.repo, described.name, on_hub)
             if not irregular:
-                return [brought[x] if isinstance(x, fetching.Wanted) else x for x in wanted]
-            for inside in irregular:
-                indexing.walk_remote(self.repo, inside)
+                return [locations[x] if isinstance(x, fetching.WantedMember) else x for x in wanted]
+            for source_path in irregular:
+                indexing.walk_remote(self.repo, source_path)
 
-    def renewed(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows as they are now that members were read: an archive may have been found irregular."""
-        return self._holdings().renewed(rows)
+    def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
+        """Return selected rows with their current locations: reading may have shown that an archive is irregular."""
+        return self._holdings().updated_rows(rows)
 
-    def files(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the place; return their paths in it."""
-        return self.place.files(folder)
+        return self.place.list_files(folder)
 
-    def file(self, inside: str) -> Path:
+    def local_path(self, source_path: str) -> Path:
         """Find a file of the place; return its path."""
-        return self.place.file(inside)
+        return self.place.local_path(source_path)
 
-    def _holdings(self) -> Holdings:
-        opened = self.place.opened(self.place.archives(self.archives))
-        key = (self.listing.name, tuple((x.inside, id(x.index)) for x in opened))
-        if key not in _known:  # which keeps these indexes alive, and their ids with them
-            _known[key] = Holdings.of(self.listing, self.archives, opened, self.label)
-        return _known[key]
+    def _holdings(self) -> ArchivedCollection:
+        opened = self.place.open_archives(self.place.list_archives(self.archives))
+        key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened))
+        if key not in _archived_collections:  # which keeps these indexes alive, and their ids with them
+            _archived_collections[key] = ArchivedCollection.of(self.listing, self.archives, opened, self.label)
+        return _archived_collections[key]
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """What archives hold, written down as a source with a manifest would.
+class ArchivedCollection:
+    """A collection in archives: description and rows as a source with a manifest has them.
 
     Args:
         opened: the archives.
@@ -427,140 +437,142 @@ class Holdings:
         places: of each snapshot, (path, offset).
     """
 
-    opened: tuple[Opened, ...]
+    opened: tuple[OpenedArchive, ...]
     description: Description
     rows: pa.Table
     places: Mapping[Key, tuple[str, int]]
 
     @classmethod
-    def of(cls, listing: Listing, known: Archives, opened: Sequence[Opened], label: str) -> Holdings:
-        """Write down what archives hold; return that.
+    def of(cls, listing: Listing, facts: Archives, opened: Sequence[OpenedArchive], label: str) -> ArchivedCollection:
+        """Make description and rows from the indexes of archives; return the collection.
 
         Args:
-            listing, known: the catalog's line on the collection, and what it says of the archives.
+            listing, facts: of the collection in the catalog, and of its archives.
             opened: these archives.
             label: of the source, for errors.
 
         Raises:
-            DamagedError, LayoutError: no members, or of no net that is known.
+            DamagedError, LayoutError: no members, or members of an unknown network.
             FormatError: a net with another number of classes than the catalog says.
         """
-        rows, layouts, net = archives.rows_of({x.inside: x.index for x in opened})
-        if len(known.classes) != net["arguments"].get("classes", len(known.classes)):
+        rows, layouts, net = archives.rows_of_archives({x.source_path: x.index for x in opened})
+        if len(facts.classes) != net["arguments"].get("classes", len(facts.classes)):
             raise FormatError(
                 f"archives of {listing.name} in {label}",
-                expected=f"a net for {len(known.classes)} classes",
+                expected=f"a net for {len(facts.classes)} classes",
                 found=f"{net['architecture']} with {net['arguments']}",
             )
         description = Description(
-            listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, known.classes,
-            known.preprocessing, layouts, listing.licence, known.citation,
+            listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, facts.classes,
+            facts.preprocessing, layouts, listing.licence, facts.citation,
         )  # fmt: skip
-        table = manifest.table(rows)
-        manifest.validate(table, description, Path(f"of {listing.name} in {label}"))
+        table = manifest.build_manifest(rows)
+        manifest.check_rows(table, description, Path(f"of {listing.name} in {label}"))
         places = zip(table.column("path").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        return cls(tuple(opened), description, table, dict(zip(keys_of(table), places, strict=True)))
+        return cls(tuple(opened), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
 
-    def renewed(self, rows: pa.Table) -> pa.Table:
-        """Find rows that were selected before an archive had to be walked; return them as they are now.
+    def updated_rows(self, rows: pa.Table) -> pa.Table:
+        """Find rows that were selected by a predicted index; return them with their current locations.
 
         Raises:
-            DamagedError: one of them is no member after all.
+            DamagedError: one of the rows turned out to be no member.
         """
-        keys = keys_of(rows)
-        then = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
-        if all(self.places.get(key) == place for key, place in zip(keys, then, strict=True)):
+        keys = snapshot_keys(rows)
+        old_places = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
+        if all(self.places.get(key) == place for key, place in zip(keys, old_places, strict=True)):
             return rows
-        positions = {key: at for at, key in enumerate(keys_of(self.rows))}
-        missing = [key for key in keys if key not in positions]
-        if missing:
+        positions = {key: position for position, key in enumerate(snapshot_keys(self.rows))}
+        lost = [key for key in keys if key not in positions]
+        if lost:
             raise DamagedError(
-                f"member {missing[0][0]} of {self.description.name}", found="no such file once all headers were read",
+                f"member {lost[0][0]} of {self.description.name}", found="no such file once all headers were read",
                 expected="it in the archive, as its regular names say", do="Load the collection again",
-                member=missing[0][0],
+                member=lost[0][0],
             )  # fmt: skip
-        now = manifest.take(self.rows, [positions[key] for key in keys])
-        manifest.check_located(now, self.description.name)
-        return now
+        updated = manifest.take_rows(self.rows, [positions[key] for key in keys])
+        manifest.check_located(updated, self.description.name)
+        return updated
 
-    def wanted(self, rows: pa.Table) -> list[Location | fetching.Wanted]:
-        """Say where each member lies on this disk, or which bytes of an archive on the Hub are the member's."""
-        opened = {x.inside: x for x in self.opened}
+    def wanted(self, rows: pa.Table) -> list[Location | fetching.WantedMember]:
+        """Return the location of each local member, or the request for the bytes of one on the Hub."""
+        opened = {x.source_path: x for x in self.opened}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
-            _where_it_lies(opened[inside], key, offset, self.description.layouts[layout])
-            for key, inside, offset, layout in zip(keys_of(rows), *columns, strict=True)
+            _locate_member(opened[source_path], key, offset, self.description.layouts[layout])
+            for key, source_path, offset, layout in zip(snapshot_keys(rows), *columns, strict=True)
         ]
 
 
-def _where_it_lies(archive: Opened, key: Key, offset: int, layout: Layout) -> Location | fetching.Wanted:
-    """Return where a member lies, given the byte of its archive at which its tensors begin."""
+def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
+    """Return the location, or the request, of the member whose tensors begin at an offset of an archive."""
     if archive.path is not None:
-        return Location(key[0], prefix(*key), archive.path, offset, layout)
+        return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
     index, entry = archive.index, archive.index.at(offset)
-    doubt = not entry.verified
-    before = entry.data - entry.start if doubt else 0
-    prove = partial(archives.is_as_predicted, entry=entry, of=index) if doubt else None
-    return fetching.Wanted(key, prefix(*key), archive.inside, offset, layout, None, entry.name, before, prove)
+    is_predicted = not entry.verified
+    bytes_before = entry.data - entry.start if is_predicted else 0
+    prove = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
+    return fetching.WantedMember(
+        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, bytes_before, prove
+    )
 
 
-def resolve(source: str | Path | None, name: str) -> Source:
-    """Find the source that a name is to be read from; return it.
+def open_source(source: str | Path | None, name: str) -> Source:
+    """Open the source of a collection; return it.
 
     Args:
         source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
-        name: of the collection; "" for a folder or repo as a whole.
+        name: of the collection; "" for the whole folder or repo.
 
     Raises:
         CollectionNotFound: no source given, and the name is not in the catalog.
-        SourceNotFound: the folder is none, or has no manifests; there is no such repo or revision.
-        AccessError, NetworkError: see `hub.resolve`.
+        SourceNotFound: no such folder, a folder without manifests, or no such repo or revision.
+        AccessError, NetworkError: see `hub.resolve_address`.
     """
-    return source_of(name, _place(catalog.listing(name).sources[0] if source is None else source))
+    return collection_source(name, _open_place(catalog.find_listing(name).sources[0] if source is None else source))
 
 
-def source_of(name: str, place: Source) -> Source:
-    """Choose between the manifest and the archives that a place has of a collection; return the source to read it from.
+def collection_source(name: str, place: Source) -> Source:
+    """Choose between the manifest and the archives of a collection at a place; return the source to read.
 
     Args:
         name: of the collection.
-        place: a folder or repo, which is returned where it has a manifest, or neither.
+        place: a folder or repo; returned itself if it has a manifest, or no archives.
     """
     listing = catalog.collections().get(name)
     if listing is None or listing.archives is None or not isinstance(place, FolderSource | HubSource):
         return place
-    if place.has(name) or not place.archives(listing.archives):
+    if place.has_manifest(name) or not place.list_archives(listing.archives):
         return place
     return ArchiveSource.of(place, listing, listing.archives)
 
 
-def _place(source: str | Path) -> FolderSource | HubSource:
-    """Return the folder or repo that a text means."""
+def _open_place(source: str | Path) -> FolderSource | HubSource:
+    """Return the folder or repo that an address names."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
     if text.startswith(hub.SCHEME):
-        return HubSource.of(hub.resolve(text))
+        return HubSource.of(hub.resolve_address(text))
     if text.startswith("file:///"):
         text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
     elif "://" in text:
         raise SourceNotFound(
             f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
         )
-    root, found = Path(text), ""
+    root, problem = Path(text), ""
     try:
         root = root.expanduser()
-        archives = any((root / known.folder).is_dir() for _, known in catalog.in_archives())
+        archives = any((root / known.folder).is_dir() for _, known in catalog.archived_listings())
         if not (root / "manifests").is_dir() and not archives:
             kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
-            found = kinds.get(True, "nothing there")
-    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
-        found = str(error)
-    if found:
+            problem = kinds.get(True, "nothing there")
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home folder of an unknown user
+        problem = str(error)
+    if problem:
         raise SourceNotFound(
             f"source {text}",
             expected="a folder with manifests/NAME.parquet in it",
-            found=found,
+            found=problem,
             do="Give the folder that holds manifests/ and shards/",
             path=root,
         )
@@ -568,14 +580,14 @@ def _place(source: str | Path) -> FolderSource | HubSource:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a source says of selected members.
+class SelectedMembers:
+    """Selected members of a collection: the rows, the description, and the source that they come from.
 
     Args:
-        source, commit: where, and what pins it.
-        description: the source's JSON on the collection.
+        source, commit: the source, and the commit (or hash) that pins it.
+        description: of the collection.
         rows: the selected ones.
-        of: members of the whole collection.
+        of: number of members of the whole collection.
     """
 
     source: Source
@@ -589,7 +601,7 @@ class Found:
         return selection.cite(self.source.label, self.commit, self.description.name, self.rows)
 
 
-def find(
+def select_members(
     name: str,
     *,
     n: int | None = None,
@@ -598,8 +610,8 @@ def find(
     sample: int | None = None,
     snapshots: bool = False,
     source: str | Path | None = None,
-) -> Found:
-    """Select members of a collection by its manifest, importing neither torch nor pandas; return what it says of them.
+) -> SelectedMembers:
+    """Select members of a collection by its manifest, without torch and pandas; return them.
 
     Args, Raises: as of `loading.load`.
     """
@@ -609,15 +621,17 @@ def find(
             raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
         name, members = cited.name, cited.ids
         source = cited.source if source is None else source
-    place = resolve(source, name)
-    description, rows = place.read(name)
+    place = open_source(source, name)
+    description, rows = place.read_collection(name)
     commit = place.commit(name)
     try:
-        chosen = selection.select(rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots)
+        chosen = selection.select_rows(
+            rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots
+        )
     except (MemberNotFound, SelectionError) as error:
         if cited and cited.commit != commit:
-            raise selection.changed(cited, commit, str(error).rstrip(".")) from error
+            raise selection.source_changed(cited, commit, str(error).rstrip(".")) from error
         raise
     if cited:
         selection.verify_citation(cited, commit, chosen)
-    return Found(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))
+    return SelectedMembers(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))

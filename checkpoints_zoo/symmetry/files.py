@@ -39,7 +39,7 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
         columns[f"sign {name}"] = _list_column(s.cpu().numpy().astype(np.int8))
     version = VERSIONS[bool(element.signs)]
     table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": version, b"view": view.encode()})
-    manifest.write(table, path, table.schema)
+    manifest.write_manifest(table, path, table.schema)
 
 
 def _list_column(values: np.ndarray) -> pa.Array:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import align_columns
 
 
 @dataclass(frozen=True)
@@ -204,14 +204,14 @@ def format_table(table: Table, tensors: bool = True) -> str:
         tensors: whether to list the tensors.
     """
     lines = [f"Symmetries of {table.network}", "", *_summary(table), ""]
-    lines.append(aligned([("group", "units", "kind", "written by"), *map(_group_row, table.groups.values())]))
-    lines += ["", aligned([("scale", "values", "kind", "opened by"), *map(_scale_row, table.scales.values())])]
+    lines.append(align_columns([("group", "units", "kind", "written by"), *map(_group_row, table.groups.values())]))
+    lines += ["", align_columns([("scale", "values", "kind", "opened by"), *map(_scale_row, table.scales.values())])]
     if table.signs:
         signs = [(sign.name, str(sign.size)) for sign in table.signs.values()]
-        lines += ["", aligned([("sign", "values"), *signs])]
+        lines += ["", align_columns([("sign", "values"), *signs])]
     if tensors:
         header = ("tensor", "shape", "moved by", "scaled by", *(("signs",) if table.signs else ()))
-        lines += ["", aligned([header, *_tensor_rows(table)])]
+        lines += ["", align_columns([header, *_tensor_rows(table)])]
     return "\n".join(lines)
 
 

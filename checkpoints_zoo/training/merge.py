@@ -64,7 +64,7 @@ def merge(
         say: called with a line of text for each shard.
 
     Raises:
-        CollectionNotFound: no folder has a collection of that name.
+        CollectionNotFound: a folder without trained members, or no folder has a collection of that name.
         UsageError: members of different recipes, a member with different bytes in two folders, or `out` among the
             folders.
         LockedError: a run is training into one of the folders.
@@ -77,6 +77,12 @@ def merge(
         for folder in folders:
             stack.enter_context(reading_lock(folder))
         names_by_folder = {folder: _collection_names(folder) for folder in folders}
+        for folder, collection_names in names_by_folder.items():
+            if not collection_names:
+                found = "none" if folder.is_dir() else "nothing there"
+                raise CollectionNotFound(
+                    f"folder {folder}", expected="members that were trained", found=found, path=folder
+                )
         selected = (
             sorted({name for collection_names in names_by_folder.values() for name in collection_names})
             if names is None
@@ -87,10 +93,6 @@ def merge(
                 raise CollectionNotFound(
                     f"collection {name!r}", expected=f"one in {', '.join(map(str, folders))}", found="none"
                 )
-        if not selected:
-            raise CollectionNotFound(
-                f"folders {', '.join(map(str, folders))}", expected="members that were trained", found="none"
-            )
         with disk.writing_into(out):
             stack.enter_context(training_lock(out))
         return {
@@ -134,7 +136,7 @@ def _read_piece(name: str, folder: Path) -> CollectionPiece:
     """Read the part of a collection in a folder, staged snapshots included."""
     source, runs = folder_source(folder), folder_of(folder, name)
     rows = rows_of(source, name)
-    description = source.read(name)[0] if rows else read_description(runs)
+    description = source.read_collection(name)[0] if rows else read_description(runs)
     if len(description.layouts) != 1 or description.base:
         raise UsageError(
             f"collection {name} in folder {folder}",
@@ -153,7 +155,7 @@ def _read_piece(name: str, folder: Path) -> CollectionPiece:
             path=folder,
         )
     stored_keys = [key for key, row in rows.items() if row["path"] is not None]
-    table = manifest.table([rows[key] for key in stored_keys])
+    table = manifest.build_manifest([rows[key] for key in stored_keys])
     locations = source.locate(description, table) if stored_keys else []
     shard_files.check_against_files(locations)
     location_of = dict(zip(stored_keys, locations, strict=True))

@@ -54,7 +54,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 def tensor_prefix(row: Mapping[str, Any]) -> str:
     """Return the prefix of the tensor names of a row's snapshot in its shard."""
-    return shard_files.prefix(row["member"], None if row["final"] else row["epoch"])
+    return shard_files.tensor_prefix(row["member"], None if row["final"] else row["epoch"])
 
 
 def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) -> list[PackedSnapshot]:
@@ -112,7 +112,7 @@ def _measure_stored(
     recipe: Recipe, source: FolderSource, description: Description, rows: Sequence[Row], device: torch.device
 ) -> dict[Key, dict[str, Any]]:
     architecture = recipe.skeleton if recipe.build is not None else None
-    members = Collection(source, "", description, manifest.table(rows), architecture)
+    members = Collection(source, "", description, manifest.build_manifest(rows), architecture)
     train, test = recipe.split("train"), recipe.split("test")
     figures: dict[Key, dict[str, Any]] = {}
     for row, digest, (_, on_train), (_, on_test) in zip(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, run_module, user_code
 
 _IN_A_FILE = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
@@ -120,7 +120,7 @@ def _parse_field(field: str, text: str) -> Any:
         known = [*kinds, "arguments.NAME"]
         # "learning_rate" is lr, and "wd" is weight_decay.
         suggestions = [name for name in known if _initials(field) == name or _initials(name) == field]
-        suggestions.append(nearest(field, known))
+        suggestions.append(nearest_name(field, known))
         raise UsageError(
             f"field {field!r} of a recipe",
             expected=f"one of {', '.join(known)}",

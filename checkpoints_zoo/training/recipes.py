@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.text import nearest
+from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.recipe import Recipe
@@ -259,7 +259,7 @@ def recipe_by_name(name: str) -> Recipe:
             f"recipe {name!r}",
             expected=f"one of {', '.join(RECIPES)}, or a Python file",
             found="no such name",
-            do=f"Did you mean {nearest(name, RECIPES)}?",
+            do=f"Did you mean {nearest_name(name, RECIPES)}?",
         )
     return make()
 

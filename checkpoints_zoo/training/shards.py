@@ -19,8 +19,8 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import Location, check_against_files, read
-from checkpoints_zoo.sources.copying import Piece, Shard, place, written
+from checkpoints_zoo.formats.shard_files import Location, check_against_files, read_members
+from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_place, write_planned
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, key_of
 
@@ -72,12 +72,12 @@ def write_shards(
         finals = {snapshot_key[0] for snapshot_key, row in group.items() if row["final"]}
         if whole and len(finals) < size:
             continue
-        _write_shard(source, name, Shard(number, key, layout), layout, group, new_snapshots)
+        _write_shard(source, name, PlannedShard(number, key, layout), layout, group, new_snapshots)
         existing |= group
-        table = manifest.table([existing[snapshot_key] for snapshot_key in sorted(existing)])
-        manifest.validate(table, description, source.manifest_path(name))
+        table = manifest.build_manifest([existing[snapshot_key] for snapshot_key in sorted(existing)])
+        manifest.check_rows(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
-        manifest.write(table, source.manifest_path(name))
+        manifest.write_manifest(table, source.manifest_path(name))
         for folder in (source.manifest_path(name).parent, source.root):  # the caller then removes the staged copy
             disk.sync_folder(folder)
         yield [snapshot_key for snapshot_key in group if snapshot_key in new_snapshots]
@@ -86,7 +86,7 @@ def write_shards(
 def _write_shard(
     source: FolderSource,
     name: str,
-    shard: Shard,
+    shard: PlannedShard,
     layout: Layout,
     group: Mapping[Key, Row],
     new_snapshots: Mapping[Key, NewSnapshot],
@@ -95,7 +95,7 @@ def _write_shard(
     stored = [k for k in sorted(group) if group[k]["status"] == "ok"]
     if not any(k in new_snapshots for k in stored):
         return
-    shard.pieces += [Piece(group[k], None, group[k]["sha256"]) for k in stored]
+    shard.pieces += [PlannedSnapshot(group[k], None, group[k]["sha256"]) for k in stored]
     locations = []
     for piece, k in zip(shard.pieces, stored, strict=True):
         snapshot = new_snapshots.get(k)
@@ -103,18 +103,18 @@ def _write_shard(
             locations.append(snapshot.location)
         else:
             row = group[k]
-            locations.append(Location(k[0], piece.prefix, source.file(row["path"]), row["offset"], layout))
-    path = written(source.root / "shards" / name, shard, locations, name)
+            locations.append(Location(k[0], piece.prefix, source.local_path(row["path"]), row["offset"], layout))
+    path = write_planned(source.root / "shards" / name, shard, locations, name)
     for folder in (path.parent, path.parent.parent):  # before the manifest names the shard
         disk.sync_folder(folder)
-    place(shard, path.relative_to(source.root).as_posix())
+    record_place(shard, path.relative_to(source.root).as_posix())
 
 
 def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:
     """Return the rows of a collection in a source by member and epoch; {} if there is no manifest."""
     if not source.manifest_path(name).exists():
         return {}
-    return {key_of(row): row for row in source.read(name)[1].to_pylist()}
+    return {key_of(row): row for row in source.read_collection(name)[1].to_pylist()}
 
 
 def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
@@ -126,7 +126,7 @@ def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
             continue
         if path not in sizes:
             try:
-                sizes[path] = source.file(path).stat().st_size
+                sizes[path] = source.local_path(path).stat().st_size
             except SourceNotFound:
                 sizes[path] = 0
         if sizes[path] < row["offset"] + row["nbytes"]:
@@ -189,7 +189,7 @@ class Staging:
         if digest is not None:
             try:
                 check_against_files([self.location(key)])
-                is_whole = hashlib.sha256(next(read([self.location(key)]))[1]).hexdigest() == digest
+                is_whole = hashlib.sha256(next(read_members([self.location(key)]))[1]).hexdigest() == digest
             except (DamagedError, OSError):
                 is_whole = False
             if not is_whole:

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from checkpoints_zoo.errors import DamagedError, LockedError, UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.disk import replacing, sync_folder
+from checkpoints_zoo.formats.disk import replace_file, sync_folder
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
@@ -67,7 +67,7 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
     }
-    with replacing(path, "wb", sync=True) as file:  # a worker that was declared dead may still be writing
+    with replace_file(path, "wb", sync=True) as file:  # a worker that was declared dead may still be writing
         file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
     sync_folder(path.parent)
 

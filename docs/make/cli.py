@@ -9,6 +9,12 @@ import click
 from checkpoints_zoo.cli import main as program
 from checkpoints_zoo.cli.main import COMMANDS, main
 
+COMPLETION = {
+    "bash, `~/.bashrc`": 'eval "$(_ZOO_CLI_COMPLETE=bash_source zoo-cli)"',
+    "zsh, `~/.zshrc`": 'eval "$(_ZOO_CLI_COMPLETE=zsh_source zoo-cli)"',
+    "fish, `~/.config/fish/completions/zoo-cli.fish`": "_ZOO_CLI_COMPLETE=fish_source zoo-cli | source",
+}
+
 
 def page() -> str:
     """Return the text of `docs/cli.md`."""
@@ -16,21 +22,29 @@ def page() -> str:
     lines = [
         "# zoo-cli",
         "",
-        "Made from the commands by `python -m docs.make`; a test compares the two.",
+        "Made from the commands by `python -m docs.make`; a test compares the page with them.",
         "",
         *_prose(main),
-        *(f"- [`zoo-cli {name}`](#zoo-cli-{name}): {line}" for name, (_, line) in COMMANDS.items()),
+        *(f"- [`zoo-cli {name}`](#zoo-cli-{name}): {command.summary}" for name, command in COMMANDS.items()),
     ]
     for name in COMMANDS:
         command = main.get_command(context, name)
         if command is not None:
-            lines += _command(f"zoo-cli {name}", command)
+            lines += _command(f"zoo-cli {name}", command, COMMANDS[name].examples)
+    lines += [
+        "",
+        "## Completion",
+        "",
+        "Completion of commands and options, in the file that the shell reads at its start:",
+    ]
+    lines += ["", "| shell | line |", "|---|---|"]
+    lines += [f"| {shell} | `{line}` |" for shell, line in COMPLETION.items()]
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in program.MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 
-def _command(path: str, command: click.Command) -> list[str]:
+def _command(path: str, command: click.Command, examples: tuple[str, ...]) -> list[str]:
     arguments = [p.metavar or "" for p in command.params if isinstance(p, click.Argument)]
     options = [p for p in command.params if isinstance(p, click.Option)]
     usage = " ".join([path, *arguments, *(_usage(o) for o in options if o.required), "[OPTIONS]"])
@@ -41,6 +55,10 @@ def _command(path: str, command: click.Command) -> list[str]:
         f"`{usage}`",
         "",
         *_prose(command),
+        "```bash",
+        *examples,
+        "```",
+        "",
         "| option | default | meaning |",
         "|---|---|---|",
     ]

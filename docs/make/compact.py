@@ -18,7 +18,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.methods.comparing.compact_comparison import compact
-from checkpoints_zoo.populations.gaussian import fit
+from checkpoints_zoo.populations.gaussian import fit_gaussian
 from checkpoints_zoo.populations.loss_barrier import Barriers, barrier
 from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from docs.make.marks import fill
@@ -45,7 +45,7 @@ def center_accuracies(members: zoo.Collection, to: int | str) -> tuple[float, fl
     """Measure the network of the means before and after alignment; return its two test accuracies."""
     judge = make_evaluator(members, None, None, "cpu", 512)
     stacks = (members.stack(dtype=torch.float32), members.align(to=to).stack(dtype=torch.float32))
-    before, after = (float(judge.accuracies(judge.log_probs(fit(stacked).center))) for stacked in stacks)
+    before, after = (float(judge.accuracies(judge.log_probs(fit_gaussian(stacked).center))) for stacked in stacks)
     return before, after
 
 

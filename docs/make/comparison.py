@@ -16,7 +16,7 @@ from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.methods.comparing import compact_comparison, comparison
 from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
-from checkpoints_zoo.methods.comparing.estimates import SHORT
+from checkpoints_zoo.methods.comparing.estimates import COLUMN_TITLES
 from checkpoints_zoo.methods.fitting import METHODS
 from docs.make import comparison_fits as fits
 from docs.make import comparison_tables as laid
@@ -59,7 +59,7 @@ def page_of(found: Comparison, compact: CompactComparison) -> str:
         "members": f"{found.members:,}",
         "runs": str(found.settings.get("runs")),
         "draws": str(found.settings.get("per_run")),
-        "meaning": _listed(comparison.meaning(found)),
+        "meaning": _listed(comparison.explanation(found)),
         "digits": laid.digits_table(found),
         "cifar100": laid.poster_table("CIFAR-100"),
         "tiny": laid.poster_table("TinyImageNet"),
@@ -84,7 +84,7 @@ def page_of(found: Comparison, compact: CompactComparison) -> str:
         "paper": paper_table(compact),
         "compact": compact_table(compact),
         "halves": halves_table(compact),
-        "compact_meaning": _listed(compact_comparison.meaning(compact)),
+        "compact_meaning": _listed(compact_comparison.explanation(compact)),
         "compact_says": _listed(compact_says(compact)),
         "compact_facts": fits.facts_table({n: s.facts for n, s in compact.sources.items()}),
         "compact_mixing": fits.mixing({n: s.facts for n, s in compact.sources.items()}),
@@ -106,9 +106,8 @@ def orders(every: Mapping[str, Table]) -> list[str]:
     for column in ("mmd", "ns"):
         for mode in ("one", "multi"):
             texts = [f"{name}: {laid.order(table, mode, column)}" for name, table in every.items()]
-            lines.append(
-                f"{SHORT[column]} (× 100 on digits), {comparison.MODES[mode]}, nearest first. {'; '.join(texts)}."
-            )
+            mode_name = comparison.MODES[mode]
+            lines.append(f"{COLUMN_TITLES[column]} (× 100 on digits), {mode_name}, nearest first. {'; '.join(texts)}.")
     return lines
 
 
@@ -137,7 +136,7 @@ def agreement(every: Mapping[str, Table]) -> list[str]:
 
 def best_table(every: Mapping[str, Table]) -> str:
     """Lay out the best row of each column."""
-    rows = [(SHORT[column], *(laid.best(table, column) for table in every.values())) for column in JUDGED]
+    rows = [(COLUMN_TITLES[column], *(laid.best(table, column) for table in every.values())) for column in JUDGED]
     return markdown(("best", *every), rows, left=len(every) + 1)
 
 
@@ -147,8 +146,8 @@ def null(found: Comparison) -> str:
     said = []
     for row in fresh:
         p = {n: row.figures[n].p for n in ("mmd", "ns") if n in row.figures}
-        outside = [SHORT[n] for n, x in p.items() if x is not None and x < LEVEL]
-        texts = ", ".join(f"p = {laid.small(x)} by {SHORT[n]}" for n, x in p.items())
+        outside = [COLUMN_TITLES[n] for n, x in p.items() if x is not None and x < LEVEL]
+        texts = ", ".join(f"p = {laid.small(x)} by {COLUMN_TITLES[n]}" for n, x in p.items())
         words = (
             f"differ from it by {' and '.join(outside)}"
             if outside
@@ -160,7 +159,7 @@ def null(found: Comparison) -> str:
         tested = [row for row in others if name in row.figures and row.figures[name].p is not None]
         within = [_named(row).strip() for row in tested if (row.figures[name].p or 0) >= LEVEL]
         count = f"{len(within)} of the {len(tested)} other rows"
-        said.append(f"By {SHORT[name]}, {count} can't either{': ' if within else ''}{', '.join(within)}.")
+        said.append(f"By {COLUMN_TITLES[name]}, {count} can't either{': ' if within else ''}{', '.join(within)}.")
     return " ".join(said)
 
 

@@ -8,9 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from checkpoints_zoo.methods.comparing.comparison import COLUMN_NAMES, MODES, REFERENCE, Comparison, Row, stated
+from checkpoints_zoo.methods.comparing.comparison import (
+    COLUMN_NAMES,
+    MODES,
+    REFERENCE,
+    Comparison,
+    Row,
+    format_estimate,
+)
 from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES
-from checkpoints_zoo.methods.comparing.estimates import SHORT
+from checkpoints_zoo.methods.comparing.estimates import COLUMN_TITLES
 
 Table = Mapping[tuple[str, str], Mapping[str, float]]
 COLUMNS = ("mmd", "ns", "accuracy", "ece", "ace", "brier", "aupr", "fpr95", "mi_id", "mi_ood")
@@ -71,9 +78,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2
 
 def digits_table(found: Comparison) -> str:
     """Lay out the figures with half their intervals."""
-    columns = [n for n in SHORT if any(n in row.figures for row in found.rows)]
-    rows = [(row.method, MODES[row.mode], *(stated(row.figures.get(n)) for n in columns)) for row in found.rows]
-    return markdown(("method", "mode", *(SHORT[n] for n in columns)), rows)
+    columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in found.rows)]
+    rows = [
+        (row.method, MODES[row.mode], *(format_estimate(row.figures.get(n)) for n in columns)) for row in found.rows
+    ]
+    return markdown(("method", "mode", *(COLUMN_TITLES[n] for n in columns)), rows)
 
 
 def poster_table(name: str) -> str:
@@ -82,7 +91,7 @@ def poster_table(name: str) -> str:
     for key, values in POSTERS[name].items():
         method, mode = key.split(" ")
         rows.append((TITLES[method], MODES["multi" if mode == "members" else mode], *values.split(" ")))
-    return markdown(("method", "mode", *(SHORT[n] for n in COLUMNS)), rows)
+    return markdown(("method", "mode", *(COLUMN_TITLES[n] for n in COLUMNS)), rows)
 
 
 def worth_table(found: Comparison) -> str:
@@ -150,7 +159,7 @@ def ranks_table(tables: Mapping[str, Table]) -> str:
     pairs = [(digits, name) for name in posters] + [(posters[0], posters[1])]
     counts = {pair: len(set(tables[pair[0]]) & set(tables[pair[1]])) for pair in pairs}
     rows = [
-        (SHORT[column], *(correlation(spearman(*shared(tables[a], tables[b], column))) for a, b in pairs))
+        (COLUMN_TITLES[column], *(correlation(spearman(*shared(tables[a], tables[b], column))) for a, b in pairs))
         for column in COLUMNS
     ]
     return markdown(("", *(f"{a} and {b}, {counts[a, b]} rows" for a, b in pairs)), rows, left=1)
@@ -162,8 +171,8 @@ def ranks_say(tables: Mapping[str, Table], level: float = 0.05) -> str:
     said = []
     for name in posters:
         found = {c: spearman(*shared(tables[digits], tables[name], c)) for c in COLUMNS}
-        agree = [SHORT[c] for c, x in found.items() if x is not None and x[0] > 0 and x[1] < level]
-        opposite = [SHORT[c] for c, x in found.items() if x is not None and x[0] < 0 and x[1] < level]
+        agree = [COLUMN_TITLES[c] for c, x in found.items() if x is not None and x[0] > 0 and x[1] < level]
+        opposite = [COLUMN_TITLES[c] for c, x in found.items() if x is not None and x[0] < 0 and x[1] < level]
         told = sum(x is not None for x in found.values())
         said.append(
             f"With {name} the order on {digits} agrees beyond chance (p < {level:g}) in {len(agree)} of {told} columns"
@@ -182,8 +191,8 @@ def quality_table(tables: Mapping[str, Table]) -> str:
             for distance in ("mmd", "ns"):
                 having = [x for x in table.values() if distance in x and column in x]
                 cells.append(correlation(spearman([x[distance] for x in having], [x[column] for x in having])))
-        rows.append((SHORT[column], *cells))
-    header = [f"{name}, {SHORT[distance]}" for name in tables for distance in ("mmd", "ns")]
+        rows.append((COLUMN_TITLES[column], *cells))
+    header = [f"{name}, {COLUMN_TITLES[distance]}" for name in tables for distance in ("mmd", "ns")]
     return markdown(("", *header), rows, left=1)
 
 

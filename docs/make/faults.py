@@ -1,6 +1,6 @@
-"""What goes wrong between a user and the Hub: each fault, what is seen of it, what is left, and the test that holds it.
+"""Failures between a user and the Hub: each fault, the message, the files that remain, and the test of it.
 
-A test compares the page with this table, and looks for every test that the table names.
+A test compares the page with this table, and checks that every test exists that the table names.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from tests.support.lasting_faults import FAULTS
 
-NOTHING = "nothing: it is asked for again"
-KEPT = "what was there before; what had arrived whole is kept, nothing half"
-NO_CHANGE = "what was there before"
+NOTHING = "nothing: the request is repeated"
+KEPT = "earlier files, and files that arrived complete"
+NO_CHANGE = "earlier files"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A fault: its kind, where it strikes, what the user sees, what is left, and "file::test"."""
+    """A fault: its kind, the request that fails, what the user sees, the files that remain, and "file::test"."""
 
     kind: str
     where: str
@@ -29,28 +29,38 @@ class Row:
 HEALED = "test_hub_faults.py::test_a_range_that_fails_once"
 ANSWERS = "test_hub_faults.py::test_an_answer_that_fails_once"
 
-# What passes, and what no single answer brings about. Faults that stay come from `tests.support.lasting_faults`.
+# Faults that pass, and faults that take more than one answer. Lasting faults are in `tests.support.lasting_faults`.
 ROWS = (
     Row("408, 429, 500 or 503 once", "any answer", NOTHING, KEPT, ANSWERS),
-    Row("429 with a wait time", "a range of bytes", "nothing: it waits as long as the Hub says", KEPT, HEALED),
-    Row("429 without one", "a range of bytes", "nothing: it waits a second, then two, …", KEPT, HEALED),
-    Row("connection reset in the middle", "a range of bytes", "nothing: it goes on where it broke off", KEPT, HEALED),
+    Row("429 with a wait time", "a range of bytes", "nothing: the client waits as long as the Hub says", KEPT, HEALED),
+    Row("429 without one", "a range of bytes", "nothing: the client waits a second, then two, …", KEPT, HEALED),
+    Row(
+        "connection reset in the middle",
+        "a range of bytes",
+        "nothing: the rest of the range is requested",
+        KEPT,
+        HEALED,
+    ),
     Row(
         "a body cut short",
         "a range of bytes",
-        "nothing: it goes on where it broke off",
+        "nothing: the rest of the range is requested",
         KEPT,
         "test_hub_faults.py::test_a_cut_range_goes_on_where_it_broke_off",
     ),
     Row(
-        "wrong bytes once", "a range of bytes", "nothing: the hash tells, and the member is fetched again", KEPT, HEALED
+        "wrong bytes once",
+        "a range of bytes",
+        "nothing: the hash differs, and the member is fetched again",
+        KEPT,
+        HEALED,
     ),
-    Row("an expired link", "a range of bytes", "nothing: a new link is asked for, once", KEPT, HEALED),
-    Row("a redirect to another host", "a range of bytes", "nothing; the token does not go there", KEPT, HEALED),
+    Row("an expired link", "a range of bytes", "nothing: a new link is requested, once", KEPT, HEALED),
+    Row("a redirect to another host", "a range of bytes", "nothing; the token is not sent there", KEPT, HEALED),
     Row(
         "no bytes for a long time",
         "a range of bytes",
-        "nothing: it is asked for again",
+        NOTHING,
         KEPT,
         "test_hub_faults.py::test_a_stalled_range_is_asked_for_again",
     ),
@@ -86,8 +96,8 @@ ROWS = (
     Row(
         "a fault after some members have arrived",
         "a range of bytes",
-        "the fault's own error",
-        "the members that arrived; the next run fetches the others alone",
+        "the error of the fault",
+        "members that arrived; the next run fetches the others only",
         "test_hub_faults.py::test_members_that_arrived_before_a_fault_are_kept",
     ),
     Row(
@@ -138,7 +148,7 @@ ROWS = (
     Row(
         "a read-only cache",
         "the cache",
-        "a warning: what is fetched goes with this process",
+        "a warning: fetched members are stored for this process only",
         NO_CHANGE,
         "test_cache.py::test_a_read_only_cache_is_replaced_for_this_process",
     ),
@@ -152,21 +162,21 @@ ROWS = (
     Row(
         "SIGKILL at random moments",
         "a download",
-        "nothing; the next run goes on",
-        "members that had arrived; temporary files, swept away after a day",
+        "nothing; the next run continues",
+        "members that arrived; temporary files, deleted after a day",
         "test_download_kill.py::test_killed_at_random_moments",
     ),
     Row(
         "a new commit between two reads",
         "the repo",
-        "nothing: a loaded set stays at its commit",
+        "nothing: loaded members stay at their commit",
         KEPT,
         "sources/test_hub.py::test_a_new_commit_between_two_reads_changes_nothing",
     ),
     Row(
         "re-publication under readers",
         "the repo",
-        "nothing: each load is one commit, and whole",
+        "nothing: each load reads one commit",
         KEPT,
         "test_republication.py::test_readers_see_one_commit_each",
     ),
@@ -175,20 +185,20 @@ ROWS = (
         "an archive",
         "nothing: all headers of the archive are read",
         KEPT,
-        "test_upstream.py::test_members_whose_names_were_exchanged",
+        "test_archived_collections.py::test_members_whose_names_were_exchanged",
     ),
     Row(
         "an answer lost, a hangup or a 500 at any request",
         "publishing",
-        "nothing, or the fault's own error",
-        "a repo whose rows all have their bytes; the next run goes on to the same end",
+        "nothing, or the error of the fault",
+        "a repo in which the bytes of every row exist; the next run continues to the same result",
         "test_publish_faults.py::test_cut_off_at_each_request",
     ),
     Row(
         "SIGKILL at random moments",
         "publishing",
-        "nothing; the next run goes on",
-        "a repo whose rows all have their bytes, at every commit",
+        "nothing; the next run continues",
+        "a repo in which the bytes of every row exist, at every commit",
         "test_publish_kill.py::test_killed_at_random_moments",
     ),
 )
@@ -215,31 +225,31 @@ PLACES = {"/api/": "the commit", "resolve/.*/shards/": "the HEAD of a file", "/_
 
 
 def kind_of(fault: dict[str, Any]) -> str:
-    """Return what a fault is called."""
+    """Return the name of a fault."""
     if "code" in fault:
         return KINDS[f"code {fault['code']}"]
     return KINDS[f"status {fault['status']}"] if "status" in fault else KINDS[next(iter(fault))]
 
 
 def rows() -> list[Row]:
-    """Return all faults, those that stay first."""
+    """Return all faults, lasting ones first."""
     test = "test_hub_faults.py::test_a_fault_that_stays"
-    stay = [
+    lasting = [
         Row(kind_of(fault), PLACES[path], text if text.endswith(".") else f"{text}…", KEPT, test)
         for path, fault, _, text in FAULTS
     ]
-    return [*stay, *ROWS]
+    return [*lasting, *ROWS]
 
 
 def page() -> str:
     """Write the table; return the text of docs/faults.md."""
     lines = [
-        "# When the way to the Hub breaks",
+        "# Failures between this machine and the Hub",
         "",
-        "Made by `python -m docs.make`; a test compares the two. Each line is held by the test it names. FILE, ADDRESS",
-        "and HOST stand for what they say; exit codes are in [cli.md](cli.md#exit-codes).",
+        "Made by `python -m docs.make`; a test compares the page with its generator. Each line names the test of",
+        "the fault. FILE, ADDRESS and HOST are placeholders; exit codes are in [cli.md](cli.md#exit-codes).",
         "",
-        "| fault | where | what the user sees | what is left | test |",
+        "| fault | request | what the user sees | what remains on disk | test |",
         "|---|---|---|---|---|",
     ]
     for row in rows():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.populations.mass import along_training, masses_of
+from checkpoints_zoo.populations.mass import along_training, select_masses
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from docs.make.marks import fill
 
@@ -92,7 +92,7 @@ def distribution_rows(mass: MinimalMass) -> str:
 
 def epoch_row(mass: MinimalMass) -> str:
     """Return the line of the last epoch of the first sixteen members of convnet-digits."""
-    (end,) = along_training(masses_of(mass, range(16)), [40] * 16)
+    (end,) = along_training(select_masses(mass, range(16)), [40] * 16)
     cells = (str(end.epoch), f"{end.mass:.4g}", f"{end.minimum:.4g}", f"{end.excess:.3g}")
     return f"| {' | '.join(cells)} | {end.lowest:.3g} to {end.highest:.3g} |\n"
 

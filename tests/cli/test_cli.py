@@ -143,7 +143,7 @@ def test_names_from_a_source_do_not_steer_the_terminal(tmp_path: Path) -> None:
 
 def test_help_lines_are_the_commands_own() -> None:
     text = run("--help").stdout
-    for name, (_, line) in COMMANDS.items():
+    for name, (_, line, _) in COMMANDS.items():
         command = main.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         assert (command.help or "").split("\n")[0] == line
@@ -153,7 +153,7 @@ def test_help_lines_are_the_commands_own() -> None:
 
 
 def test_no_command_hides_a_builtin() -> None:
-    assert not {file for file, _ in COMMANDS.values()} & set(dir(builtins))
+    assert not {command.place for command in COMMANDS.values()} & set(dir(builtins))
 
 
 def test_every_command_prints_json_too() -> None:

@@ -48,12 +48,12 @@ def test_cache_lists_and_drops(hub: Hub, tiny: Built) -> None:
     (line,) = values(run("cache", "--format", "json"))
     assert (line["repo"], line["members"]) == (REPO, 2)
     assert values(run("cache", "--drop", REPO, "--dry-run", "--format", "json")) == [line]
-    assert sum(kept.bytes for kept in cache.kept()) == line["bytes"]
+    assert sum(kept.bytes for kept in cache.cached_repos()) == line["bytes"]
     missing = run("cache", "--drop", "no/body")
     assert missing.exit_code == 3
     assert "repo no/body: expected a repo with " in missing.stderr
     assert values(run("cache", "--drop", "all", "--format", "json")) == [line]
-    assert cache.kept() == []
+    assert cache.cached_repos() == []
 
 
 @pytest.mark.slow

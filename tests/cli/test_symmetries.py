@@ -11,7 +11,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.mass import along_training, last_snapshots, masses_of
+from checkpoints_zoo.populations.mass import along_training, last_snapshots, select_masses
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from checkpoints_zoo.training.recipes import RECIPES
 from tests.hub import Hub
@@ -156,7 +156,7 @@ def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
     epochs = [epoch for _, epoch in members._keys]
-    last = masses_of(masses, last_snapshots(masses, epochs))
+    last = select_masses(masses, last_snapshots(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)
     assert torch.equal(last.before, alone.before)
@@ -173,7 +173,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["resnet18", "-n", "3", "--plot", "a.png"], 2, "architecture resnet18: expected a collection, which has members; "
      "found -n, --plot. Leave these options out, or name a collection."),
     (["resnet18", "--mass"], 2, "architecture resnet18: expected a collection, which has members; found --mass. Leave "
-     "these out, or name a collection."),
+     "these options out, or name a collection."),
     (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass can't be combined with --biases,"
      " --plot. See `zoo-cli symmetries --help`."),
     (["convnet-digits", "--along"], 2, "snapshots of convnet-digits: expected two epochs or more; found only epoch 40"),

@@ -21,7 +21,7 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tour, uncertainty, symmetries, archives = blocks("python")
     assert (
         'zoo.load("resnet18-cifar100", n=3, source="Checkpoints/")' in archives
-    )  # tests/sources/test_upstream.py runs these
+    )  # tests/sources/test_archived_collections.py runs these
     assert 12 <= len([line for line in tour.splitlines() if line.strip()]) <= 20
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}

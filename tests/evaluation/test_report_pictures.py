@@ -66,7 +66,8 @@ def test_reliability_holds_the_bins(members: int, ood: bool) -> None:
         top = gap[at].get_y() + gap[at].get_height()
         assert gap[at].get_y() == report.drawing["reliability_accuracy"][b]
         assert top == pytest.approx(report.drawing["reliability_confidence"][b], abs=1e-12)
-    assert [bar.get_height() for bar in axes["counts"].patches] == [inputs[b] for b in filled]
+    shares = [bar.get_height() for bar in axes["counts"].patches]
+    assert shares == pytest.approx([100 * inputs[b] / sum(inputs) for b in filled])
     shown = "ECE 0.0120 [0.0086, 0.0154]" if members >= 3 else "ECE 0.012"
     assert axes["reliability"].get_title(loc="right") == shown
 
@@ -196,7 +197,7 @@ def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.Mon
         if text.get_text().strip() and text.get_visible() and text not in hidden
     ]
     labels = {words for words, _ in shown}
-    assert {"accuracy (%)", "NLL (nats)", "inputs", "members in the ensemble"} <= labels
+    assert {"accuracy (%)", "NLL (nats)", "inputs (%)", "members in the ensemble"} <= labels
     for (one, a), (other, b) in itertools.combinations(shown, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         along = min(a.y1, b.y1) - max(a.y0, b.y0)

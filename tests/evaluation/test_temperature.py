@@ -327,13 +327,16 @@ def refusals(members: zoo.Collection, stored: dict[str, Predictions]) -> Iterato
     mine: dict[str, Any] = {"temperature": True, "held_out": stored["mine-test"], "subsets": 2}
     for data in (None, inside):
         yield lambda data=data: zoo.evaluate(members, data, **mine), "the images that the members were trained on"
-        yield lambda data=data: zoo.report(members, data, None, **mine), "the images that the members were trained on"
+        yield (
+            lambda data=data: zoo.report_page(members, data, None, **mine),
+            "the images that the members were trained on",
+        )
     yield (
-        lambda: zoo.report(members, inside, None, temperature=True, held_out=renamed()),
+        lambda: zoo.report_page(members, inside, None, temperature=True, held_out=renamed()),
         "images mine/test held out for the temperature: expected",
     )
     yield (
-        lambda: zoo.report(members, inside, None, temperature=True, held_out=half()),
+        lambda: zoo.report_page(members, inside, None, temperature=True, held_out=half()),
         "images for predictions convnet-digits/digits-test: expected stored predictions on them, since no members are "
         "run; found images. Give predictions for all, or images for all.",
     )

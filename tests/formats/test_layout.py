@@ -19,7 +19,7 @@ from checkpoints_zoo.collection.reading import stack
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
-from checkpoints_zoo.formats.shard_files import Location, hash_members, members_per_shard, prefix, write_shard
+from checkpoints_zoo.formats.shard_files import Location, hash_members, members_per_shard, tensor_prefix, write_shard
 from checkpoints_zoo.networks.modules import DTYPE_NAMES, layout_of, pack_member
 from tests.support.scenarios import State, hash_of, opened, random_state, raw, stored
 
@@ -50,7 +50,7 @@ def test_written_is_read(tmp_path_factory: pytest.TempPathFactory, drawn: list[S
     first = drawn[0]  # the others: the same tensors, other values
     members = [first, *({n: torch.flip(t, [0] if t.dim() else []) for n, t in first.items()} for _ in drawn[1:])]
     layout = layout_of(first, dtype)
-    keys = [prefix(id) for id in range(5, 5 + len(members))]
+    keys = [tensor_prefix(id) for id in range(5, 5 + len(members))]
     path = write_shard(
         tmp_path_factory.mktemp("s"),
         0,
@@ -234,7 +234,7 @@ def test_members_per_shard() -> None:
 
 def test_prefixes_never_collide() -> None:
     ids = [0, 1, 12, 999_999, 1_000_000, 1_234_567, 2**31 - 1]
-    keys = [prefix(m, e) for m in ids for e in (None, 0, 1, 12, 2**31 - 1)]
+    keys = [tensor_prefix(m, e) for m in ids for e in (None, 0, 1, 12, 2**31 - 1)]
     assert keys[:3] == ["000000/", "000000@0/", "000000@1/"]
     assert len(set(keys)) == len(keys)
     assert not any(a != b and b.startswith(a) for a in keys for b in keys)

@@ -37,7 +37,7 @@ FAILED = {
 
 
 def written(rows: list[dict[str, Any]], path: Path) -> Path:
-    manifest.write(manifest.table(rows), path)
+    manifest.write_manifest(manifest.build_manifest(rows), path)
     return path
 
 
@@ -69,12 +69,14 @@ def test_same_rows_same_bytes(tmp_path: Path) -> None:
     many = [{**ROW, "member": m, "sha256": f"{m:064x}"} for m in range(9000)]
     one = written(many, tmp_path / "1").read_bytes()
     assert written(many[::-1], tmp_path / "2").read_bytes() == one
-    whole = manifest.table(many)
+    whole = manifest.build_manifest(many)
     pieces = pa.concat_tables([whole.slice(0, 17), whole.slice(17, 5000), whole.slice(5017)])
-    manifest.write(pieces, tmp_path / "3")
+    manifest.write_manifest(pieces, tmp_path / "3")
     assert (tmp_path / "3").read_bytes() == one
     # Read and written again, with another source of metadata.
-    manifest.write(manifest.read(tmp_path / "1").replace_schema_metadata({"other": "x"}), tmp_path / "4")
+    manifest.write_manifest(
+        manifest.read_manifest(tmp_path / "1").replace_schema_metadata({"other": "x"}), tmp_path / "4"
+    )
     assert (tmp_path / "4").read_bytes() == one
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2", "3", "4"]
 
@@ -90,9 +92,9 @@ def test_format(tmp_path: Path) -> None:
 
 def test_missing_columns_are_null_and_unknown_ones_left_out(tmp_path: Path) -> None:
     names = ["member", "epoch", "final", "status", "path", "offset", "nbytes", "layout", "dtype"]
-    table = manifest.table(ROWS).select(names).append_column("colour", pa.array(["red", "green", "blue"]))
+    table = manifest.build_manifest(ROWS).select(names).append_column("colour", pa.array(["red", "green", "blue"]))
     pq.write_table(table.select([*names[::-1], "colour"]), tmp_path / "m")
-    rows = manifest.read(tmp_path / "m")
+    rows = manifest.read_manifest(tmp_path / "m")
     assert rows.schema == columns.SCHEMA
     assert rows.column("offset").to_pylist() == [2**62 + 1, 0, 2**62 + 1]
     assert {n for n in rows.column_names if manifest.is_null(rows, n)} == set(columns.SCHEMA.names) - set(names)
@@ -102,7 +104,7 @@ def test_other_types_of_the_same_values_are_read(tmp_path: Path) -> None:
     frame = pd.DataFrame([{**r, "seed": 5} for r in ROWS])  # int64, no Arrow strings, nanoseconds
     frame["status"] = frame["status"].astype("category")
     pq.write_table(pa.Table.from_pandas(frame).replace_schema_metadata({"schema_version": "1"}), tmp_path / "m")
-    rows = manifest.read(tmp_path / "m")
+    rows = manifest.read_manifest(tmp_path / "m")
     assert rows.schema == columns.SCHEMA
     assert rows.column("status").to_pylist() == ["ok"] * 3
     assert rows.column("created").to_pylist() == [ROW["created"]] * 3
@@ -134,7 +136,7 @@ def test_integers_with_nulls_stay_integers(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_row_that_cannot_be(row: dict[str, Any], text: str) -> None:
     with pytest.raises(FormatError) as caught:
-        manifest.table([ROW | row])
+        manifest.build_manifest([ROW | row])
     assert str(caught.value).startswith(text)
 
 
@@ -157,11 +159,11 @@ def test_a_flipped_bit_in_a_page_is_noticed(tmp_path: Path) -> None:
     path = written([{**ROW, "member": m, "test_accuracy": m / 700} for m in range(700)], tmp_path / "m")
     content = path.read_bytes()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    rows, silent = manifest.read(path), []
+    rows, silent = manifest.read_manifest(path), []
     for at in range(4, footer, 59):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         try:
-            if manifest.read(path) != rows:
+            if manifest.read_manifest(path) != rows:
                 silent.append(at)
         except FormatError:
             pass
@@ -179,9 +181,9 @@ import json, sys
 from pathlib import Path
 from checkpoints_zoo.formats import selection
 from checkpoints_zoo.sources import source
-place = source.resolve(sys.argv[1], "tiny")
-description, rows = place.read("tiny")
-chosen = selection.select(rows, "tiny", where="test_accuracy > 0.9 AND seed IN (8, 9, 10)", n=2, sample=3)
+place = source.open_source(sys.argv[1], "tiny")
+description, rows = place.read_collection("tiny")
+chosen = selection.select_rows(rows, "tiny", where="test_accuracy > 0.9 AND seed IN (8, 9, 10)", n=2, sample=3)
 print(json.dumps([chosen.num_rows, selection.cite(place.label, place.commit("tiny"), "tiny", chosen),
                   sorted({"torch", "pandas"} & set(sys.modules))]))
 """

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.formats.selection import Citation, format_ids, parse_citation, parse_ids
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from tests.support.scenarios import Built, build
 
 KEYS = st.tuples(st.integers(0, 2**31 - 1), st.none() | st.integers(0, 2**31 - 1))
@@ -134,7 +134,7 @@ def test_text_that_is_no_ids(members: str, found: str) -> None:
     "value", [True, False, 1.0, "1", None, [1], np.array([1, 2]), torch.tensor([1, 2]), np.float64(1), 1j]
 )
 def test_not_whole(value: object) -> None:
-    assert whole(value) is None
+    assert whole_number(value) is None
 
 
 # Citations

@@ -29,7 +29,7 @@ from checkpoints_zoo.interop.ingest import measuring
 from checkpoints_zoo.interop.ingest.origin import number_files
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.publishing.auditing import audit
-from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, fit
+from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, unwrap_names
 from tests.hub import Hub
 from tests.support.commands import run, values
 from tests.support.originals import ours, states
@@ -159,20 +159,20 @@ NAMES = st.lists(st.lists(PART, min_size=2, max_size=3).map(".".join), min_size=
 def test_wrappers_in_any_nesting(bare: list[str], own: str, nest: list[str], data: st.DataObject) -> None:
     wanted = {own + name: (i,) for i, name in enumerate(bare)}
     wrapped = {"".join(nest) + name: shape for name, shape in wanted.items()}
-    assert fit(wrapped, wanted) == dict(zip(wrapped, wanted, strict=True))
+    assert unwrap_names(wrapped, wanted) == dict(zip(wrapped, wanted, strict=True))
     part, chosen = data.draw(st.sampled_from(INSIDE)), data.draw(st.sets(st.sampled_from(bare)))
     inner = {name: name.replace(".", f".{part}.", 1) if name in chosen else name for name in bare}
     within = {"".join(nest) + inner[name]: (i,) for i, name in enumerate(bare)}
-    assert list(fit(within, {name: (i,) for i, name in enumerate(bare)}).values()) == bare
+    assert list(unwrap_names(within, {name: (i,) for i, name in enumerate(bare)}).values()) == bare
     with pytest.raises(LayoutError, match=r"^names of tensors: expected \d+ exactly; found extra .*$"):
-        fit({**wrapped, "".join(nest) + own + "zz.extra.name.of.it": ()}, wanted)
+        unwrap_names({**wrapped, "".join(nest) + own + "zz.extra.name.of.it": ()}, wanted)
     with pytest.raises(LayoutError, match=r"found misshapen "):
-        fit({name: (*shape, 1) for name, shape in wrapped.items()}, wanted)
+        unwrap_names({name: (*shape, 1) for name, shape in wrapped.items()}, wanted)
 
 
 def test_two_tensors_never_become_one() -> None:
     with pytest.raises(LayoutError, match=r"found extra a\.module\.b\.$"):
-        fit({"a.b": (), "a.module.b": ()}, {"a.b": ()})
+        unwrap_names({"a.b": (), "a.module.b": ()}, {"a.b": ()})
 
 
 def test_several_state_dicts_in_a_file(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import AccessError, SourceNotFound, UsageError
 from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, measuring
 from checkpoints_zoo.sources import cache, fetching
 from tests.hub import WRITER, Hub
-from tests.sources.test_upstream import COUNT, HEAD, PAYLOAD, REPO, forget, named, path_of
+from tests.sources.test_archived_collections import COUNT, HEAD, PAYLOAD, REPO, forget, named, path_of
 from tests.support.archives import member, virtual_tar
 from tests.support.originals import hashes, imported, members_in, ours, rows_of, states, tar
 from tests.support.scenarios import State
@@ -41,7 +41,7 @@ def nets(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Stat
 
 
 def cached() -> int:
-    return len(cache.files(REPO))
+    return len(cache.member_files(REPO))
 
 
 def test_a_manifest_whose_bytes_stay_on_the_hub(hub: Hub, nets: list[State], tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_cut_off_and_started_again(
     some = sum(row["sha256"] is not None for row in rows_of(tmp_path, "optunet-mnist"))
     assert 0 < some < 24
     hub.faults.clear()
-    fetching._asked.clear()
+    fetching._remote_files.clear()
     assert imported([ADDRESS], "optunet-mnist", out=tmp_path, hash=True).hashed == 24
 
 
@@ -166,7 +166,7 @@ def test_measured_where_they_lie(hub: Hub, tmp_path: Path, monkeypatch: pytest.M
     convnet = {"net": NetSpec("convnet"), "like": "convnet-digits", "evaluate": "digits", "given": {"licence": "MIT"}}
     done = imported(["hf://datasets/alice/nets/runs"], "mine", out=tmp_path / "over", **convnet)
     assert (done.hashed, done.measured) == (7, 7)
-    assert cache.files("alice/nets") == set()
+    assert cache.member_files("alice/nets") == set()
     done = imported(["hf://datasets/alice/nets/runs"], "mine", reshard=tmp_path / "out", **convnet)
     for folder in ("over", "out"):
         for row, was in zip(rows_of(tmp_path / folder, "mine"), known.rows.to_pylist(), strict=True):

@@ -74,7 +74,7 @@ def test_copying_goes_on(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (out / left).touch()
     with monkeypatch.context() as patch:
         seen = stopping(patch, COUNT)
-        patch.setattr("checkpoints_zoo.sources.archives.stream", None)  # a gzipped archive isn't streamed again
+        patch.setattr("checkpoints_zoo.sources.archives.stream_members", None)  # a gzipped archive isn't streamed again
         imported([folder], "nets", reshard=out)
         assert not list(out.rglob("*.tmp"))
     assert seen == list(range(5, COUNT))

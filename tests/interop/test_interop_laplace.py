@@ -130,8 +130,9 @@ def test_norms_that_cant_be_folded(kind: str) -> None:
     with pytest.raises(UsageError) as refused:
         folded(Wrong(kind))
     assert str(refused.value) == (
-        "batch norm 'norm' of Wrong: expected running statistics, after a linear layer or convolution that nothing "
-        "else reads or shares; found others. Take laplace's subset_of_weights='last_layer' on the member's own module."
+        "batch norm 'norm' of Wrong: expected running statistics, and a linear layer or convolution before it that "
+        "only this norm reads; found a norm without them. Use laplace's subset_of_weights='last_layer' with the "
+        "member's own module."
     )
 
 

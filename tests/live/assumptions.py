@@ -17,7 +17,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Index, indexing
-from checkpoints_zoo.sources.ranges import Remote
+from checkpoints_zoo.sources.ranges import RemoteFile
 
 BUDGET = 200_000_000
 ADDRESS = "hf://datasets/torch-uncertainty/Checkpoints"
@@ -91,7 +91,7 @@ def lines(traffic: Traffic) -> Iterator[Line]:
             return Line(assumption, None, str(error) or type(error).__name__)
         return Line(assumption, holds, str(found))
 
-    repo = hub.resolve(ADDRESS)
+    repo = hub.resolve_address(ADDRESS)
     yield Line("the repo is there, without a login", True, str(repo))
     for name, (count, size, raw) in EXPECTED.items():
         looked = Looked()
@@ -110,13 +110,13 @@ def _of_archives(
 ) -> Iterator[tuple[str, Check]]:
     """Yield what is assumed of a collection's archives, and how to find out; checks use what those before found."""
 
-    def remote(at: int = 0) -> Remote:
-        return fetching.remote(repo, looked.paths[at])
+    def remote(at: int = 0) -> RemoteFile:
+        return fetching.remote_file(repo, looked.paths[at])
 
     def listed() -> tuple[bool, object]:
-        listing = catalog.listing(name)
+        listing = catalog.find_listing(name)
         assert listing.archives is not None
-        looked.paths = indexing.on_hub(repo, listing.archives)
+        looked.paths = indexing.list_on_hub(repo, listing.archives)
         return len(looked.paths) == count, ", ".join(looked.paths) or f"none in {listing.archives.folder}"
 
     def sized() -> tuple[bool, object]:
@@ -131,7 +131,7 @@ def _of_archives(
 
     def signed() -> tuple[bool, object]:
         link = remote().link
-        return not hub.is_own(link), f"bytes come from {urlsplit(link).netloc}"
+        return not hub.is_hub_link(link), f"bytes come from {urlsplit(link).netloc}"
 
     def tagged() -> tuple[bool, object]:
         etag = remote().etag
@@ -146,7 +146,7 @@ def _of_archives(
                 traffic.spend(length)
                 return remote(at).bytes_at(offset, length)
 
-            looked.indexes[path] = archives.index(read, remote(at).size, path)
+            looked.indexes[path] = archives.index_archive(read, remote(at).size, path)
         return looked.indexes[path]
 
     def regular() -> tuple[bool, object]:
@@ -182,8 +182,8 @@ def _of_archives(
         return found == {"F16"}, f"num_batches_tracked: {', '.join(sorted(found)) or 'not stored'}"
 
     def recognised() -> tuple[bool, object]:
-        _, _, net = archives.rows_of({looked.paths[0]: indexed(0)})
-        return net["architecture"] == catalog.listing(name).architecture, net
+        _, _, net = archives.rows_of_archives({looked.paths[0]: indexed(0)})
+        return net["architecture"] == catalog.find_listing(name).architecture, net
 
     yield f"{count} archives in its folder", listed
     yield f"each has about {size / 1e9:.2f} GB", sized
@@ -210,22 +210,22 @@ def _numbers(index: Index) -> Sequence[int]:
 
 def _images(name: str, traffic: Traffic) -> tuple[bool, object]:
     known = HUB_SETS[name]
-    repo = hub.resolve(f"hf://datasets/{known.repo}")
+    repo = hub.resolve_address(f"hf://datasets/{known.repo}")
     split = known.splits["test"]
-    paths = [p for p in hub.files(repo, known.folder) if p.rpartition("/")[2].startswith(f"{split}-")]
-    traffic.spend(sum(fetching.remote(repo, path).size for path in paths))
+    paths = [p for p in hub.list_files(repo, known.folder) if p.rpartition("/")[2].startswith(f"{split}-")]
+    traffic.spend(sum(fetching.remote_file(repo, path).size for path in paths))
     found = images.load(name)
     return True, f"{len(found)} images of {len(found.classes)} classes"
 
 
 def _accuracy(name: str, least: float, traffic: Traffic) -> tuple[bool, object]:
-    listing = catalog.listing(name)
-    repo = hub.resolve(ADDRESS)
+    listing = catalog.find_listing(name)
+    repo = hub.resolve_address(ADDRESS)
     assert listing.archives is not None
     if not EXPECTED[name][2]:
-        traffic.spend(sum(fetching.remote(repo, p).size for p in indexing.on_hub(repo, listing.archives)))
+        traffic.spend(sum(fetching.remote_file(repo, p).size for p in indexing.list_on_hub(repo, listing.archives)))
     else:  # the other archives' indexes too
-        traffic.spend(2**20 * len(indexing.on_hub(repo, listing.archives)))
+        traffic.spend(2**20 * len(indexing.list_on_hub(repo, listing.archives)))
     members = zoo.load(name, n=1, source=ADDRESS)
     traffic.spend(members.nbytes if EXPECTED[name][2] else 0)
     inside = images.load(listing.dataset)

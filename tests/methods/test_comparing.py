@@ -18,7 +18,7 @@ from scipy.spatial.distance import cdist
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.draw_ensembles import modes
+from checkpoints_zoo.methods.comparing.draw_ensembles import group_draws
 from checkpoints_zoo.methods.comparing.study import prepare
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS, asked, draws, members  # noqa: F401 (fixtures)
 
@@ -167,8 +167,8 @@ def test_one_point_far_away_is_as_far_as_can_be(members: zoo.Collection, tmp_pat
         [point] * 4, "convnet", arguments=reference.description.arguments, method="hmc", out=tmp_path, name="far-hmc",
         like="convnet-digits",
     )  # fmt: skip
-    mode = modes("hmc", far)[0]
-    work = prepare(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).work
+    mode = group_draws("hmc", far)[0]
+    work = prepare(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).measuring
     value = work.closeness.measure(mode.run(0), None)["mmd"]["all"].value
     inside = []
     for metric, power in (("euclidean", 2), ("cityblock", 1)):
@@ -196,6 +196,6 @@ def test_one_run_has_no_interval_and_no_multi_mode(
 
 def test_runs_of_one_draw_are_multi_mode_alone(members: zoo.Collection, draws: dict[str, zoo.Collection]) -> None:
     singles = draws["swag"].take([0, DRAWS, 2 * DRAWS])
-    assert [(m.name, m.draws, m.runs) for m in modes("x", singles)] == [("multi", 3, ((0,), (1,), (2,)))]
-    [everyone] = modes("x", members[:5])
+    assert [(m.name, m.draws, m.runs) for m in group_draws("x", singles)] == [("multi", 3, ((0,), (1,), (2,)))]
+    [everyone] = group_draws("x", members[:5])
     assert (everyone.name, everyone.draws) == ("members", 5)

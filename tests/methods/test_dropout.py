@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.dropout import Dropout, Layer, draw_masks, dropped, fold
+from checkpoints_zoo.methods.dropout import Dropout, Layer, draw_masks, find_dropout_layers, fold_masks
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.recipe import Recipe
@@ -90,11 +90,11 @@ def test_a_draw_is_the_network_with_that_mask(name: str, dtype: torch.dtype) -> 
     build, shape = NETWORKS[name]
     network = build().to(dtype)
     inputs = torch.randn(7, *shape, dtype=dtype)
-    layers = dropped(network, inputs[:2])
+    layers = find_dropout_layers(network, inputs[:2])
     wanted = [n for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)][1:]
     assert sorted(layer.name for layer in layers) == sorted(wanted)
     masks = {y.name: (torch.rand(3, y.units) >= RATE).to(dtype) / (1 - RATE) for y in layers}
-    states = fold(network.state_dict(), layers, masks)
+    states = fold_masks(network.state_dict(), layers, masks)
     network.eval()
     for draw in range(3):
         with masked(network, {n: mask[draw] for n, mask in masks.items()}), torch.no_grad():
@@ -124,8 +124,8 @@ def test_draws_have_the_moments_of_torch_uncertaintys(name: str, oracle: Callabl
     network = NETWORKS[name][0]()
     inputs = zoo.images.load("digits").images[:6]
     inputs = problem.recipe.preprocess(inputs)
-    layers = dropped(network, inputs)
-    states = fold(network.state_dict(), layers, draw_masks(layers, RATE, draws, 1))
+    layers = find_dropout_layers(network, inputs)
+    states = fold_masks(network.state_dict(), layers, draw_masks(layers, RATE, draws, 1))
     ensemble = zoo.Ensemble(network, {n: t for n, t in states.items() if "tracked" not in n}, range(draws))
     theirs = methods.mc_dropout(with_modules(copy.deepcopy(network), layers), draws).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -182,7 +182,7 @@ def test_training_is_a_scripts(recipe: Recipe, width: int) -> None:
     before = torch.get_rng_state()
     runs = Dropout(RATE).fit(problem, 2, 20, 3)
     assert torch.equal(torch.get_rng_state(), before)
-    layers = {layer.name for layer in dropped(problem.network(), problem.inputs[:2])}
+    layers = {layer.name for layer in find_dropout_layers(problem.network(), problem.inputs[:2])}
     for at, run in enumerate(runs):
         with torch.random.fork_rng(devices=[]):
             wanted = script(problem, 1_000_000 + at, RATE)

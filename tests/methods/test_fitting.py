@@ -16,7 +16,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.dropout import Dropout
-from checkpoints_zoo.methods.fitting import CHOSEN, METHODS, method_of
+from checkpoints_zoo.methods.fitting import CHOSEN, METHODS, choose_method
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
@@ -60,15 +60,15 @@ def test_all_methods_are_here() -> None:
     assert BRIEF.keys() == METHODS.keys()
     for name, kind in METHODS.items():
         assert isinstance(BRIEF[name], kind)
-        assert (kind.name, isinstance(method_of(name, "nothing"), kind)) == (name, True)
-        assert dataclasses.asdict(method_of(name, "nothing")) == json.loads(
-            json.dumps(dataclasses.asdict(method_of(name, "nothing")))
+        assert (kind.name, isinstance(choose_method(name, "nothing"), kind)) == (name, True)
+        assert dataclasses.asdict(choose_method(name, "nothing")) == json.loads(
+            json.dumps(dataclasses.asdict(choose_method(name, "nothing")))
         )
     for collection, methods in CHOSEN.items():
         assert collection in ("convnet-digits", "resnet8-digits")
         assert all(isinstance(method, METHODS[name]) for name, method in methods.items())
     with pytest.raises(UsageError, match=r"method .swga.: expected one of dropout, vi, .*Did you mean swag"):
-        method_of("swga", "convnet-digits")
+        choose_method("swga", "convnet-digits")
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_draws_are_a_collection_like_any_other(
 
     again = fitted(name, out)
     assert again.citation == drawn.citation
-    known = fitting.recorded_fit(out, drawn.name)
+    known = fitting.read_fit_record(out, drawn.name)
     assert known is not None
     assert (known.method, known.runs, known.draws) == (name, RUNS, DRAWS)
     assert known.settings == dataclasses.asdict(BRIEF[name])
@@ -147,9 +147,9 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
     (tmp_path / "fits" / f"{drawn.name}.json").unlink()
     with pytest.raises(UsageError, match="expected none, or the first of these draws; found another draw"):
         fitting.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
-    assert fitting.recorded_fit(tmp_path, drawn.name) is None
+    assert fitting.read_fit_record(tmp_path, drawn.name) is None
     assert fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2).citation == drawn.citation
-    known = fitting.recorded_fit(tmp_path, drawn.name)
+    known = fitting.read_fit_record(tmp_path, drawn.name)
     assert known is not None
     assert known.settings == dataclasses.asdict(Snapshot())
     for change, text in (({"runs": 0}, "runs: expected 1 or more; found 0"), ({"draws": 1}, "draws: expected 2")):

@@ -23,7 +23,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import hmc
 from checkpoints_zoo.methods.chains import effective_size, plain_rhat, rhat
-from checkpoints_zoo.methods.hmc import Hmc, Posterior, StepSizes, Target, differentiated, leapfrog, sample
+from checkpoints_zoo.methods.hmc import Density, FlatDensity, Hmc, Posterior, StepSizes, leapfrog, sample
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
@@ -31,6 +31,22 @@ from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 Oracle = Callable[[str], ModuleType]
 Tensors = dict[str, Tensor]
 BOUND = 5.0
+
+
+def differentiated(log_density: Callable[[Tensors], Tensor]) -> Density:
+    """Make a density with its gradient from one that torch can differentiate; return it.
+
+    Args:
+        log_density: from stacked tensors to (chain,), each chain's of its own tensors alone.
+    """
+
+    def density(positions: Tensors) -> tuple[Tensor, Tensors]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in positions.items()}
+        levels = log_density(leaves)
+        slopes = torch.autograd.grad(levels.sum(), list(leaves.values()))
+        return levels.detach().double(), dict(zip(leaves, slopes, strict=True))
+
+    return density
 
 
 def z(draws: Tensor, wanted: Tensor) -> float:
@@ -52,14 +68,14 @@ def tilted(at: Tensors) -> Tensor:
 
 
 def test_leapfrog_is_reversible() -> None:
-    flow = Target(differentiated(tilted), {"x": torch.zeros(3, 2, dtype=torch.float64)})
+    flat_density = FlatDensity(differentiated(tilted), {"x": torch.zeros(3, 2, dtype=torch.float64)})
     torch.manual_seed(0)
-    start, momenta = flow(torch.randn(3, 2, dtype=torch.float64)), torch.randn(3, 2, dtype=torch.float64)
+    start, momenta = flat_density(torch.randn(3, 2, dtype=torch.float64)), torch.randn(3, 2, dtype=torch.float64)
     sizes, scale = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64), torch.tensor([1.0, 1.5], dtype=torch.float64)
-    end, after, sound = leapfrog(flow, start, momenta, sizes, 20, scale)
+    end, after, sound = leapfrog(flat_density, start, momenta, sizes, 20, scale)
     assert bool(sound.all())
     assert float((end.position - start.position).abs().max()) > 0.1
-    back, before, _ = leapfrog(flow, end, -after, sizes, 20, scale)
+    back, before, _ = leapfrog(flat_density, end, -after, sizes, 20, scale)
     torch.testing.assert_close(back.position, start.position, rtol=0, atol=1e-10)
     torch.testing.assert_close(-before, momenta, rtol=0, atol=1e-10)
 
@@ -69,9 +85,11 @@ def test_leapfrog_preserves_volume() -> None:
     step = 1e-5
     at = torch.tensor([0.3, -0.7, 0.8, 0.5], dtype=torch.float64)  # positions, momenta
     moved = at + step * torch.cat([torch.eye(4), -torch.eye(4)]).double()
-    flow = Target(differentiated(tilted), {"x": torch.zeros(8, 2, dtype=torch.float64)})
+    flat_density = FlatDensity(differentiated(tilted), {"x": torch.zeros(8, 2, dtype=torch.float64)})
     scale = torch.tensor([1.0, 1.5], dtype=torch.float64)
-    end, after, _ = leapfrog(flow, flow(moved[:, :2]), moved[:, 2:], torch.full((8,), 0.2).double(), 15, scale)
+    end, after, _ = leapfrog(
+        flat_density, flat_density(moved[:, :2]), moved[:, 2:], torch.full((8,), 0.2).double(), 15, scale
+    )
     forward, backward = torch.cat([end.position, after], 1).chunk(2)
     jacobian = (forward - backward) / (2 * step)
     assert float((jacobian - torch.eye(4)).abs().max()) > 0.5
@@ -308,8 +326,8 @@ def test_diagnostics_of_what_never_moves() -> None:
     still = torch.ones(2, 10, 1)
     assert bool(rhat(still).isnan())
     assert bool(effective_size(still).isnan())
-    apart = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 10, 1)
-    assert float(rhat(apart)) == math.inf
+    separate = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 10, 1)
+    assert float(rhat(separate)) == math.inf
     with pytest.raises(
         UsageError, match=r"expected \(chain, draw, quantity\), with 4 draws or more; found \(2, 3, 1\)"
     ):
@@ -401,7 +419,7 @@ def test_norms_keep_the_statistics_of_the_mode(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_refused(convnet: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hmc, "MOST", 10**6)
+    monkeypatch.setattr(hmc, "MAX_SIZE", 10**6)
     with pytest.raises(UsageError) as refused:
         Hmc().fit(convnet, 1, 2, seed=0)
     assert str(refused.value) == (

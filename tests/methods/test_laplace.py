@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
-from checkpoints_zoo.methods.problem import PIECE, Problem
+from checkpoints_zoo.methods.problem import FORWARD_BATCH, Problem
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 from checkpoints_zoo.training.seeds import derive_seed
 from tests.support.neighbours_page import THEIR_OWN
@@ -54,7 +54,7 @@ def by_hand(laplace: Any, problem: Problem, run: int, of_runs: int, weights: str
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d) and weights == "all":
             module.weight.requires_grad = module.bias.requires_grad = False
-    loader = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=PIECE)
+    loader = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=FORWARD_BATCH)
     given = {"subset_of_weights": weights, "hessian_structure": "kron"}
     found = laplace.Laplace(net, "classification", prior_precision=problem.prior_precision, **given)
     found.fit(loader)

@@ -46,7 +46,7 @@ def test_log_posterior_is_n_times_the_loss_that_sgd_minimises() -> None:
     prior = Normal(0.0, problem.prior_precision**-0.5)
     density = sum(prior.log_prob(p.double()).sum() for p in params.values())
     assert math.isclose(problem.log_prior(params), density, rel_tol=1e-5)
-    likelihood = problem.log_likelihood(params, problem.inputs, problem.labels)
+    likelihood = -F.cross_entropy(problem.forward(params, problem.inputs), problem.labels, reduction="sum")
     assert math.isclose(value.detach(), likelihood + density, rel_tol=1e-5)
 
 
@@ -115,7 +115,7 @@ def test_networks_with_norms_take_the_batch_and_are_finished_with_statistics() -
     assert set(states) == {n for n in module.state_dict() if not n.endswith("num_batches_tracked")}
     module.load_state_dict({name: tensor[0] for name, tensor in states.items()}, strict=False)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    batches = list(problem.inputs.split(problems.PIECE))
+    batches = list(problem.inputs.split(problems.FORWARD_BATCH))
     torch.optim.swa_utils.update_bn(batches, module)
     for name, tensor in module.state_dict().items():
         if not name.endswith("num_batches_tracked"):

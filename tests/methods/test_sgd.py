@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, check_fresh, train_members
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
-from checkpoints_zoo.methods.sgd import train_on
+from checkpoints_zoo.methods.sgd import continue_training
 from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.training.population import train_stack
@@ -84,7 +84,7 @@ RECIPES = [convnet_digits(), dataclasses.replace(convnet_digits(), stack_width=1
 @pytest.mark.parametrize("recipe", RECIPES, ids=["convnet", "alone", "resnet8"])
 def test_weights_on_the_way_are_a_scripts(recipe: Recipe) -> None:
     problem = small(recipe)
-    found = train_on(problem, RUNS, SEED, schedule="constant", lr=0.02, after=[1, 3])
+    found = continue_training(problem, RUNS, SEED, schedule="constant", lr=0.02, after=[1, 3])
     assert list(found) == [1, 3]
     for run in range(RUNS):
         for wanted, tensors in zip(script(problem, run, 0.02, [1, 3]), found.values(), strict=True):
@@ -184,7 +184,7 @@ def test_draws_are_torch_uncertaintys(recipe: Recipe, uncertainty: ModuleType) -
     problem, epochs = small(recipe), 4
     method = Swag(lr=0.02, epochs=epochs, scale=0.3, max_num_models=3, var_clamp=1e-8)
     runs = method.fit(problem, RUNS, 2, SEED)
-    path = train_on(problem, RUNS, SEED, schedule="constant", lr=0.02, after=range(1, epochs + 1))
+    path = continue_training(problem, RUNS, SEED, schedule="constant", lr=0.02, after=range(1, epochs + 1))
     for at, run in enumerate(runs):
         network = problem.network()
         theirs = uncertainty.SWAG(network, 0, 1, max_num_models=3, var_clamp=1e-8, num_estimators=1)

@@ -1,4 +1,4 @@
-"""The table of faults is what the tests say, and leaves no kind out."""
+"""The table of faults agrees with the tests, and has every kind of fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from docs.make import faults
 
 TESTS = Path(faults.__file__).parents[2] / "tests"
-# What the table must have, wherever it strikes.
-WANTED = (
+# Kinds of faults that the table must have.
+KINDS = (
     "401", "403", "no such repo", "no such revision", "no such file", "gated", "408", "429 with a wait", "429 without",
     "500", "503", "reset", "cut short", "wrong bytes", "no bytes for a long time", "200 instead of 206", "416",
     "expired link", "another host", "size 0", "HTML page", "LFS pointer", "disk full", "read-only cache",
@@ -20,7 +20,7 @@ WANTED = (
 
 
 def source_of(file: str) -> str:
-    """Return the text of a test file, in whatever room of the tests it lies."""
+    """Return the text of a test file, from any folder of the tests."""
     (path,) = TESTS.rglob(file)
     return path.read_text(encoding="utf-8")
 
@@ -30,7 +30,7 @@ def test_the_table_is_up_to_date() -> None:
     assert written == faults.page(), "run `python -m docs.make`"
 
 
-@pytest.mark.parametrize("kind", WANTED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_there(kind: str) -> None:
     assert any(kind in row.kind for row in faults.rows())
 

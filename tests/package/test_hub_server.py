@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hub import READER, WRITER, Server, filled, joined, noise
-from tests.hub.faults import HTML, Faults
+from tests.hub.faults import Faults
 
 # The client's own: it uploads with an argument that its HTTP library no longer likes.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -292,77 +292,7 @@ def test_the_same_client_over_xet(hub_xet, api, tmp_path):
     assert stored < 2_500_000
 
 
-# ---- faults, as the client meets them ----
-@pytest.mark.parametrize(
-    ("fault", "error", "says"),
-    [
-        ({**HEAD_ONLY, "status": 401}, "HfHubHTTPError", "401"),
-        ({**HEAD_ONLY, "status": 403}, "LocalEntryNotFoundError", "cannot find"),
-        ({**HEAD_ONLY, "status": 403, "code": "GatedRepo"}, "GatedRepoError", "Cannot access gated repo"),
-        ({**HEAD_ONLY, "status": 404, "code": "RepoNotFound"}, "RepositoryNotFoundError", "404"),
-        ({**HEAD_ONLY, "status": 404, "code": "RevisionNotFound"}, "RevisionNotFoundError", "404"),
-        ({**HEAD_ONLY, "status": 404, "code": "EntryNotFound"}, "RemoteEntryNotFoundError", "404"),
-        ({**HEAD_ONLY, "status": 500, "times": math.inf}, "LocalEntryNotFoundError", "cannot find"),
-        ({**HEAD_ONLY, "hangup": True}, "RemoteProtocolError", "without sending a response"),
-        ({**HEAD_ONLY, "redirect": True}, "LocalEntryNotFoundError", "X-Repo-Commit"),
-        ({**HEAD_ONLY, "body": HTML}, "LocalEntryNotFoundError", "X-Repo-Commit"),
-        ({"path": "_cdn", "status": 403}, "HfHubHTTPError", "403 Forbidden"),
-        ({"path": "_cdn", "status": 404}, "HfHubHTTPError", "404"),
-        ({"path": "_cdn", "status": 416}, "HfHubHTTPError", "416"),
-        ({"path": "_cdn", "status": 500}, "HfHubHTTPError", "500"),
-        ({"path": "_cdn", "status": 503}, "HfHubHTTPError", "503"),
-        ({"path": "_cdn", "expire": True}, "HfHubHTTPError", "403 Forbidden"),
-        ({"path": "_cdn", "reset": 100_000}, "ReadError", "reset by peer"),
-        ({"path": "_cdn", "body": HTML}, "OSError", f"should be of size 300000 but has size {len(HTML)}"),
-    ],
-    ids=lambda value: " ".join(f"{k}={v}"[:24] for k, v in value.items()) if isinstance(value, dict) else "",
-)
-def test_faults_that_end_a_download(hub, waits, fault, error, says):
-    hub.commit(REPO, {"shards/0.safetensors": SHARD})
-    fault = dict(fault)
-    hub.faults.append(fault)
-    with pytest.raises(Exception, match=says) as caught:
-        fetch()
-    assert caught.type.__name__ == error
-    assert fault["hits"] == (1 if fault["times"] == 0 else 7)
-    assert hub.log.leaks(WRITER) == []
-    hub.reset()
-    assert fetch() == SHARD
-
-
-@pytest.mark.parametrize(
-    ("fault", "waited", "ranges"),
-    [
-        ({**HEAD_ONLY, "status": 503}, [], [None]),
-        ({"status": 408}, [1], [None, None]),
-        ({"status": 429}, [1], [None, None]),
-        ({"status": 429, "headers": {"Retry-After": 5}}, [6], [None, None]),
-        ({"status": 429, "headers": {"RateLimit": '"resolvers";r=0;t=30'}}, [31], [None, None]),
-        ({"hangup": True}, [1], [None, None]),
-        ({"cut": 100_000}, [1], [None, "bytes=100000-"]),
-        ({"cut": 0}, [1], [None, None]),
-        ({"stall": 20, "after": 50_000}, [1], [None, "bytes=50000-"]),
-        ({"wait": 20}, [1], [None, None]),
-        ({"redirect": "back to the Hub's own host"}, [], [None, None]),
-        ({"headers": {"Content-Type": "text/plain", "ETag": None}}, [], [None]),
-    ],
-    ids=lambda value: " ".join(f"{k}={v}"[:24] for k, v in value.items()) if isinstance(value, dict) else "",
-)
-def test_faults_that_a_download_survives(hub, waits, monkeypatch, fault, waited, ranges):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # what it takes up again after a break
-    hub.commit(REPO, {"shards/0.safetensors": SHARD})
-    if "redirect" in fault:
-        fault = {"redirect": hub.url}
-    hub.faults.append({"path": "/_cdn/", **fault})
-    assert fetch() == SHARD
-    assert waits == waited
-    assert [row.range for row in hub.log.select("/_cdn/")] == ranges
-    assert hub.log.leaks(WRITER) == []
-
-
+# ---- faults, as the client meets them; tests/sources/test_hub_faults.py has the rest ----
 def test_a_range_that_is_overlooked(hub, waits, monkeypatch):
     from huggingface_hub import constants
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.hub import Hub
 from tests.live.assumptions import Spent, Traffic, lines
-from tests.sources.test_upstream import COUNT, REPO, forget, optunet, path_of, regular
+from tests.sources.test_archived_collections import COUNT, REPO, forget, optunet, path_of, regular
 from tests.support.image_sets import published_images
 
 ROOT = Path(__file__).resolve().parents[2]

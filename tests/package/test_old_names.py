@@ -40,6 +40,10 @@ RENAMED: dict[str, tuple[Callable[[], object], str]] = {
         ),
         r"^zoo\.compare_compact is zoo\.compact now; the old name goes in 0\.3$",
     ),
+    "report": (
+        lambda: zoo.report(zoo.load("convnet-digits", n=1), ood=None),
+        r"^zoo\.report is zoo\.report_page now; the old name goes in 0\.3$",
+    ),
 }
 
 COMMANDS = {

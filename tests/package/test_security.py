@@ -37,7 +37,7 @@ from tests.support.scenarios import SCHEMA, Built, build, digest_of
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, source_module._known, fetching._asked):
+    for known in (indexing._indexes, source_module._archived_collections, fetching._remote_files):
         known.clear()
 
 
@@ -349,7 +349,7 @@ def test_a_huge_file_is_not_fetched(suffix: str, most: int, hub: Hub, tmp_path: 
 def test_a_file_that_turns_out_larger_than_announced(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "source")
     hub.commit(REPO, {p.relative_to(built.root).as_posix(): p for p in built.root.rglob("*.*") if p.is_file()})
-    monkeypatch.setitem(manifest.LARGEST, ".json", 4000)
+    monkeypatch.setitem(manifest.LARGEST_FILES, ".json", 4000)
     hub.faults.add("tiny.json", method="GET", body=b" " * 10**6, times=9, headers={"content-length": None})
     with pytest.raises(FormatError, match="expected at most 4,000 bytes"):
         zoo.load("tiny", source=ADDRESS)
@@ -363,7 +363,7 @@ def test_a_huge_file_is_not_fetched_from_xet(hub_xet: Hub, tmp_path: Path, monke
     api.create_repo(REPO, repo_type="dataset")
     api.upload_folder(repo_id=REPO, repo_type="dataset", folder_path=built.root)
     assert hub_xet.files(REPO)["manifests/tiny.parquet"].xet
-    monkeypatch.setitem(manifest.LARGEST, ".parquet", 1000)
+    monkeypatch.setitem(manifest.LARGEST_FILES, ".parquet", 1000)
     with pytest.raises(FormatError, match=r"file manifests/tiny.parquet of .*: expected at most 1,000 bytes"):
         zoo.load("tiny", source=ADDRESS)
 
@@ -375,7 +375,7 @@ def test_more_rows_than_any_manifest_has(tmp_path: Path) -> None:
         pq.write_table(pa.table({"member": column}).replace_schema_metadata({"schema_version": b"1"}), file)
     assert built.manifest.stat().st_size < 50_000
     text = r"tiny.parquet: expected at most 16,777,216 rows; found 16,777,217\."
-    assert peak_of(lambda: manifest.read(built.manifest), FormatError, text) < 2**20
+    assert peak_of(lambda: manifest.read_manifest(built.manifest), FormatError, text) < 2**20
 
 
 def test_columns_that_unpack_to_more_than_any_manifest_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_columns_that_unpack_to_more_than_any_manifest_has(tmp_path: Path, monke
     with pytest.raises(
         FormatError, match=r"expected columns of at most 1,000,000 bytes, unpacked; found 1,.*its footer"
     ):
-        manifest.read(built.manifest)
+        manifest.read_manifest(built.manifest)
 
 
 def test_one_text_that_fills_all_rows(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_one_text_that_fills_all_rows(tmp_path: Path) -> None:
     assert built.manifest.stat().st_size < 200_000
     before = pa.total_allocated_bytes()
     with pytest.raises(FormatError, match=r"expected columns of at most 4,294,967,296 bytes, unpacked; found 8,589"):
-        manifest.read(built.manifest)
+        manifest.read_manifest(built.manifest)
     assert pa.default_memory_pool().max_memory() - before < 2**30
 
 
@@ -461,5 +461,5 @@ def test_ordinary_manifests_are_far_from_all_of_it(tmp_path: Path) -> None:
     built: Built = build(tmp_path, members=range(3))
     built.rows = [{**built.rows[0], "member": m} for m in range(20_000)]
     built.write()
-    assert manifest.read(built.manifest).num_rows == 20_000
+    assert manifest.read_manifest(built.manifest).num_rows == 20_000
     assert json.loads(built.json.read_bytes())["name"] == "tiny"

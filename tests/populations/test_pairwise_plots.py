@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import STYLE
 from checkpoints_zoo.populations import pairwise_information
 from checkpoints_zoo.populations.divergence import Pairs
-from checkpoints_zoo.populations.pairwise_information import Pairwise, measure
+from checkpoints_zoo.populations.pairwise_information import Pairwise, summarise_pairs
 
 
 @cache
@@ -30,7 +30,7 @@ def pairs(members: int, ood: bool = True) -> Pairwise:
         return (half.triu(1) + half.triu(1).T).double()
 
     sets = [Pairs(matrix(0.1, 0.001), matrix(0.2, 0.01), 10_000), Pairs(matrix(0.16, 0.01), matrix(0.5, 0.01), 26_032)]
-    found = measure(*sets[: 1 + ood], ids=range(100, 100 + members))
+    found = summarise_pairs(*sets[: 1 + ood], ids=range(100, 100 + members))
     names = {"collection": "resnet18-cifar100", "data": "cifar100/test 0123", "ood": "svhn/test 4567" if ood else ""}
     return Pairwise(**(found.__dict__ | names))
 
@@ -96,7 +96,7 @@ def test_the_title_and_the_foot_say_what_it_is() -> None:
         "cifar100/test, 10,000 inputs; out of distribution: svhn/test, 26,032 inputs."
         " [ ]: 95 % intervals by a jackknife over members."
     )
-    few = pairwise_information.draw(measure(pairs(2).inside))
+    few = pairwise_information.draw(summarise_pairs(pairs(2).inside))
     assert few.get_suptitle() == "1 pair of 2 members"
     assert few.get_supxlabel() == "10,000 inputs. Too few or too like members for intervals."
 
@@ -104,7 +104,8 @@ def test_the_title_and_the_foot_say_what_it_is() -> None:
 def test_pairs_that_are_all_alike() -> None:
     same = torch.zeros(4, 4, dtype=torch.float64)
     axes = {
-        a.get_label(): a for a in pairwise_information.draw(measure(Pairs(same, same, 5), Pairs(same, same, 5))).axes
+        a.get_label(): a
+        for a in pairwise_information.draw(summarise_pairs(Pairs(same, same, 5), Pairs(same, same, 5))).axes
     }
     assert [bar.get_height() for bar in axes["id"].patches] == [6]
     assert axes["scatter"].get_legend().get_texts()[0].get_text() == "correlation -"

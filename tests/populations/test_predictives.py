@@ -20,7 +20,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.populations import predictives
-from checkpoints_zoo.populations.predictives import compare_predictives, measure
+from checkpoints_zoo.populations.predictives import compare_logits, compare_predictives
 
 
 def drawn(members: int, inputs: int, classes: int, seed: int = 0, scale: float = 2.0) -> Tensor:
@@ -37,7 +37,7 @@ def by_hand(first: Tensor, second: Tensor) -> tuple[float, float]:
 
 
 def assert_by_hand(first: Tensor, second: Tensor) -> None:
-    found = measure(first, second, subsets=4)
+    found = compare_logits(first, second, subsets=4)
     assert (found["agreement"].value, found["total_variation"].value) == pytest.approx(by_hand(first, second), abs=1e-6)
 
 
@@ -69,9 +69,9 @@ def test_figures_are_the_sums(first: Tensor, second: Tensor) -> None:
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = drawn(5, 40, 3), drawn(6, 40, 3, seed=1)
-    whole = measure(*sides, subsets=8)
+    whole = compare_logits(*sides, subsets=8)
     monkeypatch.setattr(predictives, "BLOCK_BYTES", 7 * 4 * 3 * (9 + 9 + 5 + 6))  # 7 inputs
-    for name, x in measure(*sides, subsets=8).items():
+    for name, x in compare_logits(*sides, subsets=8).items():
         assert (x.value, x.low, x.high) == pytest.approx((whole[name].value, whole[name].low, whole[name].high))
 
 
@@ -87,7 +87,9 @@ def test_intervals_are_both_jackknives_in_squares() -> None:
         values = np.array([figure(side[list(c)]) for c in itertools.combinations(range(count), kept)])
         widths = stats.t.ppf(0.975, count - 1) * values.std(0) * math.sqrt(kept / (count - kept))
         squares += widths**2
-    for value, half, x in zip(by_hand(first, second), np.sqrt(squares), measure(first, second).values(), strict=True):
+    for value, half, x in zip(
+        by_hand(first, second), np.sqrt(squares), compare_logits(first, second).values(), strict=True
+    ):
         expected = (value, max(0.0, value - half), min(1.0, value + half))
         assert (x.value, x.low, x.high) == pytest.approx(expected, abs=1e-6)
 
@@ -106,7 +108,7 @@ def test_intervals_cover_what_fresh_ensembles_give_on_average() -> None:
     expected = np.mean(fresh, 0)
     covered = np.zeros(2)
     for _ in range(150):
-        found = measure(train(0, 12), train(1, 9), subsets=40)
+        found = compare_logits(train(0, 12), train(1, 9), subsets=40)
         bounds = [(x.low, x.high) for x in found.values() if x.low is not None and x.high is not None]
         covered += [low <= x <= high for (low, high), x in zip(bounds, expected, strict=True)]
     assert covered / 150 == pytest.approx([0.95, 0.95], abs=0.055)
@@ -128,7 +130,7 @@ def test_collections_and_stored_predictions(members: zoo.Collection, tmp_path: P
     logits = predictions.logits(members, digits)
     direct = by_hand(logits[:5], logits[5:])
     assert (found["agreement"].value, found["total_variation"].value) == pytest.approx(direct, abs=1e-6)
-    assert found.figures == measure(logits[:5], logits[5:], subsets=6)
+    assert found.figures == compare_logits(logits[:5], logits[5:], subsets=6)
     assert (found.members, found.inputs) == ((5, 3), 540)
     assert found.data == f"digits/test {digits.fingerprint}"
     facts = json.loads(found.to_json())
@@ -158,12 +160,12 @@ def test_what_can_not_be_compared(members: zoo.Collection, tmp_path: Path) -> No
     stored = predictions.predict(members[:2], some, tmp_path)
     refused: list[tuple[Callable[[], object], str]] = [
         (
-            lambda: measure(drawn(2, 3, 4), drawn(2, 3, 5)),
+            lambda: compare_logits(drawn(2, 3, 4), drawn(2, 3, 5)),
             "two predictives: expected logits (member, input, class) on the same inputs and classes;"
             " found shapes (2, 3, 4) and (2, 3, 5).",
         ),
         (
-            lambda: measure(drawn(2, 0, 4), drawn(2, 0, 4)),
+            lambda: compare_logits(drawn(2, 0, 4), drawn(2, 0, 4)),
             "two predictives: expected logits (member, input, class) on the same inputs and classes;"
             " found shapes (2, 0, 4) and (2, 0, 4).",
         ),
@@ -175,7 +177,7 @@ def test_what_can_not_be_compared(members: zoo.Collection, tmp_path: Path) -> No
         (
             lambda: compare_predictives(members, stored, "digits"),
             f"predictions convnet-digits/few-test: expected 540 inputs, fingerprint {few.fingerprint}, as images"
-            f" digits/test have; found 40 inputs, fingerprint {some.fingerprint}, of few/test. They are on other"
+            f" digits/test have; found 40 inputs, fingerprint {some.fingerprint}, of few/test. The set is on other"
             " images, or on these in another order; predict on these.",
         ),
         (

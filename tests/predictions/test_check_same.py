@@ -49,8 +49,8 @@ def calls(members: zoo.Collection, sets: dict[str, Predictions]) -> Iterator[Cal
         yield lambda of=of: zoo.evaluate(of, own)
         yield lambda of=of: zoo.pairwise(of, inside, ood=outside)
         yield lambda of=of: zoo.pairwise(of, own)
-        yield lambda of=of: zoo.report(of, own, None)
-        yield lambda of=of: zoo.report(of, inside, outside)
+        yield lambda of=of: zoo.report_page(of, own, None)
+        yield lambda of=of: zoo.report_page(of, inside, outside)
     yield lambda: zoo.evaluate(inside, temperature=True, held_out=own)
 
 

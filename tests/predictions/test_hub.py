@@ -36,7 +36,7 @@ def many() -> ImageData:
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Built:
     quick(monkeypatch, waits)
-    fetching._asked.clear()
+    fetching._remote_files.clear()
     built = build(tmp_path / "out", members=range(16))
     predict(load(built), many(), built.root)
     return built

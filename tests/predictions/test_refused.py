@@ -155,7 +155,7 @@ def test_damaged_files_are_refused(stored: tuple[Built, Predictions], tmp_path: 
     folder = copied(built, tmp_path)
     (shard,) = folder.glob("*.safetensors")
     members, raw = load(built), shard.read_bytes()
-    weights = weights_of(members.source.read("tiny")[1])
+    weights = weights_of(members.source.read_collection("tiny")[1])
 
     def found() -> Predictions:
         return predictions_of(members, "few-test", source=tmp_path)

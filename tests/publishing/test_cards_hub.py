@@ -29,11 +29,11 @@ EMBEDDED = Path(zoo.__file__).parent / "embedded"
 
 def publish(hub: Hub, root: Path, revision: str | None = None) -> str:
     """Commit a folder with its card; return the card."""
-    fetching._asked.clear()  # a Hub of another test gave those links
+    fetching._remote_files.clear()  # a Hub of another test gave those links
     collections = {}
     for path in root.glob("manifests/*.json"):
         description = Description.from_json(json.loads(path.read_text()), path)
-        collections[path.stem] = description, manifest.read(path.with_suffix(".parquet"))
+        collections[path.stem] = description, manifest.read_manifest(path.with_suffix(".parquet"))
     written = cards.files(collections, REPO, revision)
     files = {p.relative_to(root).as_posix(): p for p in root.rglob("*.*") if p.is_file()}
     hub.commit(REPO, {**files, **written})
@@ -85,7 +85,7 @@ def test_the_hub_takes_the_front_matter(hub: Hub, tmp_path: Path) -> None:
     assert (about["license"], about["license_name"]) == ("other", "x")
     with pytest.raises(ValueError, match="Invalid metadata"):
         api.upload_file(
-            path_or_fileobj=text.replace('pretty_name: "', "pretty_name: [", 1).encode(), path_in_repo="README.md",
+            path_or_fileobj=text.replace("pretty_name: ", "pretty_name: [", 1).encode(), path_in_repo="README.md",
             repo_id=REPO, repo_type="dataset",
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_the_examples_run(hub: Hub, revision: str | None) -> None:
     for name, tensor in scope["state"].items():
         assert torch.equal(tensor, scope["weights"][name][0])
     commands = [shlex.split(line)[1:] for block in blocks(text, "bash") for line in block.splitlines()]
-    assert commands.pop(0) == ["install", "checkpoints-zoo"]
+    assert commands.pop(0) == ["install", "./checkpoints_zoo"]
     (command,) = commands
     assert values(run(*command, "--format", "json"))["members"] == 5
 

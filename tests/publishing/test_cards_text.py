@@ -6,16 +6,17 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from string import Template
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import Environment
+from jinja2.meta import find_undeclared_variables
 from markdown_it.token import Token
 
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.cards import Section
-from tests.formats.test_markup import HOSTILE, cells, seen, tokens
+from tests.formats.test_text import HOSTILE, cells, seen, tokens
 from tests.publishing.test_cards import ABOUT, ALL, REPO, body, front, some, tables
 
 TEXTS = ("title", "architecture", "dataset", "licence", "citation")
@@ -87,7 +88,8 @@ def test_every_name_of_the_templates_is_filled_in_and_none_in_vain() -> None:
     }
     folder = Path(cards.__file__).parents[1] / "cards"
     for name, parts in written.items():
-        assert set(Template((folder / f"{name}.md").read_text(encoding="utf-8")).get_identifiers()) == parts
+        template = Environment(autoescape=True).parse((folder / f"{name}.md").read_text(encoding="utf-8"))
+        assert find_undeclared_variables(template) == parts
     assert {p.name for p in folder.iterdir()} == {"README.md", "licences.txt", *(f"{name}.md" for name in written)}
     licences = (folder / "licences.txt").read_text().split()
     assert licences == sorted(set(licences))

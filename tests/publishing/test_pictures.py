@@ -31,7 +31,7 @@ def section(accuracies: Sequence[float | None], losses: Sequence[float | None] =
     found = [*losses, *[None] * (len(accuracies) - len(losses))]
     known = {"epoch": 1, "final": True, "status": "ok", **same}
     rows = [{"member": i, "test_accuracy": a, "test_nll": found[i], **known} for i, a in enumerate(accuracies)]
-    return Section("some", ABOUT, manifest.table(rows))
+    return Section("some", ABOUT, manifest.build_manifest(rows))
 
 
 def panels(shown: Section) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_only_members_that_are_loaded_are_drawn() -> None:
             *((2, 9, True, "excluded", 0.2), (3, 9, True, "ok", None), (4, 9, True, "ok", float("nan"))),
         )
     ]
-    shown = Section("some", ABOUT, manifest.table(rows))
+    shown = Section("some", ABOUT, manifest.build_manifest(rows))
     figure = cards.draw(shown)
     assert figure.get_suptitle() == "some: 1 member on digits/test"
     assert [height for *_, height in bars(figure.axes[0])] == [1]

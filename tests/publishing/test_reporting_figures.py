@@ -6,8 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import cast
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,14 +15,12 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
-from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.publishing.html_report import charts, detection, gather
-from checkpoints_zoo.publishing.html_report.definitions import WORDS
-from checkpoints_zoo.publishing.html_report.gather import Measured
+from checkpoints_zoo.publishing.html_report import detection, measurements
+from checkpoints_zoo.publishing.html_report.definitions import TERMS
 from tests.support.few_digits import some
-from tests.support.report_pages import digits_page, few, photos, plain, rows
+from tests.support.report_pages import column, digits_page, few, photos, plain, table
 from tests.support.scenarios import Built, build, load
 
 Oracle = Callable[[str], ModuleType]
@@ -32,39 +29,37 @@ Oracle = Callable[[str], ModuleType]
 def test_figures_are_those_of_evaluate_and_pairwise() -> None:
     page, members = digits_page(), zoo.load("convnet-digits", n=6)
     report = zoo.evaluate(members, some("test", 90), photos(), subsets=4)
-    table = rows(page, "all-figures")
-    assert table.header == ("", "unit", "mean of members", "ensemble of 4", "ensemble of 6")
-    cells = {plain(row[0]).rstrip(" ↑↓"): [plain(c) for c in row[1:]] for row in table.rows if len(row) > 1}
+    figures = table(page, "all-figures")
+    assert figures.header == ("", "unit", "mean of members", "ensemble of 4", "ensemble of 6")
+    cells = {plain(row[0]).rstrip(" ↑↓"): [plain(c) for c in row[1:]] for row in figures.rows if len(row) > 1}
     for name, known in report.ensemble.items():
         scale = 100 if name == "accuracy" else 1
-        unit, mean, four, six = cells[WORDS[name][0]]
+        unit, mean, four, six = cells[TERMS[name][0]]
         assert (four, six) == (as_text(report.curve[4][name], scale), as_text(known, scale))
         assert mean == (as_text(report.member[name], scale) if name in report.member else "–")
         assert unit == ("%" if name == "accuracy" else FIGURES[name].unit.replace("..", "–"))
     assert len(cells) == len(report.ensemble) == 13
 
     pairs = zoo.pairwise(members, some("test", 90), photos())
-    drawn = page.panels["pairs-scatter"].traces[0]
-    np.testing.assert_array_equal(drawn["x"], pairs.to_frame()["mi_id"])
-    np.testing.assert_array_equal(drawn["y"], pairs.to_frame()["mi_ood"])
-    assert [plain(row[2]) for row in rows(page, "pairwise").rows] == [as_text(x) for x in pairs.figures.values()]
-    matrix = np.array(page.panels["disagreement"].traces[0]["z"], np.float64)
-    np.testing.assert_allclose(matrix[~np.eye(6, dtype=bool)], 100 * pairs.inside.disagreement[~torch.eye(6).bool()])
-    for name, figure in (("pairs-id", "mi_id"), ("pairs-ood", "mi_ood")):
-        assert sum(page.panels[name].traces[0]["y"]) == 15
-        assert page.panels[name].traces[1]["x"] == [pairs[figure].value] * 2
+    frame = pairs.to_frame()
+    for title, name, scale in (
+        ("information, ID (nats)", "mi_id", 1), ("disagreement, ID (%)", "disagreement", 100),
+        ("information, OOD (nats)", "mi_ood", 1),
+    ):  # fmt: skip
+        np.testing.assert_allclose(column(page, "pairs-numbers", title), scale * frame[name], rtol=1e-3)
+    assert [plain(row[2]) for row in table(page, "pairwise").rows] == [as_text(x) for x in pairs.figures.values()]
 
 
 def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
     members, asked = load(build(tmp_path, members=range(5))), {"within": {"brier": "5%"}, "temperature": True}
-    values = zoo.report(members, few(), few(1, labels=False), subsets=3, **asked).values()  # type: ignore[arg-type]
+    values = zoo.report_page(members, few(), few(1, labels=False), subsets=3, **asked).values()  # type: ignore[arg-type]
     report = zoo.evaluate(members, few(), few(1, labels=False), subsets=3, **asked)  # type: ignore[arg-type]
     assert values["evaluation"] == json.loads(report.to_json())
     assert values["pairwise"] == json.loads(zoo.pairwise(members, few(), few(1, labels=False)).to_json())
     halves = zoo.ns(members)
     assert (values["mmd"], values["ns"]) == tuple(json.loads(x.to_json()) for x in (halves.mmd, halves.ns))
     json.dumps(values, allow_nan=False)
-    alone = zoo.report(members[:1], few(), None, subsets=3).values()
+    alone = zoo.report_page(members[:1], few(), None, subsets=3).values()
     assert "evaluation" in alone
     assert {"pairwise", "mmd", "ns"}.isdisjoint(alone)
 
@@ -72,25 +67,21 @@ def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
 def test_weights_are_those_of_mmd_alignment_and_mass() -> None:
     page, members = digits_page(), zoo.load("convnet-digits", n=6)
     both = zoo.ns(members)
-    assert "3 and 3 members (all 6 members, those at even positions and those at odd ones)" in plain(page.html)
-    for row, name in zip(rows(page, "halves").rows, ("conv1", "conv2", "fc1", "fc2", "all"), strict=True):
+    assert "3 and 3 members (all 6 members, at even and at odd positions)" in plain(page.html)
+    for row, name in zip(table(page, "halves").rows, ("conv1", "conv2", "fc1", "fc2", "all"), strict=True):
         found = [both.mmd[name], both.ns[name]]
         numbers = [(float(v.replace("−", "-")), float(p)) for v, p in (row[2:4], row[4:6])]
         assert row[0] == name
         assert numbers == [(pytest.approx(1000 * x.value, abs=6e-4), pytest.approx(x.p_value, abs=6e-4)) for x in found]
     aligned = zoo.alignment(members, to=0)
-    dots = page.panels["alignment"].traces[1]
-    assert (dots["x"], dots["y"]) == (aligned.before[1:].tolist(), aligned.after[1:].tolist())
+    for title, values in (("distance as stored", aligned.before), ("distance aligned", aligned.after)):
+        np.testing.assert_allclose(column(page, "alignment-numbers", title), values, rtol=1e-5)
     masses = zoo.minimal_mass(members)
-    dots = page.panels["mass-minimum"].traces[1]
-    assert (dots["x"], dots["y"]) == (masses.before.tolist(), masses.after.tolist())
-    bars = page.panels["mass-excess"].traces[0]
-    assert sum(bars["y"]) == 6
-    edges = [bars["customdata"][0][0], *(b for _, b in bars["customdata"])]
-    assert bars["y"] == np.histogram(masses.excess.numpy(), edges)[0].tolist()
-    assert [row[:2] for row in rows(page, "groups").rows] == [("conv1", "8"), ("conv2", "16"), ("fc1", "32")]
+    for title, values in (("mass", masses.before), ("minimum", masses.after), ("excess (%)", masses.excess)):
+        np.testing.assert_allclose(column(page, "mass-numbers", title), values, rtol=1e-5)
+    assert [row[:2] for row in table(page, "groups").rows] == [("conv1", "8"), ("conv2", "16"), ("fc1", "32")]
     exact = [math.log10(math.factorial(n)) for n in (8, 16, 32)]
-    assert [row[3] for row in rows(page, "groups").rows] == [f"{x:.1f}" for x in exact]
+    assert [row[3] for row in table(page, "groups").rows] == [f"{x:.1f}" for x in exact]
     assert f"<sup>{sum(exact):.1f}</sup>" in page.html
 
 
@@ -102,18 +93,15 @@ def test_single_predictions_pooled_and_each_members_nll() -> None:
         logits = torch.stack([m.model()(members.preprocess(inside.images)) for m in members]).double()
     probs, labels = logits.softmax(-1).numpy(), inside.labels.numpy()
     nll = -np.log(probs[:, np.arange(90), labels]).mean(1)
-    bars = page.panels["member-nll"].traces[0]
-    edges = [bars["customdata"][0][0], *(b for _, b in bars["customdata"])]
-    edges[0], edges[-1] = edges[0] - 1e-6, edges[-1] + 1e-6
-    assert bars["y"] == np.histogram(nll, edges)[0].tolist()
+    np.testing.assert_allclose(column(page, "members-numbers", "NLL (nats)"), nll, atol=6e-5)
     right, top = (probs.argmax(-1) == labels).ravel(), probs.max(-1).ravel()
     which = np.minimum((top * 15).astype(int), 14)
-    known = sorted(set(which))
-    line = next(t for t in page.panels["reliability-diagram"].traces if t["name"] == "single members")
-    np.testing.assert_allclose(line["x"], [top[which == b].mean() for b in known], atol=1e-6)
-    np.testing.assert_allclose(line["y"], [right[which == b].mean() for b in known], atol=1e-6)
-    counts = next(t for t in page.panels["confidences"].traces if t["name"] == "single members")["customdata"]
-    assert counts == np.bincount(which, minlength=15).tolist()
+    filled = np.isin(range(15), which)
+    for title, values in (("pooled confidence", top), ("pooled accuracy", right)):
+        drawn = [plain(row[table(page, "bins").header.index(title)]) for row in table(page, "bins").rows]
+        means = [f"{values[which == b].mean():.3f}" if filled[b] else "–" for b in range(15)]
+        assert [x for x, y in zip(drawn, means, strict=True) if x != y and abs(float(x) - float(y)) > 1.1e-3] == []
+    assert column(page, "bins", "pooled inputs") == np.bincount(which, minlength=15).tolist()
 
 
 def test_roc_and_precision_recall_curves(oracle: Oracle) -> None:
@@ -121,87 +109,56 @@ def test_roc_and_precision_recall_curves(oracle: Oracle) -> None:
     draw = np.random.default_rng(0)
     inside, outside = draw.normal(0, 1, 300).round(2), draw.normal(1, 1, 200).round(2)
     truth, scores = np.repeat([0, 1], [300, 200]), np.concatenate([inside, outside])
-    ensemble = dict.fromkeys(("auroc", "aupr"), Interval(0.5, None, None))
-    report = cast(Measured, SimpleNamespace(report=SimpleNamespace(ensemble=ensemble)))
-    roc, pr = (panel.traces[1] for panel in detection._tradeoffs(report, inside, outside))
+    roc, pr = detection.roc_points(inside, outside), detection.precision_points(inside, outside)
     # Every point by counting: flagged are all scores at or above a threshold, none at first.
     flagged = scores >= np.array([np.inf, *sorted(set(scores), reverse=True)])[:, None]
     right, wrong = flagged[:, truth == 1].sum(1), flagged[:, truth == 0].sum(1)
     points = set(zip((wrong / 300).round(12), (right / 200).round(12), strict=True))
-    drawn = list(zip(np.round(roc["x"], 12), np.round(roc["y"], 12), strict=True))
+    drawn = list(zip(np.round(roc[0], 12), np.round(roc[1], 12), strict=True))
     assert set(drawn) <= points
     assert (drawn[0], drawn[-1]) == ((0, 0), (1, 1))
     assert 100 < len(drawn) <= detection.POINTS
-    assert np.trapezoid(roc["y"], roc["x"]) == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
+    assert np.trapezoid(roc[1], roc[0]) == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
     some = right > 0
     points = set(zip((right / 200)[some].round(12), (right / (right + wrong).clip(1))[some].round(12), strict=True))
-    drawn = list(zip(np.round(pr["x"], 12), np.round(pr["y"], 12), strict=True))
+    drawn = list(zip(np.round(pr[0], 12), np.round(pr[1], 12), strict=True))
     assert set(drawn) <= points
     assert drawn[-1] == (1, 0.4)
     assert 100 < len(drawn) <= detection.POINTS
-    assert np.trapezoid(pr["y"], pr["x"]) == pytest.approx(metrics.average_precision_score(truth, scores), abs=2e-2)
+    assert np.trapezoid(pr[1], pr[0]) == pytest.approx(metrics.average_precision_score(truth, scores), abs=2e-2)
 
 
 def test_temperature_scaling_limits_and_members_needed(tmp_path: Path) -> None:
     members, inside = load(build(tmp_path, members=range(5))), few()
     asked: dict[str, float | str] = {"nll": 0.1, "brier": "5%"}
-    page = zoo.report(members, inside, None, temperature=True, held_out=0.5, within=asked, subsets=3)
+    page = zoo.report_page(members, inside, None, temperature=True, held_out=0.5, within=asked, subsets=3)
     report = zoo.evaluate(members, inside, temperature=True, held_out=0.5, within=asked, subsets=3)
     assert report.calibrated is not None
-    after = [plain(row[3]) for row in rows(page, "scaled").rows]
+    after = [plain(row[3]) for row in table(page, "scaled").rows]
     assert after == [as_text(x) for x in report.calibrated.ensemble.values()]
     assert "On digits/test" not in page.html
     assert "n = 12 inputs" in page.html
-    assert sum(page.panels["confidences"].traces[0]["customdata"]) == 12
-    assert sum(page.panels["confidences"].traces[1]["customdata"]) == 5 * 12
-    assert page.panels["reliability-diagram"].traces[-1]["name"].startswith("scaled by T = ")
-    limits = {plain(row[0]): plain(row[3]) for row in rows(page, "limits").rows}
+    assert sum(column(page, "bins", "inputs")) == 12
+    assert sum(column(page, "bins", "pooled inputs")) == 5 * 12
+    assert ">scaled by T = " in page.panels["reliability-diagram"].svg
+    limits = {plain(row[0]): plain(row[3]) for row in table(page, "limits").rows}
     assert limits["NLL"] == as_text(report.limits["nll"])
-    needed = [plain(row[-1]).split(" [")[0] for row in rows(page, "needed").rows]
+    needed = [plain(row[-1]).split(" [")[0] for row in table(page, "needed").rows]
     found = [x for _, x in report.answers()]
     assert needed == [f"{x.members}" if x.members is not None else f"≈ {x.extrapolated:,}" for x in found]
 
-    other = zoo.report(members, inside, None, temperature=True, held_out=few(5), subsets=3)
-    assert plain(rows(other, "scaled").rows[0][3]) == as_text(
+    other = zoo.report_page(members, inside, None, temperature=True, held_out=few(5), subsets=3)
+    assert plain(table(other, "scaled").rows[0][3]) == as_text(
         zoo.evaluate(members, inside, temperature=True, held_out=few(5), subsets=3).calibrated["temperature"]  # type: ignore[index]
     )
     with pytest.raises(UsageError, match="held out for the temperature: expected images that the members were neither"):
-        zoo.report(members, inside, None, temperature=True, held_out="digits/train")
-
-
-def test_what_is_drawn_of_many_is_bounded() -> None:
-    draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(2, 100_000)).tolist()
-    (cells,) = charts.dots(x, y, [], "pairs", "#000000", "")
-    assert sum(map(sum, cells["customdata"])) == 100_000
-    assert np.array(cells["z"]).shape == (charts.CELLS, charts.CELLS)
-    assert len(charts.edges_of(x)) == charts.BARS + 1
-    assert sum(charts.counts(x, charts.edges_of(x))) == 100_000
-    big = draw.random((1000, 1000))
-    np.fill_diagonal(big, np.nan)
-    drawn, block = charts.matrix(big, "", "")
-    shown = np.array(drawn["z"], np.float64)
-    assert (block, shown.shape) == (8, (125, 125))
-    np.testing.assert_allclose(shown[3, 5], big[24:32, 40:48].mean())
-    np.testing.assert_allclose(shown[3, 3], np.nanmean(big[24:32, 24:32]))
-    assert drawn["x"][:2] == [3.5, 11.5]
-
-
-@pytest.mark.parametrize("step", [0, 1 / 7])
-def test_bars_hold_every_value(step: float) -> None:
-    draw = np.random.default_rng(1)
-    for count in (1, 2, 30, 500):
-        found = draw.integers(0, 40, count) * (step or 0.37)
-        edges = charts.edges_of(found.tolist(), 12, step)
-        assert sum(charts.counts(found.tolist(), edges)) == count
-        assert len(edges) <= 13 + 1
-        np.testing.assert_allclose(np.diff(edges), edges[1] - edges[0])
+        zoo.report_page(members, inside, None, temperature=True, held_out="digits/train")
 
 
 def test_held_predictions_are_the_members_own(tmp_path: Path) -> None:
     built: Built = build(tmp_path, members=range(5))
     members = load(built)
-    held = gather.run(members, few(), "cpu", labelled=True)
+    held = measurements.compute_predictions(members, few(), "cpu", labelled=True)
     assert held.citation == members.citation
     assert [key[:2] for key in held.keys] == members._keys
     again = predict(members, few(), tmp_path / "said")

@@ -21,7 +21,7 @@ def files_of(built: Built) -> dict[str, Path | bytes | None]:
 
 @pytest.mark.slow
 def test_readers_see_one_commit_each(hub: Hub, tmp_path: Path) -> None:
-    fetching._asked.clear()
+    fetching._remote_files.clear()
     versions = [build(tmp_path / str(count), members=range(count), per_shard=4) for count in (8, 9, 10)]
     wanted = {len(v.rows): load(v).stack() for v in versions}
     trees = [files_of(v) for v in versions]

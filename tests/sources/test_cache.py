@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.sources import cache, fetching
 from checkpoints_zoo.sources import hub as spares
 from checkpoints_zoo.sources.hub import Repo
-from checkpoints_zoo.sources.source import find
+from checkpoints_zoo.sources.source import select_members
 from tests.hub import Hub
 from tests.support.remote import ADDRESS, REPO, SHARDS, published
 from tests.support.scenarios import Built, file_bytes, load
@@ -40,7 +40,7 @@ def tiny(hub: Hub) -> Built:
 @pytest.fixture(autouse=True)
 def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the folder that stands in for a read-only cache."""
-    monkeypatch.setattr(spares, "_spare", [])
+    monkeypatch.setattr(spares, "_fallback", [])
 
 
 def stacked(members: str) -> dict[str, torch.Tensor]:
@@ -53,7 +53,7 @@ def sound(tiny: Built, members: str) -> bool:
 
 
 def left() -> list[Path]:
-    return sorted(cache.root().glob("*/members/*"))
+    return sorted(cache.cache_root().glob("*/members/*"))
 
 
 # ---- what is kept ----
@@ -77,15 +77,15 @@ def umask() -> int:
 
 
 def test_what_is_there_how_much_and_dropped(hub: Hub, tiny: Built) -> None:
-    assert (cache.kept(), cache.drop()) == ([], 0)
+    assert (cache.cached_repos(), cache.delete_members()) == ([], 0)
     stacked("0-2")
     stacked("12")
     total = sum(p.stat().st_size for p in left())
-    assert cache.kept() == [cache.Kept(REPO, 4, total)]
-    assert sum(line.bytes for line in cache.kept()) == total
-    assert cache.drop("alice/other") == 0
-    assert cache.drop(REPO) == total
-    assert (cache.kept(), left()) == ([], [])
+    assert cache.cached_repos() == [cache.CachedRepo(REPO, 4, total)]
+    assert sum(line.bytes for line in cache.cached_repos()) == total
+    assert cache.delete_members("alice/other") == 0
+    assert cache.delete_members(REPO) == total
+    assert (cache.cached_repos(), left()) == ([], [])
     assert sound(tiny, "0-2,12")
 
 
@@ -114,21 +114,23 @@ def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     lead = len(member) - 24
     layout = Layout.of_stored([("w", "F32", (2, 3), "conv.weight", (2, 3))], (), lead)
     commit = hub.commit(REPO, {"a.tgz": bytes(512) + member + bytes(50_000)}, lfs=True)
-    wanted = fetching.Wanted((7, None), "", "a.tgz", 512 + lead, layout, None)
-    (found,) = fetching.local(Repo(REPO, commit), "old", [wanted])
+    wanted = fetching.WantedMember((7, None), "", "a.tgz", 512 + lead, layout, None)
+    (found,) = fetching.fetch_members(Repo(REPO, commit), "old", [wanted])
     assert found.path.read_bytes() == member
     assert (found.member, found.prefix, found.offset) == (7, "", lead)
 
     other = Layout.of_stored([("w", "F32", (3, 2), "conv.weight", (3, 2))], (), lead)
     with pytest.raises(DamagedError, match=r"^header of member 7 in file a.tgz of hf://datasets/alice/zoo: expected"):
-        fetching.local(Repo(REPO, commit), "old", [fetching.Wanted((7, None), "", "a.tgz", 512 + lead, other, None)])
+        fetching.fetch_members(
+            Repo(REPO, commit), "old", [fetching.WantedMember((7, None), "", "a.tgz", 512 + lead, other, None)]
+        )
     assert left() == [found.path]
 
 
 # ---- many at once ----
 def test_eight_threads_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
     hub.latency = 0.01
-    found = find("tiny", members="1,3,15", source=ADDRESS)
+    found = select_members("tiny", members="1,3,15", source=ADDRESS)
 
     def bring(_: int) -> list[bytes]:
         places = found.source.locate(found.description, found.rows)
@@ -177,7 +179,7 @@ def test_a_killed_process_leaves_nothing_that_looks_whole(hub: Hub, tiny: Built)
     running.communicate()
     assert left()
     assert all(p.name.startswith(".") and p.suffix == ".tmp" for p in left())
-    assert cache.kept() == []
+    assert cache.cached_repos() == []
     hub.faults.clear()
     assert sound(tiny, "1,3,15")
 
@@ -203,17 +205,17 @@ def test_a_read_only_cache_is_replaced_for_this_process(
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_up(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     stacked("0")
-    before, write = left(), cache._write
+    before, write = left(), cache._write_all
 
     def refuse(file: FileIO, piece: bytes) -> None:
         if file.tell() > 0:
             raise OSError(number, os.strerror(number))
         write(file, piece)
 
-    monkeypatch.setattr(cache, "_write", refuse)
+    monkeypatch.setattr(cache, "_write_all", refuse)
     with pytest.raises(StorageError) as caught:
         stacked("0,1,12")
-    place = cache.root() / "datasets--alice--zoo" / "members"
+    place = cache.cache_root() / "datasets--alice--zoo" / "members"
     assert str(caught.value) == (
         f"cache {place}: expected room for {tiny.rows[0]['nbytes']:,} bytes; found {os.strerror(number)}. Free some, or"
         " set HF_HOME to a folder on a larger disk: members that had arrived are kept."

@@ -15,7 +15,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError, UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import find
+from checkpoints_zoo.sources.source import select_members
 from tests.hub import Hub
 from tests.support.commands import ROOT, process, run, values
 from tests.support.kills import Contract, OnFiles, forks
@@ -256,7 +256,7 @@ def test_no_room_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def copy_all(source: str, dest: str) -> None:
     """What each child does: copy all members, three a shard."""
     shard_files.MOST_TENSORS = 30
-    copying.copy(find("tiny", source=source, members="0-7"), Path(dest))
+    copying.copy_members(select_members("tiny", source=source, members="0-7"), Path(dest))
 
 
 @pytest.mark.slow
@@ -313,9 +313,9 @@ def test_one_member_in_memory_at_a_time(tmp_path: Path) -> None:
     start = len(content) - 30 * size
     built.rows = [{**first, "member": m, "offset": start + m * size} for m in range(30)]
     built.write()
-    found = find("tiny", source=built.root)
+    found = select_members("tiny", source=built.root)
     tracemalloc.start()
-    copying.copy(found, tmp_path / "copy")
+    copying.copy_members(found, tmp_path / "copy")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * size  # one in the stored type, one widened for its hash, and what is small

@@ -13,7 +13,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.sources import copying, fetching, source
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
-from checkpoints_zoo.sources.source import find
+from checkpoints_zoo.sources.source import select_members
 from tests.hub import Hub
 from tests.support.archives import head, local_tar, member, virtual_tar
 from tests.support.commands import run, values
@@ -25,7 +25,7 @@ ADDRESS = f"hf://datasets/{REPO}"
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, source._known, fetching._asked):
+    for known in (indexing._indexes, source._archived_collections, fetching._remote_files):
         known.clear()
 
 
@@ -67,7 +67,7 @@ def test_an_archive_that_proves_irregular_on_the_way(hub: Hub, tmp_path: Path) -
     order[a], order[b] = order[b], order[a]  # no sampled header shows it
     files = [(f"x/version_{number}.safetensors", member(number)) for number in order]
     hub.commit(REPO, {"models/cifar100-resnet18/x-0-1023.tgz": virtual_tar(files)}, lfs=True)
-    copied = copying.copy(find("resnet18-cifar100", members="5,100", source=ADDRESS), tmp_path)
+    copied = copying.copy_members(select_members("resnet18-cifar100", members="5,100", source=ADDRESS), tmp_path)
     shards = {p.name.partition("-")[0]: opened(p) for p in (tmp_path / "shards" / "resnet18-cifar100").iterdir()}
     assert sorted(shards) == ["00000", "00001"]
     header = head()[0]

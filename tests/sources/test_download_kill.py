@@ -30,7 +30,7 @@ def download(home: str, members: str) -> None:
     os.environ["HF_TOKEN"] = WRITER
     constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = False, True
     constants.HF_HUB_CACHE, constants.HF_ASSETS_CACHE = f"{home}/hub", f"{home}/assets"
-    fetching._asked.clear()
+    fetching._remote_files.clear()
     fetching.GAP = -1  # a range a member, however small
     zoo.load("tiny", members=members, source=ADDRESS).download().stack()
 

@@ -13,7 +13,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, NetworkError, SourceNotFound
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.hub import resolve
+from checkpoints_zoo.sources.hub import resolve_address
 from tests.hub import WRITER, Hub, joined, noise
 from tests.support.commands import run
 from tests.support.remote import ADDRESS, REPO, SHARDS, published
@@ -95,9 +95,9 @@ def test_most_of_a_file_is_fetched_whole_into_the_clients_cache(hub: Hub, tiny: 
     assert same(members.stack(), load(tiny, members="0-5").stack())
     assert hub.log.requests(SHARDS, ranged=True) == 0
     assert hub.log.bytes(SHARDS) == tiny.shard.stat().st_size
-    assert cache.kept() == []
+    assert cache.cached_repos() == []
     before = len(hub.log)
-    zoo.load("tiny", members="7-9", source=str(members.source.shown)).stack()  # the file is there already
+    zoo.load("tiny", members="7-9", source=str(members.source.display_name)).stack()  # the file is there already
     assert len(hub.log) == before
 
 
@@ -138,7 +138,7 @@ def test_files_that_lie_in_xet_storage(hub_xet: Hub) -> None:
     assert same(members.stack(), load(built, members="0-5,12").stack())
     assert hub_xet.log.bytes(SHARDS) == built.rows[0]["nbytes"]  # of the second shard; Xet has brought the whole first
     before = len(hub_xet.log)
-    again = zoo.load("tiny", members="7-9", source=str(members.source.shown))
+    again = zoo.load("tiny", members="7-9", source=str(members.source.display_name))
     assert same(again.stack(), load(built, members="7-9").stack())
     assert len(hub_xet.log) == before
     assert hub_xet.log.leaks(WRITER) == []
@@ -154,7 +154,7 @@ def test_progress_says_bytes_and_rate_on_stderr(
     monkeypatch.setattr(sys.modules["huggingface_hub.utils.tqdm"], "HF_HUB_DISABLE_PROGRESS_BARS", None)
     enable_progress_bars()
     try:
-        zoo.load("tiny", members="12-13", source=str(members.source.shown)).download()
+        zoo.load("tiny", members="12-13", source=str(members.source.display_name)).download()
     finally:
         disable_progress_bars()
     out, err = capsys.readouterr()
@@ -215,7 +215,7 @@ def test_revisions(hub: Hub, tiny: Built, revision: str) -> None:
     assert members._commit == first
     assert repr(members) == f"Collection('tiny', 1 members, convnet on digits, from {ADDRESS}@{first})"
     assert members.citation.startswith(f"{ADDRESS}@{first}/tiny#0~")
-    assert resolve(f"{ADDRESS}@{first}").commit == first
+    assert resolve_address(f"{ADDRESS}@{first}").commit == first
 
 
 def test_the_assets_folder_is_the_clients(hub: Hub, tiny: Built) -> None:
@@ -223,7 +223,7 @@ def test_the_assets_folder_is_the_clients(hub: Hub, tiny: Built) -> None:
 
     zoo.load("tiny", n=1, source=ADDRESS).download()
     place = cached_assets_path("checkpoints_zoo", "datasets/alice/zoo", "members")
-    assert place == cache.root() / "datasets--alice--zoo" / "members"
+    assert place == cache.cache_root() / "datasets--alice--zoo" / "members"
     assert len(list(place.iterdir())) == 1
 
 

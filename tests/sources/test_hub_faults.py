@@ -46,7 +46,7 @@ def sound(tiny: Built, members: str = "1,12") -> bool:
 
 def left() -> list[str]:
     """Every file of the member cache that could be taken for a member."""
-    return sorted(p.name for p in cache.root().glob("*/members/*"))
+    return sorted(p.name for p in cache.cache_root().glob("*/members/*"))
 
 
 # ---- what heals by itself ----
@@ -116,7 +116,7 @@ def test_a_fault_that_stays(
 ) -> None:
     read("0")
     before = left()
-    fetching._asked.clear()  # as another process, which has no link yet
+    fetching._remote_files.clear()  # as another process, which has no link yet
     hub.faults.append({"path": path, **fault, **ALWAYS})
     with pytest.raises(ZooError) as caught:
         read("1")
@@ -156,7 +156,7 @@ def test_a_manifest_of_the_wrong_bytes_is_not_kept(hub: Hub, tiny: Built) -> Non
 
 
 def test_members_that_arrived_before_a_fault_are_kept(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.sources.fetching.PARALLEL", 1)
+    monkeypatch.setattr("checkpoints_zoo.sources.fetching.CONNECTIONS", 1)
     hub.faults.append({"path": BYTES, "status": 500, "skip": 1, **ALWAYS})
     with pytest.raises(NetworkError):
         read("1,12")

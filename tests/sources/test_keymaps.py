@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints_zoo.errors import LayoutError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap, fit, recognise, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap, recognise, tensor_shapes, unwrap_names
 
 Rule = Callable[[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]
 Specs = dict[str, tuple[str, tuple[int, ...]]]
@@ -136,7 +136,7 @@ def test_what_fits_no_net_is_refused(tensors: Specs, text: str) -> None:
     ],
 )
 def test_wrappers_are_stripped(names: list[str], bare: list[str]) -> None:
-    assert fit(dict.fromkeys(names, ()), dict.fromkeys(bare, ())) == dict(zip(names, bare, strict=True))
+    assert unwrap_names(dict.fromkeys(names, ()), dict.fromkeys(bare, ())) == dict(zip(names, bare, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_wrappers_are_stripped(names: list[str], bare: list[str]) -> None:
 )
 def test_wrappers_come_off_only_where_the_rest_fits_exactly(names: list[str], text: str) -> None:
     with pytest.raises(LayoutError) as error:
-        fit(dict.fromkeys(names, ()), {"a": (), "b": ()})
+        unwrap_names(dict.fromkeys(names, ()), {"a": (), "b": ()})
     assert str(error.value) == text
 
 

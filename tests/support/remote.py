@@ -26,7 +26,7 @@ def _built() -> Built:
 
 def published(hub: Hub, lfs: bool = True) -> Built:
     """Commit a source of twenty small members in two shards; return what was committed, not to be changed."""
-    fetching._asked.clear()  # a Hub of another test gave those links
+    fetching._remote_files.clear()  # a Hub of another test gave those links
     built = _built()
     hub.commit(REPO, {p.relative_to(built.root).as_posix(): p for p in built.root.rglob("*.*") if p.is_file()}, lfs=lfs)
     return built

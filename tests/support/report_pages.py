@@ -13,13 +13,13 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.publishing.html_report import Page
-from checkpoints_zoo.publishing.html_report.page import Rows
+from checkpoints_zoo.publishing.html_report.page import FigureBlock, TableBlock
 from tests.support.few_digits import some
 
 
 @cache
 def digits_page() -> Page:
-    return zoo.report(zoo.load("convnet-digits", n=6), some("test", 90), photos(), subsets=4)
+    return zoo.report_page(zoo.load("convnet-digits", n=6), some("test", 90), photos(), subsets=4)
 
 
 @cache
@@ -34,8 +34,17 @@ def few(seed: int = 0, labels: bool = True) -> ImageData:
     return ImageData("few" if labels else "far", "test", pixels, torch.arange(24) % 10 if labels else None, classes)
 
 
-def rows(page: Page, name: str) -> Rows:
-    return next(b for p in page.parts for b in p.blocks if isinstance(b, Rows) and b.name == name)
+def table(page: Page, name: str) -> TableBlock:
+    blocks = [block for part in page.parts for block in part.blocks]
+    tables = [t for block in blocks for t in (block.tables if isinstance(block, FigureBlock) else [block])]
+    return next(t for t in tables if isinstance(t, TableBlock) and t.name == name)
+
+
+def column(page: Page, name: str, header: str) -> list[float]:
+    """The numbers in a column of a table."""
+    found = table(page, name)
+    at = found.header.index(header)
+    return [float(plain(row[at]).replace(",", "")) for row in found.rows]
 
 
 def plain(cell: str) -> str:

@@ -47,7 +47,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
             keep(epoch)
 
     ordered = sorted(kept)
-    prefixes = [shard_files.prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
+    prefixes = [shard_files.tensor_prefix(m) if e == recipe.epochs else f"{m:06d}@{e}/" for m, e in ordered]
     source = FolderSource(out.absolute(), "out")
     path = shard_files.write_shard(
         out / "shards" / recipe.name, 0, layout, [(p, kept[key]) for p, key in zip(prefixes, ordered, strict=True)]
@@ -64,7 +64,7 @@ def make(out: Path, recipe: Recipe, members: Sequence[int], epochs: Sequence[int
     source.manifest_path(recipe.name).parent.mkdir(parents=True, exist_ok=True)
     description = description_of(recipe, layout)
     catalog.write_json(description.to_json(), source.description_path(recipe.name))
-    manifest.write(manifest.table(rows), source.manifest_path(recipe.name))
+    manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(recipe.name))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import content_hash
-from checkpoints_zoo.formats.shard_files import prefix
+from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, SetDescription
@@ -45,7 +45,7 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
     members, inputs, classes = logits.shape
     folder, layout = root / prediction_sets.folder_of("given", name), prediction_sets.layout_of(inputs, classes)
     raw = [member.half().numpy().tobytes() + bytes(layout.pad) for member in logits]
-    prefixes = [prefix(i) for i in range(members)]
+    prefixes = [tensor_prefix(i) for i in range(members)]
     path = shard_files.stream_shard(folder, 0, layout, prefixes, raw)
     first = shard_files.first_offset(layout, prefixes)
     rows = [
@@ -62,6 +62,6 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
         citation="", layouts={LOGITS: layout}, labels=None if labels is None else tuple(labels.tolist()),
     )  # fmt: skip
     catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
-    manifest.write(manifest.table(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
+    manifest.write_manifest(manifest.build_manifest(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
     stored = prediction_sets.read_set(FolderSource(root, root.as_uri()), "given", name)
     return Predictions(stored, stored.rows, (root.as_uri(), "0" * 40))

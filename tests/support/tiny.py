@@ -84,7 +84,7 @@ def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, An
     """Return a source's shards by name, its description, and its manifest: whole if `told`, or without `TOLD`."""
     shards = {path.name: path.read_bytes() for path in (out / "shards" / "tiny").iterdir()}
     table = out / "manifests" / "tiny.parquet"
-    rows = table.read_bytes() if told else manifest.read(table).drop_columns(list(RUN_COLUMNS)).to_pylist()
+    rows = table.read_bytes() if told else manifest.read_manifest(table).drop_columns(list(RUN_COLUMNS)).to_pylist()
     return shards, (out / "manifests" / "tiny.json").read_bytes(), rows
 
 

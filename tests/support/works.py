@@ -170,3 +170,8 @@ class Threads:
 
 def modules(x: int, device: str) -> list[str]:
     return sorted({"torch", "pandas", "ray"} & set(sys.modules))
+
+
+def measured(x: object, device: str) -> int:
+    """Give a length."""
+    return len(getattr(x, "padding", x))  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_rows_belong_to_the_recipe(name: str) -> None:
     assert {r["data_fingerprint"] for r in rows} == {zoo.images.load("digits", "train").fingerprint}
     assert len({r["sha256"] for r in rows}) == len({r["run_id"] for r in rows}) == len(rows)
     assert members.description.layouts == {recipe.storage: layout_of(recipe)}
-    listing = catalog.listing(name)
+    listing = catalog.find_listing(name)
     assert (listing.members, listing.bytes) == (len(rows), members.nbytes)
     for fact in ("title", "architecture", "dataset", "licence"):
         assert getattr(listing, fact) == getattr(members.description, fact), fact

@@ -198,8 +198,9 @@ def test_damaged_bytes_are_refused(tmp_path: Path) -> None:
 def test_folders_without_members_are_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     (tmp_path / "b").mkdir()
-    nothing = f"folders {tmp_path / 'b'}: expected members that were trained; found none."
-    assert refused([tmp_path / "b"], tmp_path / "out", CollectionNotFound) == nothing
+    nothing = f"folder {tmp_path / 'b'}: expected members that were trained; found none."
+    for folders in ([tmp_path / "b"], [a, tmp_path / "b"]):
+        assert refused(folders, tmp_path / "out", CollectionNotFound) == nothing
     with pytest.raises(CollectionNotFound, match=rf"collection 'other': expected one in {a}; found none\."):
         merge([a], tmp_path / "out", ["other"])
     with pytest.raises(UsageError, match=rf"folder {a}: expected another one than the pieces; found one of them\."):

@@ -1,7 +1,7 @@
-"""Checkpoints that lie anywhere become a collection: a manifest over the files as they are, or shards of our own.
+"""Import of checkpoints as a collection: a manifest that points into the original files, or copies in shards.
 
-What is imported lies in tar archives (gzipped or not), in safetensors files or in files of torch.save, on this disk or,
-the last aside, on the Hub. Every step can be cut off and goes on where it was.
+Sources are tar archives (gzipped or not), safetensors files, and files of torch.save; on this disk or, except files of
+torch.save, on the Hub. An interrupted import continues where it was.
 """
 
 from __future__ import annotations

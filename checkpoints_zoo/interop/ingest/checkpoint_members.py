@@ -1,10 +1,10 @@
-"""The members of an origin, each with its place and its header: what their rows are made of.
+"""The members of an origin with their locations and headers, from which the rows of the manifest are made.
 
-Gzipped archives can only be read from front to back: they are streamed once, and their members laid aside until they
-are in a shard.
+A gzipped archive can only be read from front to back. It is streamed once, and its members are staged on disk until
+they are in a shard:
 
-OUT/.import/NAME/KEY/000007.safetensors     a member's file, by its position: no name in an archive becomes a file's
-OUT/.import/NAME/KEY/index.json             what the archive holds, once it was read to its end
+OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position: names in archives are never used as file
+names OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, Usage
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.interop.ingest.origin import Origin, Say, number_files
 from checkpoints_zoo.sources import archives, fetching, hub
-from checkpoints_zoo.sources.archives import Entry, Head, Index, Lot, Lying, Tell, indexing
+from checkpoints_zoo.sources.archives import Entry, IdentifyNet, Index, MemberGroup, MemberHeader, MemberRange, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
-from checkpoints_zoo.sources.ranges import Remote
+from checkpoints_zoo.sources.ranges import RemoteFile
 
-MAX_LISTED = 5  # files that an error names
-PARALLEL_ARCHIVES = 3  # archives of a repo; each is read over several connections
+MAX_LISTED = 5  # files in an error
+PARALLEL_ARCHIVES = 3  # archives read at once from a repo, each over several connections
 _SHARD_NAME = re.compile(r"[0-9]{6,}(@[0-9]+)?/")
-RANGE_BYTES = 2**23  # bytes of one range
+RANGE_BYTES = 2**23  # bytes
 ReadRange = Callable[[int, int], bytes]
 
 
-def members_of_archives(origin: Origin, stage_gzips: Mapping[str, archives.Index], predicted: bool) -> list[Lot]:
-    """Index archives; return a lot each.
+def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], predicted: bool) -> list[MemberGroup]:
+    """Index the archives of an origin; return the members of each.
 
     Args:
-        origin: whose archives they are.
-        staged: of the gzipped ones, what they were found to hold; their members' paths are "ARCHIVE!POSITION".
+        origin: with the archives.
+        staged: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
         predicted: whether an index of a repo's archive may be predicted from some of its headers.
 
     Raises:
-        DamagedError: an archive that is none, or is cut.
+        DamagedError: a file is no archive, or is cut.
         NetworkError, AccessError: a repo that can't be read.
     """
     tars = [p for p in origin.archives if p not in origin.gzips]
@@ -56,24 +56,25 @@ def members_of_archives(origin: Origin, stage_gzips: Mapping[str, archives.Index
             with ThreadPoolExecutor(PARALLEL_ARCHIVES, thread_name_prefix="zoo-walk") as pool:
                 list(pool.map(partial(indexing.walk_remote, origin.repo), tars))
         archive_indexes = indexing.open_remote(origin.repo, tars) if tars else []
-    indexes = {archive.inside: archive.index for archive in archive_indexes}
-    lots = []
+    indexes = {archive.source_path: archive.index for archive in archive_indexes}
+    groups = []
     for path in origin.archives:
         if path in indexes:
-            lots.append(archives.lot_of(path, indexes[path]))
-        elif path in stage_gzips:
-            lots.append(_members_of_staged(path, stage_gzips[path]))
-    return lots
+            groups.append(archives.archive_group(path, indexes[path]))
+        elif path in staged:
+            groups.append(_members_of_staged(path, staged[path]))
+    return groups
 
 
-def _members_of_staged(path: str, index: archives.Index) -> Lot:
-    heads, last_position = index.heads, {e.name: i for i, e in enumerate(index.entries)}  # of one name the last counts
+def _members_of_staged(path: str, index: archives.Index) -> MemberGroup:
+    # If entries have equal names, the last one counts.
+    heads, last_position = index.heads, {e.name: i for i, e in enumerate(index.entries)}
     entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
-    return Lot([Lying(e.name, f"{path}!{i}", heads[e.head].lead, heads[e.head]) for i, e in entries])
+    return MemberGroup([MemberRange(e.name, f"{path}!{i}", heads[e.head].lead, heads[e.head]) for i, e in entries])
 
 
 def count_predicted_headers(origin: Origin) -> int:
-    """Count the headers of a repo's archives that were only predicted so far, once these are indexed."""
+    """Return the number of members of a repo's archives whose headers were only predicted so far."""
     if origin.repo is None:
         return 0
     archive_indexes = indexing.open_remote(origin.repo, [p for p in origin.archives if p not in origin.gzips] or [])
@@ -81,18 +82,18 @@ def count_predicted_headers(origin: Origin) -> int:
     return sum(len(index.entries) for index in indexes if not all(e.verified for e in index.entries))
 
 
-def members_of_files(origin: Origin, say: Say) -> Lot:
+def members_of_files(origin: Origin, say: Say) -> MemberGroup:
     """Read the headers of safetensors files; return their members.
 
     Raises:
-        UsageError: a file is a shard of ours, and no member.
+        UsageError: a file is a shard of a collection, not a single member.
         NetworkError, AccessError: a repo that can't be read.
     """
-    contents, members = Contents(origin.label), list[Lying]()
+    contents, members = Contents(origin.label), list[MemberRange]()
     if origin.repo is None:
         readers = [_open_local(origin.root / p) for p in origin.files]
     else:
-        with ThreadPoolExecutor(fetching.PARALLEL, thread_name_prefix="zoo-heads") as pool:
+        with ThreadPoolExecutor(fetching.CONNECTIONS, thread_name_prefix="zoo-heads") as pool:
             readers = list(pool.map(partial(_open_remote, origin.repo), origin.files))
     for path, (size, read_range) in zip(origin.files, readers, strict=True):
         entry = contents.add(TarHeader(path, 0, 0, size, ""), read_range)
@@ -106,11 +107,11 @@ def members_of_files(origin: Origin, say: Say) -> Lot:
                     do="`zoo-cli download NAME --source DIR --dest OUT` copies a collection that has a manifest",
                     path=path,
                 )
-            members.append(Lying(path, path, head.lead, head))
+            members.append(MemberRange(path, path, head.lead, head))
     for other in contents.others:
         if not other.member:
             say(f"{other.name} is left out: {other.why}")
-    return Lot(members, [(other.name, other.why) for other in contents.others if other.member])
+    return MemberGroup(members, [(other.name, other.why) for other in contents.others if other.member])
 
 
 def _open_local(path: Path) -> tuple[int, ReadRange]:
@@ -123,8 +124,8 @@ def _open_local(path: Path) -> tuple[int, ReadRange]:
 
 
 def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
-    """Read the first bytes of a repo's file, enough for most headers; return its size and what reads on from there."""
-    remote = fetching.remote(repo, path)
+    """Read the first bytes of a repo's file, enough for most headers; return its size and its range reader."""
+    remote = fetching.remote_file(repo, path)
     first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST))
 
     def read_range(offset: int, length: int) -> bytes:
@@ -133,37 +134,37 @@ def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     return remote.size, read_range
 
 
-def number_members(lot: Lot, paths: Sequence[str]) -> Lot:
-    """Number the members of a folder by their files' names; return the lot with the numbers.
+def number_members(group: MemberGroup, paths: Sequence[str]) -> MemberGroup:
+    """Number the members of a folder by their file names; return them with the numbers.
 
     Args:
-        lot: of the folder's files, one member each.
-        paths: of these, in order.
+        group: members of the folder, one a file.
+        paths: of the files, in order.
     """
-    names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
+    names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
     known = set(names)
     usable = [path for path in paths if path in known]
     ids = dict(zip(usable, number_files(usable), strict=True))
-    return replace(lot, numbers=[ids[name] for name in names])
+    return replace(group, numbers=[ids[name] for name in names])
 
 
-def members_by_file(lots: Sequence[Lot]) -> dict[str, int]:
-    """Return path -> member of the files that are one's own, in the order of the members."""
-    named = (zip((*(m.name for m in lot.members), *(n for n, _ in lot.broken)), lot.numbers, strict=True)
-             for lot in lots if lot.numbers)  # fmt: skip
+def members_by_file(groups: Sequence[MemberGroup]) -> dict[str, int]:
+    """Return path -> member of the members with their own files, in the order of the members."""
+    named = (zip((*(m.name for m in group.members), *(n for n, _ in group.broken)), group.numbers, strict=True)
+             for group in groups if group.numbers)  # fmt: skip
     return dict(sorted((pair for pairs in named for pair in pairs), key=lambda pair: pair[1]))
 
 
-def check_all_fit(label: str, lots: Sequence[Lot], tell: Tell) -> None:
-    """Check that every file is a member of the net.
+def check_all_fit(label: str, groups: Sequence[MemberGroup], tell: IdentifyNet) -> None:
+    """Check that every file holds a member of the net.
 
     Raises:
-        DamagedError, LayoutError: naming the files that are not, and why.
+        DamagedError, LayoutError: some do not; the error names them and the reason.
     """
     problems: dict[int, str] = {}
-    damaged = [broken for lot in lots for broken in lot.broken]
+    damaged = [broken for group in groups for broken in group.broken]
     misfits = []
-    for member in (m for lot in lots for m in lot.members):
+    for member in (m for group in groups for m in group.members):
         if id(member.head) not in problems:
             try:
                 tell(member.head)
@@ -174,8 +175,8 @@ def check_all_fit(label: str, lots: Sequence[Lot], tell: Tell) -> None:
             misfits.append((member.name, problem))
     if not damaged and not misfits:
         return
-    count = sum(len(lot.members) + len(lot.broken) for lot in lots)
-    # What is wrong with a damaged file names it already.
+    count = sum(len(group.members) + len(group.broken) for group in groups)
+    # The text on a damaged file names the file already.
     listed = [*(why.rstrip(".") for _, why in damaged), *(f"{name}: {why}" for name, why in misfits)][:MAX_LISTED]
     more = len(damaged) + len(misfits) - len(listed)
     and_more = f". And {more:,} more" if more else ""
@@ -183,21 +184,21 @@ def check_all_fit(label: str, lots: Sequence[Lot], tell: Tell) -> None:
         f"checkpoints of {label}",
         expected=f"{count:,} of the architecture, by name and shape of their tensors",
         found=f"{len(damaged) + len(misfits):,} that are not. {'. '.join(listed)}{and_more}",
-        do="Nothing was written. Move them away, or give the architecture that they were trained with",
+        do="Nothing was written. Move these files away, or give the architecture that they were trained with",
         path=[*damaged, *misfits][0][0],
     )
 
 
 def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
-    """Stream the gzipped archives of an origin that were not streamed before; return their indexes by path.
+    """Stream the gzipped archives of an origin, unless they are staged already; return their indexes by path.
 
     Args:
-        origin: whose archives they are.
-        folder: folder for their members.
-        say: told of each archive.
+        origin: with the archives.
+        folder: where their members are staged.
+        say: called with a line of text for each archive.
 
     Raises:
-        DamagedError: an archive that is cut, or has a damaged member.
+        DamagedError: an archive is cut, or has a damaged member.
         NetworkError, AccessError: a repo that can't be read.
     """
     return {
@@ -211,20 +212,20 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
         try:
             return Index.from_json(catalog.read_json(index_path))
         except FormatError:
-            pass  # of another version: streamed again
+            pass  # an index of another version: the archive is streamed again
     say(f"{path}: a gzipped archive, read once from front to back …")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     heads: dict[tuple[Any, ...], int] = {}
-    kinds, entries, offset = list[Head](), list[Entry](), 0
+    kinds, entries, offset = list[MemberHeader](), list[Entry](), 0
     with _open_archive(origin, path) as file:
-        for position, (name, header, raw) in enumerate(archives.stream(file, path)):
+        for position, (name, header, raw) in enumerate(archives.stream_members(file, path)):
             tensors = tuple((n, dtype, shape) for n, (dtype, shape, _, _) in header.tensors.items())
             key = (header.data_start, tensors)
             if key not in heads:
                 heads[key] = len(kinds)
-                kinds.append(Head(header.data_start, tensors))
-            # The index is that of the members one behind the other: their places in the archive say nothing.
+                kinds.append(MemberHeader(header.data_start, tensors))
+            # Offsets in a gzipped archive have no use: the index numbers the members one behind the other.
             entries.append(Entry(name, offset, offset + BLOCK, heads[key], True))
             offset += BLOCK + len(raw)
             (folder / f"{position:06d}.safetensors").write_bytes(raw)
@@ -234,7 +235,7 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
 
 
 def staging_key(origin: Origin, path: str) -> str:
-    """Name the folder that an archive's members are laid aside in: another one once the archive has changed."""
+    """Return the name of an archive's staging folder; a changed archive gets another folder."""
     if origin.repo is None:
         stat = (origin.root / path).stat()
         stamp = f"{path} {stat.st_size} {stat.st_mtime_ns}"
@@ -246,15 +247,15 @@ def staging_key(origin: Origin, path: str) -> str:
 def _open_archive(origin: Origin, path: str) -> IO[bytes]:
     if origin.repo is None:
         return (origin.root / path).open("rb")
-    if cached := hub.cached(origin.repo, path):
+    if cached := hub.cached_file(origin.repo, path):
         return cached.open("rb")
-    return BufferedReader(_RemoteFile(fetching.remote(origin.repo, path)), RANGE_BYTES)
+    return BufferedReader(_RemoteFile(fetching.remote_file(origin.repo, path)), RANGE_BYTES)
 
 
 class _RemoteFile(RawIOBase):
-    """A file of a repo, read on and on by ranges: nothing of it is kept."""
+    """A file of a repo as a stream, read by ranges; nothing is cached."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteFile) -> None:
         self.remote, self.position = remote, 0
 
     def readable(self) -> bool:
@@ -268,7 +269,7 @@ class _RemoteFile(RawIOBase):
 
 
 def file_finder(origin: Origin, folder: Path) -> Callable[[str], Path]:
-    """Return what finds the file of a path in an origin's rows, on this disk."""
+    """Return a function that maps the path in a row to a file on this disk."""
     keys = {p: staging_key(origin, p) for p in origin.gzips}
 
     def find_file(path: str) -> Path:

@@ -1,4 +1,4 @@
-"""`zoo-cli import` as one call: look at the files, write the manifest or shards, fill in what is asked for."""
+"""`ingest`, the function behind `zoo-cli import`: survey files, write manifest or shards, add hashes and figures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import checkpoint_members, given_columns, shards
-from checkpoints_zoo.interop.ingest.given_columns import ColumnReader
+from checkpoints_zoo.interop.ingest import checkpoint_members, shards, user_columns
 from checkpoints_zoo.interop.ingest.measuring import fill_columns
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
 from checkpoints_zoo.interop.ingest.origin import FileFilter, Origin, Say, find_origin
 from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, plan_of_gzips, status_counts, survey_origin
+from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import has written.
+    """The result of an import.
 
     Args:
-        collection: its name.
-        manifest: the file.
-        rows, ok, failed, excluded: of the manifest, and how many are what.
-        hashed, measured: rows with a hash, and with figures on test images.
+        collection: name of the collection.
+        manifest: path of its manifest.
+        rows, ok, failed, excluded: number of rows, and of rows with each status.
+        hashed, measured: number of rows with a hash, and with figures on test images.
     """
 
     collection: str
@@ -63,32 +63,32 @@ def ingest(
     dry_run: bool = False,
     say: Say = lambda text: None,
 ) -> Imported | ImportPlan:
-    """Import members that lie anywhere as a collection; return what was written, or would be in a dry run.
+    """Import members as a collection; return the result, or the plan in a dry run.
 
     Args:
         sources: archives, files or a folder of them; or a place on the Hub, `hf://datasets/ORG/NAME[@REV][/PATH]`.
         name: of the collection.
-        out: folder to write the manifest into; the files lie in it, those of the Hub aside. None for theirs.
-        reshard: folder to copy the members into, as a source of its own; None leaves them where they are.
-        hash: whether to read all members, for their content hashes.
-        evaluate: test images to measure the members on, as `images.of` takes them; hashes come with it.
-        given: what the files can't tell: title, dataset, classes, preprocessing, licence, citation.
-        like: a collection of the catalog whose images the members are for.
-        net: which net they are, where their tensors don't tell.
-        build: builds a net of the user's own, to check the members against it, and to measure them.
-        columns: gives columns of the manifest by member, from each file's member.
-        files: pattern of the names that are meant in a folder; None for all of the first kind that it has.
-        strict: whether files of several kinds, damaged ones and those of another net are refused; else damaged members
-            are marked as failed and others as excluded.
-        device: what to measure them on.
+        out: folder for the manifest; local files must be in it. None for the folder of the files.
+        reshard: folder to copy the members into, as a new source; None leaves them where they are.
+        hash: whether to read all members and store their content hashes.
+        evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
+        given: facts: title, dataset, classes, preprocessing, licence, citation.
+        like: a collection of the catalog for the same images.
+        net: of the members, if their tensors do not show it.
+        build: builds the user's net, to check and to measure the members.
+        columns: maps file -> member to member -> columns of the manifest.
+        files: pattern of the file names in a folder; None for all files of the first kind found.
+        strict: whether files of several kinds, damaged files and files of another net are refused; otherwise damaged
+            members become failed and members of another net excluded.
+        device: where the members are measured.
         dry_run: whether to write nothing and read no weights.
-        say: told of the progress.
+        say: called with lines of text on the progress.
 
     Raises:
-        UsageError: an import that can't be; it says what can.
-        SourceNotFound, CollectionNotFound: nothing there.
-        DamagedError, LayoutError: no members, or of no net that is known.
-        NetworkError, AccessError, StorageError: the Hub can't be reached, or no room.
+        UsageError: contradictory arguments, or files that can't be imported like this.
+        SourceNotFound, CollectionNotFound: a source or `like` does not exist.
+        DamagedError, LayoutError: no members, or members of an unknown net.
+        NetworkError, AccessError, StorageError: the Hub can't be read, or the disk is full.
     """
     name, net, given = catalog.check_name(name), net or NetSpec(), given or {}
     if evaluate is not None:
@@ -104,8 +104,8 @@ def ingest(
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
         return survey_origin(origin, name, {}, True, given, like, options, copy_root, say).plan(str(root), reads)
-    locks = cache.writable("local/copies")  # one lock for all that write a collection into a folder
-    with disk.writing_into(root), cache.locked(locks, str(root.resolve() / name)):
+    locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
+    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
         if reshard is not None:
@@ -119,7 +119,7 @@ def ingest(
         if reshard is None:
             survey.write(target)
         else:
-            description = given_columns.keep_earlier_facts(survey.description, given, like, target)
+            description = user_columns.keep_earlier_facts(survey.description, given, like, target)
             shards.record_import(target, name, fingerprint)
             reader = shards.MemberReader(
                 origin,
@@ -128,8 +128,8 @@ def ingest(
                 options.state_dict_place(origin),
             )
             shards.reshard(reader, survey.rows.to_pylist(), target, say)
-            given_columns.write_files(root, name, survey.files)
-        given_columns.write_columns(target, name, survey.user_columns)
+            user_columns.write_files(root, name, survey.files)
+        user_columns.write_columns(target, name, survey.user_columns)
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
         return _summary(target, name)
@@ -139,7 +139,7 @@ def _find_origin(
     sources: Sequence[str | Path], name: str, out: str | Path | None, reshard: str | Path | None, say: Say,
     file_filter: FileFilter,
 ) -> Origin:  # fmt: skip
-    """Look at the sources, and check that they can be imported so; return them."""
+    """Find the files of the sources, and check that the options fit; return the origin."""
     if out is not None and reshard is not None:
         raise UsageError("import", expected="a folder for the manifest, or one for shards", found="both")
     copy_root = None if reshard is None else Path(reshard).expanduser().resolve()
@@ -148,7 +148,7 @@ def _find_origin(
         kind = "a gzipped archive" if origin.gzips else "a file of torch.save"
         raise UsageError(
             f"source {origin.label}",
-            expected="members that can be read where they lie",
+            expected="files whose members can be read in place",
             found=f"{kind} ({(*sorted(origin.gzips), *origin.pickles)[0]})",
             do="Give --reshard OUT, which copies them into shards",
         )
@@ -163,10 +163,10 @@ def _find_origin(
 
 
 def images_for(evaluate: ImageInput, description: Description, build: Build | None) -> ImageData:
-    """Load test images, and check that the members can be measured on them; return them in the order of the classes.
+    """Load test images and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:
-        UsageError: labels of other classes, images of another size, or a net that nobody can build.
+        UsageError: labels of other classes, images of another size, or an unknown net without `build`.
         SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
     """
     from checkpoints_zoo import images
@@ -196,7 +196,7 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
 
 
 def _summary(target: FolderSource, name: str) -> Imported:
-    rows = target.read(name)[1]
+    rows = target.read_collection(name)[1]
     counts = status_counts(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))
     return Imported(name, target.manifest_path(name), rows.num_rows, **counts, hashed=hashed, measured=measured)

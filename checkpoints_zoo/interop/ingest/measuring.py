@@ -1,4 +1,4 @@
-"""Hashes and accuracies of members whose manifest lacks them: each member is read once, in batches."""
+"""Fill a manifest's hashes and test figures: each member that lacks them is read once, in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import content_hash, finite_problems
 from checkpoints_zoo.formats.shard_files import REPEATING, Location
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.source import FolderSource
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
-PROGRESS_STEPS = 20  # of the progress that is told
+PROGRESS_STEPS = 20  # progress messages in all
 Row = dict[str, Any]
 
 
@@ -36,21 +36,21 @@ def fill_columns(
     device: str,
     say: Say,
 ) -> None:
-    """Read the members whose rows lack a hash, or figures on images if some are given, and write these down.
+    """Read the members whose rows lack a hash or, with test images, figures; write these into the manifest.
 
     Args:
         source: a folder with the collection's manifest.
         name: of the collection.
-        test_images: test images; None for hashes alone.
-        build: of a net that the package lacks.
-        device: what the members run on.
-        say: told of the progress.
+        test_images: to measure the members on; None for hashes only.
+        build: builds a net that the package lacks.
+        device: where the members are measured.
+        say: called with lines of text on the progress.
 
     Raises:
-        UsageError: images that are not for these members.
+        UsageError: the images do not fit the members.
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read.
     """
-    description, table = source.read(name)
+    description, table = source.read_collection(name)
     rows = table.to_pylist()
     eval_data = None if test_images is None else f"{test_images.name}/{test_images.split}"
     pending = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
@@ -65,21 +65,21 @@ def fill_columns(
             if test_images is not None:
                 _measure(source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device)
         done += len(batch)
-        manifest.write(manifest.table(rows), source.manifest_path(name))
+        manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(name))
         report(done)
     mark_duplicates(rows)
-    final_table = manifest.table(rows)
+    final_table = manifest.build_manifest(rows)
     if not final_table.equals(table):
-        manifest.write(final_table, source.manifest_path(name))
+        manifest.write_manifest(final_table, source.manifest_path(name))
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
-    """Say whether a row's member is to be read: it has no hash, or is to be measured on other images."""
+    """Return whether a row's member must be read: it has no hash, or no figures on these images."""
     return row["sha256"] is None or (eval_data is not None and row["status"] == "ok" and row["eval_data"] != eval_data)
 
 
 def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows in batches of some members and bytes, one at least."""
+    """Yield rows in batches of limited members and bytes; each batch has at least one row."""
     batch: list[Row] = []
     for row in rows:
         full = len(batch) == BATCH_MEMBERS or (len(batch) + 1) * row["nbytes"] > BATCH_BYTES
@@ -93,54 +93,54 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 @contextmanager
 def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Find the members of a source, or borrow them from the one that they lie in."""
+    """Yield the locations of members on this disk; members of a repo are fetched for the block."""
     if description.base:
-        with borrow_members(hub.resolve(description.base), description, rows) as locations:
+        with borrow_members(hub.resolve_address(description.base), description, rows) as locations:
             yield locations
     else:
-        yield source.locate(description, manifest.table(rows))
+        yield source.locate(description, manifest.build_manifest(rows))
 
 
 @contextmanager
 def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Bring members from a repo for a while: those that were not in the member cache before leave it afterwards.
+    """Fetch members of a repo for the block; those that were not in the member cache before are deleted at its end.
 
     Args:
-        repo, description: where they lie.
+        repo, description: of the members.
         rows: of the members, in the order of their ids.
     """
-    cached_before = cache.files(repo.id)
-    locations = fetching.bring(repo, description, manifest.table(rows), whole=False)
+    cached_before = cache.member_files(repo.id)
+    locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), whole=False)
     try:
         yield locations
     finally:
-        for path in {x.path for x in locations} & (cache.files(repo.id) - cached_before):
+        for path in {x.path for x in locations} & (cache.member_files(repo.id) - cached_before):
             path.unlink(missing_ok=True)
 
 
 def read_and_check(row: Row, location: Location) -> memoryview:
-    """Read a member, and write its hash into its row; mark it as failed where a value is not finite. Return its bytes.
+    """Read a member and write its hash into its row; mark it as failed if a value is not finite. Return its bytes.
 
     Raises:
-        DamagedError: its file has not the tensors that the row says, or others than before.
+        DamagedError: the file lacks the tensors of the row, or has changed.
     """
     shard_files.check_against_files([location])
-    _, raw = next(iter(shard_files.read([location])))
+    _, raw = next(iter(shard_files.read_members([location])))
     check_member(row, location, raw)
     return raw
 
 
 def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryview) -> None:
-    """Write a member's hash into its row, and mark it as failed where a value is not finite.
+    """Write a member's hash into its row; mark it as failed if a value is not finite.
 
     Raises:
-        DamagedError: the row has another hash.
+        DamagedError: the row has another hash already.
     """
     digest = content_hash(location.layout, raw)
     if row["sha256"] not in (None, digest):
         raise DamagedError(
             f"member {row['member']} in file {location.path}",
-            expected=f"sha256 {row['sha256'][:16]}…, as its row says",
+            expected=f"sha256 {row['sha256'][:16]}…, as in its row",
             found=f"{digest[:16]}…",
             do="The file has changed: import it under another name",
             member=row["member"],
@@ -148,7 +148,7 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
         )
     row["sha256"] = digest
     if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
-        row |= {"status": "failed", "reason": f"values that are not finite in {few(bad, 3)}"}
+        row |= {"status": "failed", "reason": f"values that are not finite in {first_few(bad, 3)}"}
 
 
 def _measure(
@@ -159,13 +159,13 @@ def _measure(
     build: Callable[[], nn.Module] | None,
     device: str,
 ) -> None:
-    """Measure members and write the figures into their rows; mark those as failed whose logits are not finite."""
+    """Measure members and write the figures into their rows; mark members as failed if their logits are not finite."""
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.evaluation import single_members
 
     if not rows:
         return
-    members = Collection(source, "", description, manifest.table(rows), build)
+    members = Collection(source, "", description, manifest.build_manifest(rows), build)
     try:
         figures = single_members.manifest_columns(members, test_images, device)
     except DamagedError as error:
@@ -180,7 +180,7 @@ def _measure(
 
 
 def mark_duplicates(rows: Sequence[Row]) -> None:
-    """Mark members that have the weights of one before as excluded, by their hashes."""
+    """Mark members as excluded if an earlier member has the same hash."""
     first: dict[str, int] = {}
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
         if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
@@ -192,7 +192,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
 
 
 def progress_reporter(say: Say, name: str, total: int) -> Callable[[int], None]:
-    """Return what tells how many are done, some twenty times in all."""
+    """Return a function that reports the number done; it sends about twenty messages in all."""
     last_step = 0
 
     def report(done: int) -> None:

@@ -1,4 +1,4 @@
-"""Which net the members are: one that the package tells by its tensors, one that it is told, or the user's own."""
+"""The net of the members: recognised by its tensors, named by the user, or built by the user's function."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, Shape, differences, is_counter
+from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
-from checkpoints_zoo.sources.archives import Head, Lot, Tell
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, fit
+from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,14 +21,14 @@ Tensors = Mapping[str, tuple[str, Shape]]
 
 @dataclass(frozen=True)
 class NetSpec:
-    """What a user says of the members' net; nothing where its tensors tell.
+    """The user's options on the members' net; all empty if the tensors show the net.
 
     Args:
         architecture: a name in `ARCHITECTURES`.
-        arguments: of that function, JSON values.
-        own: what to call a net that the package lacks: its tensors are taken as they are.
-        prefix: what stands before all stored names and is to be taken off ("model.").
-        key: under what a file of torch.save has the state dict ("ema", "model/state_dict"), where it has several.
+        arguments: of that architecture, JSON values.
+        custom_name: name for a net that the package lacks; its tensors are imported unchanged.
+        prefix: to remove from the stored names ("model.").
+        key: of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
     """
 
     architecture: str | None = None
@@ -41,21 +41,21 @@ class NetSpec:
 Build = Callable[[], "nn.Module"]
 
 
-def recogniser_of_known(net: NetSpec, build: Build | None) -> Tell | None:
-    """Return what tells whether a head's tensors are those of the net that the user names; None if it is not known."""
+def recogniser_of_known(net: NetSpec, build: Build | None) -> IdentifyNet | None:
+    """Return the recogniser of the net that the user names; None if the user names none."""
     return None if net.architecture is None and build is None else make_recogniser(net, (), build)
 
 
-def make_recogniser(net: NetSpec, lots: Sequence[Lot], build: Build | None = None) -> Tell:
-    """Return what tells the nets of the members' heads.
+def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | None = None) -> IdentifyNet:
+    """Return the function that maps a header to its net and layout.
 
     Args:
-        net: what the user says.
-        lots: the members. A net of the user's own that nothing builds has the tensors that most of them have.
-        build: builds a net of the user's own.
+        net: the user's options.
+        groups: the members. A custom net without `build` has the tensors of most members.
+        build: builds the user's net.
 
     Raises:
-        UsageError: no architecture of that name, or one that the package has under a name that it lacks.
+        UsageError: an unknown architecture, or a custom name that is an architecture's.
     """
     if net.custom_name is not None and build is not None:
         _check_custom_name(net)
@@ -63,8 +63,8 @@ def make_recogniser(net: NetSpec, lots: Sequence[Lot], build: Build | None = Non
         return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), custom_shapes)
     if net.custom_name is not None:
         _check_custom_name(net)
-        counts = Counter(id(m.head) for lot in lots for m in lot.members)
-        heads = {id(m.head): m.head for lot in lots for m in lot.members}
+        counts = Counter(id(m.head) for group in groups for m in group.members)
+        heads = {id(m.head): m.head for group in groups for m in group.members}
         commonest = heads[counts.most_common(1)[0][0]] if counts else None
         expected = (
             {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
@@ -83,21 +83,23 @@ def _check_custom_name(net: NetSpec) -> None:
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
     if net.architecture is not None or net.arguments:
-        raise UsageError("net of the members", expected="one of the package's, or one of your own", found="both")
+        raise UsageError(
+            "net of the members", expected="an architecture of the package, or a name for your own net", found="both"
+        )
     if not net.custom_name or net.custom_name in ARCHITECTURES:
         raise UsageError(
             f"name {net.custom_name!r} of a net of your own",
-            expected=f"another name than the package's nets have ({', '.join(ARCHITECTURES)})",
+            expected=f"a name that no architecture of the package has ({', '.join(ARCHITECTURES)})",
             found="one of these" if net.custom_name else "none",
             do="Give it as --architecture if the members are this net",
         )
 
 
 def tensor_shapes(net: NetSpec, build: Build | None) -> dict[str, Shape]:
-    """Build a net, the package's or the user's own; return name -> shape of its tensors.
+    """Build a net; return name -> shape of its tensors.
 
     Raises:
-        UsageError: no architecture of that name, or nothing that builds a module.
+        UsageError: an unknown architecture, or a function that builds no module.
     """
     from checkpoints_zoo.networks import modules
 
@@ -106,11 +108,11 @@ def tensor_shapes(net: NetSpec, build: Build | None) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
-    """Take a prefix off the names of a head's tensors; return bare name -> (dtype, shape).
+def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Shape]]:
+    """Remove a prefix from the names of a header's tensors; return bare name -> (dtype, shape).
 
     Raises:
-        LayoutError: a name without it.
+        LayoutError: a name without the prefix.
     """
     for name, _, _ in head.tensors:
         if not name.startswith(prefix) or name == prefix:
@@ -118,7 +120,7 @@ def _without_prefix(head: Head, prefix: str) -> dict[str, tuple[str, Shape]]:
     return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
 
 
-def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
+def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
     recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
     different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
     if net.architecture not in (None, recognised.architecture) or different:
@@ -130,25 +132,29 @@ def _recognise(head: Head, net: NetSpec) -> tuple[Recognised, Layout]:
     return recognised, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognise_or_fit(head: Head, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
-    """Tell one of upstream's nets by the names that it has there or here; else fit the tensors to the arguments."""
+def _recognise_or_fit(head: MemberHeader, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
+    """Recognise an upstream net by its names there or here; otherwise fit the tensors to the arguments."""
     try:
         return _recognise(head, net)
     except LayoutError as error:
         if not net.arguments:
             raise
-        try:  # an argument that upstream's nets lack, such as the channels of the images
+        try:  # arguments that upstream's nets do not have, such as channels
             return _fit(head, net, recognised, tensor_shapes(net, None))
         except LayoutError:
             raise error from None
 
 
-def _head_without_prefix(head: Head, prefix: str) -> Head:
-    return Head(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items())) if prefix else head
+def _head_without_prefix(head: MemberHeader, prefix: str) -> MemberHeader:
+    return (
+        MemberHeader(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items()))
+        if prefix
+        else head
+    )
 
 
 def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
-    """Put a prefix that was taken off back into the stored names; return the layout."""
+    """Return a layout with the removed prefix in its stored names."""
     if not prefix:
         return layout
     stored = ((t.stored or t.name, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors)
@@ -156,16 +162,18 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
     return Layout.of_stored(tensors, layout.counters, layout.lead)
 
 
-def _fit(head: Head, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]) -> tuple[Recognised, Layout]:
-    """Fit a head's tensors to those of a net, wrappers' prefixes taken off; return the net and their layout.
+def _fit(
+    head: MemberHeader, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]
+) -> tuple[Recognised, Layout]:
+    """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.
 
     Raises:
-        LayoutError: what is missing, extra and misshapen.
+        LayoutError: missing, extra and misshapen tensors.
     """
     bare = _without_prefix(head, net.prefix)
-    names = fit({name: shape for name, (_, shape) in bare.items()}, expected)
+    names = unwrap_names({name: shape for name, (_, shape) in bare.items()}, expected)
     shapes = {names[name]: shape for name, (_, shape) in bare.items()}
-    different, problem = differences(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
+    different, problem = compare_shapes(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
     if different:
         raise LayoutError(
             "tensors of a member", expected=f"those of {recognised.architecture} by name and shape", found=problem,

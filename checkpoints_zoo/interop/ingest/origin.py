@@ -1,4 +1,4 @@
-"""What is to be imported: files on this disk or in a repo of the Hub, sorted by what they are."""
+"""The origin of an import: files on this disk or in a repo of the Hub, by kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import indexing, numbers_in
 from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
@@ -19,7 +19,7 @@ from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 SAFETENSORS = ".safetensors"
 FIRST_BYTES = 512
-IMPORT_FOLDERS = (".import", "manifests", "shards")  # folders that an import writes
+IMPORT_FOLDERS = (".import", "manifests", "shards")  # folders that an import creates
 Say = Callable[[str], object]
 ID_LIMIT = 2**30
 _ID_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
@@ -31,13 +31,13 @@ class Origin:
     """Files that hold members.
 
     Args:
-        label: what to call them to a reader.
-        root: the folder that their paths count from; of a repo, the one that its own archives would be read in.
-        repo: that they lie in, None for this disk.
-        archives: paths of tars, gzipped or not, in the collection's order.
-        gzips: those of them that are gzipped.
-        files: paths of safetensors files, one a member.
-        pickles: paths of files of torch.save, one a member.
+        label: name of the origin in messages.
+        root: folder that the paths are relative to; of a repo, its snapshot folder in the cache.
+        repo: with the files; None for this disk.
+        archives: paths of tar archives, gzipped or not, in the collection's order.
+        gzips: the gzipped archives among them.
+        files: paths of safetensors files, one member each.
+        pickles: paths of files of torch.save, one member each.
     """
 
     label: str
@@ -53,17 +53,19 @@ class Origin:
         return self.archives + self.files + self.pickles
 
     def size(self, inside: str) -> int:
-        """Return the bytes of a file."""
-        return (self.root / inside).stat().st_size if self.repo is None else fetching.remote(self.repo, inside).size
+        """Return the size of a file in bytes."""
+        return (
+            (self.root / inside).stat().st_size if self.repo is None else fetching.remote_file(self.repo, inside).size
+        )
 
 
 @dataclass(frozen=True)
 class FileFilter:
-    """Which files of a folder are meant.
+    """Selects files of a folder.
 
     Args:
-        pattern: that their names or paths match ("*.pt"); None for the first kind that the folder has.
-        one_kind: whether files of several kinds are refused; else those of the later kinds are left out, and told.
+        pattern: of names or paths ("*.pt"); None for all files.
+        one_kind: whether files of several kinds are an error; otherwise only the first kind is taken, with a message.
     """
 
     pattern: str | None = None
@@ -74,20 +76,20 @@ def find_origin(
     sources: Sequence[str | Path], name: str, root: Path | None, excluded: Path | None, say: Say,
     file_filter: FileFilter = FileFilter(),
 ) -> Origin:  # fmt: skip
-    """Look at what is to be imported; return it.
+    """Find the files to be imported; return them as an origin.
 
     Args:
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
-        name: of the collection: one of the catalog may say which folder of a repo is meant.
-        root: folder that the files' paths are to count from, None for the one given.
-        excluded: a folder whose files are not meant, since members are copied into it; None if they are not copied.
-        say: told of files that are left out.
-        file_filter: which files of a folder are meant.
+        name: of the collection; the catalog may name the folder of a repo for it.
+        root: folder that the paths are relative to; None for the folder of the sources.
+        excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
+        say: called with a line of text on files that are left out.
+        file_filter: selects files of folders.
 
     Raises:
-        SourceNotFound: nothing there, or a file that can't be read.
+        SourceNotFound: a source does not exist or can't be read.
         UsageError: files of several kinds, or outside the root.
-        DamagedError: a file that is none of them.
+        DamagedError: a file of no known kind.
         NetworkError, AccessError: the Hub can't be reached, or this login may not read the repo.
     """
     if not sources:
@@ -102,7 +104,7 @@ def find_origin(
 
 
 def _absolute_path(path: Path) -> Path:
-    """Return a path from the root on; a link to a file is left as it is."""
+    """Return the absolute path; a link to a file is not resolved."""
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
@@ -141,7 +143,7 @@ def _read_first_bytes(file: Path) -> bytes:
     """Return a file's first bytes.
 
     Raises:
-        SourceNotFound: it can't be read, such as a link to nothing.
+        SourceNotFound: the file can't be read, such as a broken link.
     """
     try:
         with file.open("rb") as opened:
@@ -152,7 +154,7 @@ def _read_first_bytes(file: Path) -> bytes:
 
 
 def _check_utf8(inside: str) -> None:
-    """Check that a file's name is text, since a manifest and a repo can have no others.
+    """Check that a file's name is UTF-8, as manifests and repos require.
 
     Raises:
         UsageError: it is not.
@@ -167,27 +169,27 @@ def _check_utf8(inside: str) -> None:
 
 
 def _relative_path(file: Path, root: Path) -> str:
-    """Return a file's path in a folder.
+    """Return a file's path relative to a folder.
 
     Raises:
-        UsageError: it lies elsewhere.
+        UsageError: the file is outside the folder.
     """
     if file.is_relative_to(root) and file.resolve().is_relative_to(root):
         return file.relative_to(root).as_posix()
     raise UsageError(
         f"file {file}",
-        expected=f"it in the folder {root}, since a manifest names files by their path in its folder",
-        found="it elsewhere" if not file.is_relative_to(root) else f"a link to {file.resolve()}",
+        expected=f"a file in the folder {root}, since a manifest names files by their path in its folder",
+        found="a file elsewhere" if not file.is_relative_to(root) else f"a link to {file.resolve()}",
         do="Give a folder that holds all files as --out, or --reshard OUT to copy the members",
         path=file,
     )
 
 
 def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, file_filter: FileFilter) -> list[Path]:
-    """List the files of a folder that may hold members: archives in it, else safetensors below it, else pickles."""
+    """List the files of a folder that may hold members: archives in it, or safetensors files or pickles below it."""
     listing = catalog.collections().get(name)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
-        return [folder / p for p in indexing.in_folder(folder, listing.archives)]
+        return [folder / p for p in indexing.list_in_folder(folder, listing.archives)]
     candidates = [p for p in _walk_files(folder, excluded) if _matches(p.relative_to(folder), file_filter.pattern)]
     pickles = [p for p in candidates if p.name.lower().endswith(PICKLES)]
     tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
@@ -210,7 +212,7 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
                 f"source {folder}",
                 expected="checkpoints of one kind",
                 found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left_out_count:,} others ({others})",
-                do=f"Say which are meant: files='*{kinds[0][0].suffix}'",
+                do=f"Choose with files='*{kinds[0][0].suffix}'",
                 path=folder,
             )
         say(f"{folder}: {left_out_count:,} files ({others}) are left out: the {kinds[0][0].suffix} files are taken")
@@ -226,7 +228,7 @@ def _number_key(path: str) -> tuple[list[int], str]:
 
 
 def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
-    """Yield the files below a folder, hidden ones and those that an import wrote aside."""
+    """Yield the files below a folder, except hidden files and files that an import wrote."""
     excluded_path = None if excluded is None else excluded.resolve()
     for folder_path, folders, names in os.walk(folder):
         current = Path(folder_path)
@@ -242,38 +244,38 @@ def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
 
 
 def _file_kind(first: bytes, name: str) -> str:
-    """Tell a file by its first bytes; return "tar", "gzip", "safetensors" or "pickle".
+    """Return the kind of a file by its first bytes: "tar", "gzip", "safetensors" or "pickle".
 
     Raises:
-        DamagedError: it is none of them.
+        DamagedError: the file is of no such kind.
     """
     if first[:2] == b"\x1f\x8b":
         return "gzip"
     if is_header(first[:BLOCK]) or first[:BLOCK] == bytes(BLOCK):
         return "tar"
     if name.lower().endswith(SAFETENSORS) or (first[8:9] == b"{" and not name.lower().endswith(PICKLES)):
-        return "safetensors"  # a damaged one among others becomes a member that has failed
+        return "safetensors"  # a damaged file becomes a failed member
     if name.lower().endswith(PICKLES):
         return "pickle"
     raise DamagedError(
         f"file {name}",
-        expected="a tar, a safetensors file or one of torch.save",
-        found=what_is(first) or f"something else: {first[:16]!r}",
+        expected="a tar archive, a safetensors file or a file of torch.save",
+        found=guess_kind(first) or f"something else: {first[:16]!r}",
         path=name,
     )
 
 
 def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
-    """Find archives or safetensors files in a repo; return them."""
-    place, path = hub.apart(address, "source")
-    repo = hub.resolve(place)
+    """Find archives or safetensors files in a repo; return them as an origin."""
+    place, path = hub.split_address(address, "source")
+    repo = hub.resolve_address(place)
     label = f"{repo}/{path}" if path else str(repo)
     listing = catalog.collections().get(name)
     if not path and listing and listing.archives:
         path = listing.archives.folder
-    paths = hub.files(repo, path) if path else []
+    paths = hub.list_files(repo, path) if path else []
     if path and not paths:
-        fetching.remote(repo, path)  # raises where there is no such file either
+        fetching.remote_file(repo, path)  # raises if there is no such file
         paths = [path]
     archives = [p for p in paths if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
     files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS)]
@@ -290,17 +292,17 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     if left_out:
         say(f"{label}: {len(left_out):,} other files are left out")
     archives = sorted(archives, key=_number_key)
-    first = {p: fetching.remote(repo, p).bytes_at(0, FIRST_BYTES) for p in archives}
+    first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_BYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
     return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_number_key)))
 
 
 def number_files(paths: Sequence[str]) -> list[int]:
-    """Number the files of a folder; return a number for each, all different.
+    """Number the files of a folder; return a different number for each.
 
-    Where the paths are the same but for one number, it is that; where several numbers differ, the one after a word that
-    says so (member, seed, run, …). Where that is another number for every file; else a file's position.
+    If the paths differ in one number, this is the number. If they differ in several, it is the one after a word such as
+    member, seed or run. If there is none, or files share it, the position counts.
 
     Args:
         paths: in the folder, in order.
@@ -324,5 +326,5 @@ def number_files(paths: Sequence[str]) -> list[int]:
 
 
 def _without_suffix(path: str) -> str:
-    """Take off what says of which kind a file is; return the rest of its path."""
+    """Return a path without the suffix of a checkpoint."""
     return next((path[: -len(s)] for s in (SAFETENSORS, *PICKLES) if path.lower().endswith(s)), path)

@@ -1,6 +1,6 @@
-"""Files of torch.save on this disk: tensors alone are read from them, never code. Needs torch.
+"""Files of torch.save on this disk. Only tensors are read from them; no code runs.
 
-Nothing from the Hub comes here.
+Files from the Hub are never opened here.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import what_is
-from checkpoints_zoo.formats.text import few
+from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Origin
-from checkpoints_zoo.sources.archives import Head, Lot, Lying, Tell
+from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader, MemberRange
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     State = dict[str, Tensor]
 
-# How torch.save begins: a zip archive, or before version 1.6 a pickle of protocol 2.
+# The first bytes of torch.save's files: a zip archive, or before torch 1.6 a pickle of protocol 2.
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80\x02"
-# What the readers of torch, pickle and zip archives raise on damaged files, besides errors of their own.
+# Exceptions of the readers in torch, pickle and zipfile for damaged files, besides their own error classes.
 PARSER_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
     ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-MAX_DEPTH = 4  # of dicts in dicts that a state dict is looked for in
+MAX_DEPTH = 4  # levels of nested dicts in which state dicts are searched
 
 
 @dataclass(frozen=True)
 class StateDictPlace:
-    """Where in a file the state dict lies.
+    """Where the state dict is in a file.
 
     Args:
-        key: under what ("ema", "model/state_dict"); "" for the file's own, or what is found.
-        known: tells whether a head's tensors are the net's, so that the state dict that fits is found under any key;
-            None where nobody knows the net: it is then the file's own, or lies under "state_dict" as Lightning has it.
+        key: of the state dict ("ema", "model/state_dict"); "" searches it.
+        recogniser: recognises the net's tensors, so that the fitting state dict is found under any key. If None, the
+            file is a state dict itself, or has one under "state_dict" as Lightning writes it.
     """
 
     key: str = ""
-    recogniser: Tell | None = None
+    recogniser: IdentifyNet | None = None
 
 
-def members_of_pickles(origin: Origin, place: StateDictPlace) -> Lot:
-    """Look into files of torch.save; return their members. A damaged file becomes a member that has failed.
+def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
+    """Read the names and shapes in files of torch.save; return their members. A damaged file becomes a failed member.
 
     Args:
-        origin: whose files they are.
-        place: where in the files the state dicts lie.
+        origin: with the files.
+        place: of the state dict in each file.
 
     Raises:
-        UsageError: a file that asks for code, or in which two state dicts fit.
+        UsageError: a file that needs code, or in which two state dicts fit.
     """
-    heads: dict[Head, Head] = {}
+    heads: dict[MemberHeader, MemberHeader] = {}
     members, broken = [], []
     for path in origin.pickles:
         try:
@@ -71,12 +71,12 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> Lot:
         except DamagedError as error:
             broken.append((path, str(error)))
             continue
-        members.append(Lying(path, path, 0, heads.setdefault(head, head)))
-    return Lot(members, broken)
+        members.append(MemberRange(path, path, 0, heads.setdefault(head, head)))
+    return MemberGroup(members, broken)
 
 
-def _choose_head(path: Path, place: StateDictPlace) -> Head:
-    """Find the state dict that is meant; return its head."""
+def _choose_head(path: Path, place: StateDictPlace) -> MemberHeader:
+    """Choose the state dict of the net; return its header."""
     heads = {key: head_of(state, f" of file {path}") for key, state in _read_states(path, place).items()}
     if place.recogniser is None or len(heads) == 1:
         return next(iter(heads.values()))
@@ -86,14 +86,14 @@ def _choose_head(path: Path, place: StateDictPlace) -> Head:
             f"file {path}",
             expected="one state dict of the net",
             found=f"{len(fitting)} that fit, under {', '.join(map(repr, fitting))}",
-            do=f"Say which is meant: key={next(iter(fitting))!r}, or --key {next(iter(fitting))}",
+            do=f"Choose one with key={next(iter(fitting))!r}, or --key {next(iter(fitting))}",
             path=path,
         )
-    # Where none fits, the largest is the one to be compared with the net.
+    # If none fits, the error compares the largest with the net.
     return next(iter(fitting.values()), None) or max(heads.values(), key=lambda head: len(head.tensors))
 
 
-def _is_recognised(head: Head, known: Tell) -> bool:
+def _is_recognised(head: MemberHeader, known: IdentifyNet) -> bool:
     try:
         known(head)
     except LayoutError:
@@ -102,11 +102,11 @@ def _is_recognised(head: Head, known: Tell) -> bool:
 
 
 def _read_states(path: Path, place: StateDictPlace) -> dict[str, State]:
-    """Read the state dicts in a file of torch.save that can be the one that is meant; return key -> state dict.
+    """Read the state dicts in a file of torch.save that may be the net's; return key -> state dict.
 
     Raises:
-        UsageError: the file asks for something that is not tensors: it was not opened. Or it has no such key.
-        DamagedError: it is cut, or holds something else than tensors by name.
+        UsageError: the file needs code and was not opened; or it lacks the key.
+        DamagedError: the file is cut, or holds no tensors by name.
     """
     loaded = _load_file(path)
     states = dict(_nested_states(loaded))
@@ -130,13 +130,13 @@ def _read_states(path: Path, place: StateDictPlace) -> dict[str, State]:
         f"file {path}",
         expected="a state dict, tensors by name, or one under 'state_dict'",
         found=description,
-        do=f"Say which is meant: key={keys[0]!r}, or --key {keys[0]}" if keys else "",
+        do=f"Choose one with key={keys[0]!r}, or --key {keys[0]}" if keys else "",
         path=path,
     )
 
 
 def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
-    """Yield the state dicts in nested ones, each with its keys; one that lies in there twice only once."""
+    """Yield the state dicts in nested dicts with their keys; the same dict is yielded only once."""
     import torch
 
     level, seen = [("", loaded)], set[int]()
@@ -159,14 +159,14 @@ def _load_file(path: Path) -> Any:
     with path.open("rb") as file:
         first = file.read(512)
     if not first.startswith((ZIP_START, PICKLE_START)):
-        found = what_is(first) or f"something else: {first[:16]!r}"
+        found = guess_kind(first) or f"something else: {first[:16]!r}"
         raise DamagedError(f"file {path}", expected="a file of torch.save", found=found, path=path)
     if first.startswith(ZIP_START):
         _check_zip(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Mapped where it can be: to look at names and shapes reads no weights.
+            # A mapped file: reading names and shapes reads no weights.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP_START))
     except pickle.UnpicklingError as error:
         names = _unsafe_names(path, str(error))
@@ -188,7 +188,7 @@ def _load_file(path: Path) -> Any:
 
 
 def _unsafe_names(path: Path, refused: str) -> str:
-    """Say what a pickle asks for that is not tensors, reading its opcodes alone; return that."""
+    """Return the names that a pickle asks for besides tensors, from its opcodes; nothing is executed."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
     match = re.search(r"GLOBAL ([\w.]+)", refused) or re.search(r"(Unsupported \w+ \S+)", refused)
@@ -198,15 +198,15 @@ def _unsafe_names(path: Path, refused: str) -> str:
     except (*PARSER_ERRORS, pickle.UnpicklingError):  # damaged too, or not a zip archive
         other_names = []
     names = refused_names + other_names
-    return few(names, 5) or "more"
+    return first_few(names, 5) or "more"
 
 
-def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
-    """Write down what the tensors of a state dict are; return that.
+def head_of(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
+    """Return the header of a state dict: names, dtypes and shapes.
 
     Args:
         state: tensors by name.
-        where: they lie, for errors.
+        where: text after the tensor's name in errors, such as " of file …".
 
     Raises:
         DamagedError: a tensor that safetensors can't hold.
@@ -221,20 +221,20 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> Head:
                 f"tensor {name!r}{where}", expected=f"a plain one of {', '.join(DTYPE_NAMES.values())}",
                 found=f"{t.dtype}, {t.layout}{' without values' if t.is_meta else ''}", tensor=name,
             )  # fmt: skip
-    return Head(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
+    return MemberHeader(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
 
 
 def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> bytearray:
-    """Read a member's tensors; return their bytes one after another, as its layout says.
+    """Read a member's tensors; return their bytes in the order of its layout.
 
     Args:
         path: of the file.
-        place: where in it the state dict lies.
-        layout: that its head was found to have.
+        place: of the state dict in the file.
+        layout: of the member, from its header.
 
     Raises:
-        UsageError, DamagedError: it can't be read, or has no such tensors any more.
-        TooLargeError: they are more than the free memory; a few bytes may be shown as many.
+        UsageError, DamagedError: the file can't be read, or its tensors have changed.
+        TooLargeError: the tensors need more than the free memory; views of few stored bytes can be that large.
     """
 
     from checkpoints_zoo.networks.device import free_if_short
@@ -252,20 +252,20 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
 
 
 def state_bytes(state: Mapping[str, Tensor]) -> bytearray:
-    """Return the bytes of a state dict's tensors, one after another."""
+    """Return the concatenated bytes of a state dict's tensors."""
     import torch
 
     out = bytearray()
     for t in state.values():
         if t.numel():
-            out += t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            out += t.detach().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return out
 
 
 def checksum_problem(path: Path) -> str:
-    """Compare a file of torch.save with the checksums in it; return what is wrong, "" where nothing is or none are.
+    """Compare a file of torch.save with its checksums; return the problem, or "" if there is none or no checksums.
 
-    torch.load does not look at them.
+    torch.load does not compare them.
     """
     if not zipfile.is_zipfile(path):  # torch's format before version 1.6
         return ""
@@ -276,14 +276,15 @@ def checksum_problem(path: Path) -> str:
             changed = file.testzip() if has_checksums else None
     except PARSER_ERRORS as error:
         return f"a zip archive that can't be read ({type(error).__name__}: {error})"[:200]
-    return "" if changed is None else f"values that are not those that were saved, by the checksum of {changed}"
+    return "" if changed is None else f"values that differ from the saved ones, by the checksum of {changed}"
 
 
 def _check_zip(path: Path) -> None:
-    """Check that a zip archive is whole and holds no more bytes than it has itself: a few could else fill all memory.
+    """Check that a zip archive is complete and does not unpack to more bytes than it has, which could fill the memory.
 
     Raises:
-        DamagedError: it is cut, or can't be listed; it is compressed, as torch.save never does; or its files overlap.
+        DamagedError: the archive is cut, can't be listed, is compressed (torch.save never does that), or its files
+            overlap.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -314,16 +315,16 @@ def _check_zip(path: Path) -> None:
 
 
 def _has_one_directory(path: Path) -> bool:
-    """Say whether the list of a zip archive's files lies where its end says, and right before it.
+    """Return whether a zip archive has one directory, at the offset in its end record and directly before that record.
 
-    zipfile takes the one right before the end, torch the one at the offset that the end names.
+    zipfile reads the directory before the end record, torch the one at the offset: two directories could differ.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 98))
         tail = file.read()
     directory_end, (length, offset) = size - 22, struct.unpack("<2I", tail[-10:-2])
-    if tail[-42:-38] == b"PK\x06\x07":  # of 64 bits, as torch.save writes it: a record of 56 bytes, and where it lies
+    if tail[-42:-38] == b"PK\x06\x07":  # zip64, as torch.save writes it: a record of 56 bytes and its locator
         directory_end = size - 98
         if tail[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail[-34:-26])[0] != directory_end:
             return False

@@ -1,4 +1,4 @@
-"""Members of any origin, written into shards of our own: each is read once, one at a time in memory."""
+"""Write members of an origin into new shards; each is read once, with one member in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import Location, prefix
+from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.interop.ingest import measuring, pickles
 from checkpoints_zoo.interop.ingest.measuring import Row
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, tensor_shapes
@@ -28,7 +28,7 @@ class MemberReader:
     """Reads members of an origin.
 
     Args:
-        origin, description: what they are.
+        origin, description: of the members.
         find_file: returns the file on this disk for the path in a row.
         state_dict_place: where in files of torch.save the state dict lies; None for other files.
     """
@@ -39,11 +39,11 @@ class MemberReader:
     state_dict_place: StateDictPlace | None = None
 
     def read(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Layout, shard_files.Bytes]]:
-        """Read members one by one and judge them; yield each with its row, the layout of its bytes, and these.
+        """Read and check members one by one; yield the row, the layout and the bytes of each.
 
         Raises:
-            DamagedError: bytes that are not what the headers said.
-            NetworkError, AccessError, StorageError: a repo that can't be read, or members that can't be kept.
+            DamagedError: bytes that differ from the headers.
+            NetworkError, AccessError, StorageError: the repo can't be read, or the cache can't be written.
         """
         for batch in measuring.batch_rows(rows):
             far = [r for r in batch if self.origin.repo is not None and "!" not in r["path"]]
@@ -59,7 +59,7 @@ class MemberReader:
         for row in rows:
             layout = self.description.layouts[row["layout"]]
             path = self.find_file(row["path"])
-            local = Location(row["member"], prefix(row["member"]), path, row["offset"], layout)
+            local = Location(row["member"], tensor_prefix(row["member"]), path, row["offset"], layout)
             location = borrowed.get(row["member"], local)
             if self.state_dict_place is None:
                 yield row, layout, measuring.read_and_check(row, location)
@@ -72,21 +72,21 @@ class MemberReader:
 
 
 def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say: Say) -> None:
-    """Write members into a folder as a source of its own, whole shards first; what is there already stays.
+    """Write members into a folder as a new source, the manifest after each shard; existing shards stay.
 
     Args:
         reader: of the members.
-        rows: with their places in the origin, or without any.
+        rows: with locations in the origin; failed members have none.
         target: the folder.
-        say: told of each shard.
+        say: called with lines of text on the progress.
 
     Raises:
-        DamagedError, NetworkError, AccessError, StorageError: the members can't be read, or there is no room.
+        DamagedError, NetworkError, AccessError, StorageError: the members can't be read, or the disk is full.
     """
     old, name = reader.description, reader.description.name
     keys, layouts = dict[str, str](), dict[str, Layout]()
     for key, layout in old.layouts.items():
-        sharded_layout = shard_files.sharded(layout)
+        sharded_layout = shard_files.shard_layout(layout)
         keys[key] = archives.layout_key(old.architecture, sharded_layout)
         layouts[keys[key]] = sharded_layout
     description = replace(old, layouts=layouts, base="")
@@ -111,17 +111,17 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         _write_manifest(list(finished.values()), description, target)
         for row in group:
             if "!" in row["path"]:
-                reader.find_file(row["path"]).unlink(missing_ok=True)  # it was laid aside, and lies in the shard now
+                reader.find_file(row["path"]).unlink(missing_ok=True)  # the staged file is in the shard now
         total += len(group)
         report(total)
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
 
 
 def _written_rows(target: FolderSource, name: str) -> dict[int, Row]:
-    """Return member -> row of what was written before, and is still there."""
+    """Return member -> row of the members that were written before and whose files exist."""
     if not target.manifest_path(name).is_file():
         return {}
-    rows = target.read(name)[1].to_pylist()
+    rows = target.read_collection(name)[1].to_pylist()
     existing = {p for p in {r["path"] for r in rows} if p is not None and (target.root / p).is_file()}
     return {r["member"]: r for r in rows if r["path"] in existing}
 
@@ -129,7 +129,7 @@ def _written_rows(target: FolderSource, name: str) -> dict[int, Row]:
 def _shard(
     reader: MemberReader, rows: Sequence[Row], number: int, key: str, layout: Layout, target: FolderSource
 ) -> list[Row]:
-    """Write a shard; return its members' rows as they are now."""
+    """Write a shard; return its members' rows with the new locations."""
     written: list[Row] = []
 
     def members() -> Iterator[shard_files.Bytes]:
@@ -138,7 +138,7 @@ def _shard(
             yield shard_files.repack(stored, raw, layout)
 
     name = reader.description.name
-    prefixes = [prefix(row["member"]) for row in rows]
+    prefixes = [tensor_prefix(row["member"]) for row in rows]
     path = shard_files.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
     inside, start = path.relative_to(target.root).as_posix(), shard_files.first_offset(layout, prefixes)
     return [
@@ -150,19 +150,19 @@ def _shard(
 
 def _write_manifest(rows: list[Row], description: Description, target: FolderSource) -> None:
     measuring.mark_duplicates(rows)
-    table = manifest.table(rows)
+    table = manifest.build_manifest(rows)
     path = target.manifest_path(description.name)
-    manifest.validate(table, description, path)
-    manifest.write(table, path)
+    manifest.check_rows(table, description, path)
+    manifest.write_manifest(table, path)
 
 
 def import_folder(out: Path, name: str) -> Path:
-    """Return the folder for what an import lays aside while it runs."""
+    """Return the folder for staged members of a running import."""
     return out / ".import" / name
 
 
 def remove_temporary_files(root: Path, name: str) -> None:
-    """Delete what a kill left of files of a collection that were being written."""
+    """Delete temporary files of a collection that a killed import left."""
     own = f".{name}.*.tmp"
     for folder, pattern in ((f"shards/{name}", ".*.tmp"), ("manifests", own), ("files", own), (".import", ".*.tmp")):
         for path in (root / folder).glob(pattern):
@@ -170,10 +170,10 @@ def remove_temporary_files(root: Path, name: str) -> None:
 
 
 def check_same_import(target: FolderSource, name: str, import_fingerprint: str) -> None:
-    """Check that a folder has no collection of this name, or one that this import began; clear what another laid aside.
+    """Check that a folder has no collection of this name, except one of this import; delete staged files of others.
 
     Raises:
-        UsageError: it has another one.
+        UsageError: the folder has another collection of this name.
     """
     record = _record_path(target, name)
     try:
@@ -195,7 +195,7 @@ def check_same_import(target: FolderSource, name: str, import_fingerprint: str) 
 
 
 def record_import(target: FolderSource, name: str, import_fingerprint: str) -> None:
-    """Write down which import it is that a folder gets a collection from."""
+    """Record in a folder which import writes a collection."""
     catalog.write_json({"import": import_fingerprint}, _record_path(target, name))
 
 
@@ -204,7 +204,7 @@ def _record_path(target: FolderSource, name: str) -> Path:
 
 
 def import_fingerprint(origin: Origin, net: NetSpec, build: Build | None = None) -> str:
-    """Hash what is imported: files with sizes and times, or a commit, and as what net; return 64 hex digits."""
+    """Hash the files (with sizes and times, or the commit) and the net of an import; return 64 hex digits."""
     repo = str(origin.repo) if origin.repo else ""
     files = [[p, *([] if origin.repo else _file_stamp(origin.root / p))] for p in origin.paths]
     shapes = [] if build is None else [tensor_shapes(net, build)]

@@ -1,4 +1,4 @@
-"""What an origin holds, before any weights are read: its members, of what net they are, and the rows they get."""
+"""Survey of an origin before any weights are read: its members, their net, and their rows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import checkpoint_members, pickles
-from checkpoints_zoo.interop.ingest.given_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.interop.ingest.measuring import Row, batch_rows
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogniser, recogniser_of_known
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
+from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
-from checkpoints_zoo.sources.archives import Lot
-from checkpoints_zoo.sources.fetching import GAP, LARGEST_RUN
+from checkpoints_zoo.sources.archives import MemberGroup
+from checkpoints_zoo.sources.fetching import GAP, LARGEST_RANGE
 from checkpoints_zoo.sources.source import FolderSource
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What a user says of the members: their net, what builds it, columns, and whether all must fit."""
+    """The user's options on the members: net, function that builds it, columns, and whether every file must fit."""
 
     net: NetSpec
     build: Build | None
@@ -35,7 +35,7 @@ class ImportOptions:
     strict: bool
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
-        """Say where in files of torch.save the state dicts lie, None for other files."""
+        """Return where the state dicts are in files of torch.save; None for other files."""
         return StateDictPlace(self.net.key, recogniser_of_known(self.net, self.build)) if origin.pickles else None
 
 
@@ -50,26 +50,28 @@ def survey_origin(
     copy_root: Path | None,
     say: Say,
 ) -> Survey:
-    """Find out what members an origin holds, and of what net; return it, with what its own manifest says already.
+    """Find the members of an origin and their net; return the survey, merged with an existing manifest.
 
     Args:
         origin: the origin.
         name: of the collection.
-        staged: what its gzipped archives hold.
+        staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: as in `make_description`.
-        options: what the user says of the members.
-        copy_root: folder that they are copied into, whose manifest is that of the copies; None where they stay.
-        say: told of files that are left out.
+        given, like: as of `make_description`.
+        options: the user's options on the members.
+        copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
+        say: called with a line of text on files that are left out.
 
     Raises:
-        DamagedError, LayoutError: no members, or of no net that is known.
-        UsageError, CollectionNotFound, FormatError: as in `make_description`; a manifest of other members.
+        DamagedError, LayoutError: no members, or an unknown net.
+        UsageError, CollectionNotFound, FormatError: as of `make_description`; or a manifest of other members.
         NetworkError, AccessError: a repo that can't be read.
     """
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
-    lots: list[Lot] = checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
+    lots: list[MemberGroup] = (
+        checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
+    )
     if origin.files:
         lots.append(checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files))
     if within := options.state_dict_place(origin):
@@ -82,7 +84,7 @@ def survey_origin(
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
         raise DamagedError(f"source {origin.label}", expected="members", found=first)
     try:
-        rows, layouts, net = archives.rows_of_lots(lots, recogniser)
+        rows, layouts, net = archives.rows_of_groups(lots, recogniser)
     except LayoutError as error:
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
@@ -93,7 +95,7 @@ def survey_origin(
         description = replace(description, base=str(origin.repo))
     files = checkpoint_members.members_by_file(lots)
     columns = {} if options.columns is None else options.columns(files)
-    table = manifest.table(row | columns.get(row["member"], {}) for row in rows)
+    table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
     surveyed = Survey(origin, description, table, given, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
         return surveyed
@@ -102,9 +104,9 @@ def survey_origin(
 
 @dataclass(frozen=True)
 class Survey:
-    """What an origin holds, written down as a source would: its description, and its rows with their places.
+    """The content of an origin as a source: its description, and its rows with locations.
 
-    `files`: path of each member's file, where it has one of its own; `make_column_reader`: columns that the user gives.
+    `files`: path -> member of members with their own files. `user_columns`: member -> columns from the user.
     """
 
     origin: Origin
@@ -120,15 +122,15 @@ class Survey:
         return make_plan(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
-        """Take over what a manifest of these same members says already; return that.
+        """Return the survey with rows and facts of an existing manifest of the same members.
 
         Raises:
-            UsageError: there is a manifest of that name, of other members.
+            UsageError: there is a manifest of that name with other members.
         """
         path = source.manifest_path(self.description.name)
         if not path.is_file():
             return self
-        old, rows = source.read(self.description.name)
+        old, rows = source.read_collection(self.description.name)
         if difference := _manifest_difference(self, old, rows):
             raise UsageError(
                 f"manifest {path}",
@@ -142,16 +144,16 @@ class Survey:
         return replace(self, description=replace(description, layouts=old.layouts), rows=rows)
 
     def write(self, target: FolderSource) -> None:
-        """Write description and manifest, or go on with those of the same members that are there."""
+        """Write description and manifest; an existing manifest of the same members stays."""
         current, name = self.with_existing_manifest(target), self.description.name
-        manifest.validate(current.rows, current.description, target.manifest_path(name))
+        manifest.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
         if current is self:
-            manifest.write(current.rows, target.manifest_path(name))
+            manifest.write_manifest(current.rows, target.manifest_path(name))
 
 
 def _manifest_difference(new: Survey, old: Description, rows: pa.Table) -> str:
-    """Say in what a manifest that is there differs from that of these members; return "" if in nothing that counts."""
+    """Return how an existing manifest differs from a survey; "" if its members are the same."""
     if old.base != new.description.base:
         return f"members in {old.base or 'this folder'}, not in {new.description.base or 'this folder'}"
     if (old.architecture, dict(old.arguments)) != (new.description.architecture, dict(new.description.arguments)):
@@ -169,16 +171,16 @@ def _manifest_difference(new: Survey, old: Description, rows: pa.Table) -> str:
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """What an import would do.
+    """The plan of an import.
 
     Args:
-        collection, source, target: names of what is imported, from where, and the folder that is written to.
-        files: of the source.
-        members, ok, failed, excluded: rows of the manifest, and how many of them are what; None where only reading
-            a gzipped archive tells.
-        bytes: of the members that have some; of gzipped archives, their own.
-        read: bytes of members that are to be read.
-        requests: to the Hub, about.
+        collection, source, target: name of the collection, label of the origin, and folder that is written to.
+        files: number of files of the origin.
+        members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
+            must be read first.
+        bytes: of the members; of gzipped archives, the size of the archives.
+        read: bytes of the members that will be read.
+        requests: approximate number of requests to the Hub.
     """
 
     collection: str
@@ -197,13 +199,13 @@ class ImportPlan:
 def make_plan(
     description: Description, origin: Origin, target: str, rows: Sequence[Mapping[str, Any]], headers: int, reads: bool
 ) -> ImportPlan:
-    """Plan an import of members that are known; return the plan.
+    """Return the plan of an import of surveyed members.
 
     Args:
-        description, origin, target: what is imported, from where, and to which folder.
-        rows: as they would be.
-        headers: that are still to be read, a request each.
-        reads: whether weights are read, to be hashed, measured or copied.
+        description, origin, target: of the collection, its origin, and the folder that is written to.
+        rows: of the manifest.
+        headers: number of headers that must still be read, one request each.
+        reads: whether weights are read, to hash, measure or copy them.
     """
     located = [dict(row) for row in rows if row["path"] is not None]
     size = sum(row["nbytes"] for row in located)
@@ -217,28 +219,28 @@ def make_plan(
 
 
 def plan_of_gzips(name: str, origin: Origin, target: str) -> ImportPlan:
-    """Plan an import of archives that are gzipped, and whose members nobody knows yet; return the plan."""
+    """Return the plan of an import of gzipped archives, whose members are not known before they are read."""
     size = sum(origin.size(p) for p in origin.archives)
     requests = -(-size // 2**23) + len(origin.archives) if origin.repo else 0
     return ImportPlan(name, origin.label, target, len(origin.paths), None, None, None, None, size, size, requests)
 
 
 def status_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Count rows by their status; return the three counts."""
+    """Return the number of rows with each status."""
     counts = Counter(row["status"] for row in rows)
     return {status: counts[status] for status in ("ok", "failed", "excluded")}
 
 
 def _count_ranges(rows: Sequence[Row]) -> int:
-    """Count the ranges that bring members: neighbours of a batch together, long ones cut."""
+    """Return the number of range requests for members: neighbours share one, long ranges are split."""
     count = 0
     for batch in batch_rows(sorted(rows, key=lambda r: (r["path"], r["offset"]))):
         begin, end, path = 0, 0, None
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
             if row["path"] != path or start > end + GAP:
-                count += -(-(end - begin) // LARGEST_RUN)
+                count += -(-(end - begin) // LARGEST_RANGE)
                 begin, path = start, row["path"]
             end = stop
-        count += -(-(end - begin) // LARGEST_RUN)
+        count += -(-(end - begin) // LARGEST_RANGE)
     return count

@@ -1,4 +1,4 @@
-"""Approximate posteriors against a population of independently trained members: how near, and what that does."""
+"""Compare approximate posteriors with a population of independently trained members: distances and figures."""
 
 from __future__ import annotations
 

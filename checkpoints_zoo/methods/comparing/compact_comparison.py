@@ -23,11 +23,11 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.text import aligned, whole
+from checkpoints_zoo.formats.text import align_columns, whole_number
 from checkpoints_zoo.images import ImageInput
-from checkpoints_zoo.methods.comparing.comparison import escaped
-from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, Mode, cited
-from checkpoints_zoo.methods.comparing.draws import Fits, fit_all
+from checkpoints_zoo.methods.comparing.comparison import escape_latex
+from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, DrawEnsemble, portable_citation
+from checkpoints_zoo.methods.comparing.draws import MethodFits, fit_all
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.methods.hmc import Hmc
@@ -71,13 +71,13 @@ Figures = Mapping[str, Interval]
 
 @dataclass(frozen=True)
 class Source:
-    """The draws behind a part of the table.
+    """The draws of one method in the table.
 
     Args:
         citation: of the draws, without the folder of this machine.
         runs: chains of HMC, members of an ensemble, fits of VI.
         draws: of all runs.
-        facts: how they were made, JSON values: see `draws.Draws`.
+        facts: settings and records of the fits, JSON values: see `draws.Draws`.
     """
 
     citation: str
@@ -92,15 +92,19 @@ class CompactComparison:
 
     Args:
         sources: "hmc", "ensemble", "vi": the draws; without "vi" where there are none.
-        to: what draws were aligned to: "the first" of each, or "the mean".
+        to: reference of the alignment: "the first" draw of each method, or "the mean".
         data: name and fingerprint of the images evaluated on.
-        inputs, samples, splits, seed: images; networks drawn from each Gaussian; random halves; of both.
+        inputs: number of images.
+        samples: networks drawn from each Gaussian.
+        splits: random halves of the runs.
+        seed: of samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         table: "hmc" and "ensemble" -> "sample", "q_d", "q_r", and "vi" -> "q" -> row of `ROWS` ->
-            Interval. Agreement and total variation are to the mean prediction of all of HMC's draws. Samples have no
-            mean. Intervals are delete-half jackknifes over chains, members and fits of VI, joined.
-        halves: column of "hmc" -> "agreement" and "total_variation" of one half of the chains to the draws of the
-            other: mean over the halves, low and high where 95 % of them fall.
+            Interval. Agreement and total variation are those with the mean prediction of all of HMC's draws. The column
+            "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members and fits of
+            VI, joined.
+        halves: column of "hmc" -> "agreement" and "total_variation" of one half of the chains with the draws of the
+            other half: the mean over the splits, and the range of 95 % of the splits.
     """
 
     sources: Mapping[str, Source]
@@ -170,9 +174,9 @@ class CompactComparison:
             raise FormatError("compact table", expected="the JSON that `to_json` gives", found=repr(error)) from error
 
     def to_text(self) -> str:
-        """Return the table for people, and what it means."""
+        """Return the table as text, with an explanation."""
         rows = [["", *headings(self)], *([words, *values] for words, values in cells(self))]
-        blocks = [aligned(rows, range(1, len(rows[0])))]
+        blocks = [align_columns(rows, range(1, len(rows[0])))]
         if self.halves:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
@@ -182,15 +186,15 @@ class CompactComparison:
                 ]
                 for row in ("agreement", "total_variation")
             ]
-            blocks.append(aligned(rows, range(1, len(rows[0]))))
-        return "\n\n".join([*blocks, "\n".join(meaning(self))])
+            blocks.append(align_columns(rows, range(1, len(rows[0]))))
+        return "\n\n".join([*blocks, "\n".join(explanation(self))])
 
     def to_latex(self) -> str:
-        """Return the table for LaTeX with booktabs, laid out as the paper's."""
+        """Return the table for LaTeX with booktabs, in the layout of the paper."""
         count = len(headings(self))
         spans, at, rules = [], 2, []
         for method, of in self.table.items():
-            spans.append(rf"\multicolumn{{{len(of)}}}{{c}}{{{escaped(TITLES[method])}}}")
+            spans.append(rf"\multicolumn{{{len(of)}}}{{c}}{{{escape_latex(TITLES[method])}}}")
             rules.append(rf"\cmidrule(lr){{{at}-{at + len(of) - 1}}}")
             at += len(of)
         names = [_LATEX[column] for of in self.table.values() for column in of]
@@ -201,7 +205,7 @@ class CompactComparison:
             " ".join(rules),
             " & ".join(["", *names]) + r" \\",
             r"\midrule",
-            *(" & ".join([escaped(words), *("--" if x == "-" else x for x in values)]) + r" \\"
+            *(" & ".join([escape_latex(words), *("--" if x == "-" else x for x in values)]) + r" \\"
               for words, values in cells(self)),
             r"\bottomrule",
             r"\end{tabular}",
@@ -238,8 +242,8 @@ def headings(result: CompactComparison) -> list[str]:
     return [f"{TITLES[method]} {column}" for method, of in result.table.items() for column in of]
 
 
-def meaning(result: CompactComparison) -> list[str]:
-    """Say what rows, columns and intervals mean; return the lines."""
+def explanation(result: CompactComparison) -> list[str]:
+    """Explain rows, columns and intervals; return the lines."""
     hmc, ensemble, vi = (result.sources.get(name) for name in ("hmc", "ensemble", "vi"))
     sources = [f"HMC: {_counted(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
     sources += [f"VI: {_counted(vi, 'fit')}"] if vi is not None else []
@@ -388,26 +392,29 @@ def compare_with_hmc(
     draws = {"hmc": hmc, "ensemble": ensemble} | ({} if vi is None else {"vi": vi})
     for name, members in draws.items():
         _check_network(name, members, hmc)
-    drawn_samples = min(len(hmc), MOST_SAMPLES) if samples is None else samples
-    for thing, number in (("samples", drawn_samples), ("splits", splits)):
+    sample_count = min(len(hmc), MOST_SAMPLES) if samples is None else samples
+    for thing, number in (("samples", sample_count), ("splits", splits)):
         _check_whole(thing, number, _LEAST[thing])
     if to not in (None, "mean"):
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
-    modes = {name: _sorted_by_run(name, members) for name, members in draws.items()}
+    ensembles = {name: _sorted_by_run(name, members) for name, members in draws.items()}
     evaluator = make_evaluator(hmc, data, statistics, device, batch)
     measured: dict[str, MethodPredictives] = {}
     with one_thread(hmc._member_nbytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
         for name in ("hmc", "ensemble"):
-            target: int | str = modes[name].members.ids[0] if to is None else to
-            measured[name] = measure_draws(modes[name], target, evaluator, splits, drawn_samples, seed)
+            target: int | str = ensembles[name].members.ids[0] if to is None else to
+            measured[name] = measure_draws(ensembles[name], target, evaluator, splits, sample_count, seed)
         if vi is not None:
-            measured["vi"] = measure_gaussians(modes["vi"], evaluator, splits, seed)
+            measured["vi"] = measure_gaussians(ensembles["vi"], evaluator, splits, seed)
     return CompactComparison(
-        sources={n: Source(cited(draws[n]), len(mode.runs), len(mode.members)) for n, mode in modes.items()},
+        sources={
+            n: Source(portable_citation(draws[n]), len(group.runs), len(group.members))
+            for n, group in ensembles.items()
+        },
         to="the first" if to is None else "the mean",
         data=arguments.image_key(evaluator.test.data),
         inputs=len(evaluator.test.data),
-        samples=drawn_samples,
+        samples=sample_count,
         splits=splits,
         seed=seed,
         statistics=evaluator.statistics,
@@ -434,7 +441,7 @@ def fit_and_compare(
 ) -> CompactComparison:
     """Fit HMC and VI to a recipe, train an ensemble by it, and compare all; return the paper's table.
 
-    What was fitted before, with the same settings, is read from the folder.
+    Fits with the same settings that the folder has already are read from it.
 
     Args:
         recipe: of the network.
@@ -444,7 +451,7 @@ def fit_and_compare(
         workers: processes; None for one a core.
         seed: of fits, samples and splits.
         device: to compute on.
-        say: told of the progress.
+        say: receives messages on the progress.
         options: of `compact`.
 
     Raises:
@@ -456,7 +463,7 @@ def fit_and_compare(
         _check_whole(thing, number, least)
     root = Path(out).expanduser().absolute()
     disk.check_folder(root)
-    fits = Fits(recipe, root, runs, draws, seed, device=device)
+    fits = MethodFits(recipe, root, runs, draws, seed, device=device)
     made, refused = fit_all(fits, (hmc, ENSEMBLE, vi), usable_cores() if workers is None else workers, say)
     for name, reason in refused.items():
         raise UsageError(f"method {name!r}", expected=f"one that can be fitted to {recipe.name}", found=reason)
@@ -470,7 +477,7 @@ def fit_and_compare(
 
 
 def _check_whole(thing: str, number: object, least: int) -> None:
-    if (known := whole(number)) is None or known < least:
+    if (known := whole_number(number)) is None or known < least:
         raise UsageError(f"{thing} of a compact table", expected=f"a whole number from {least}", found=repr(number))
 
 
@@ -488,8 +495,8 @@ def _check_network(name: str, members: Collection, hmc: Collection) -> None:
         )
 
 
-def _sorted_by_run(name: str, members: Collection) -> Mode:
-    """Sort draws by their runs; each independent member is a run of its own."""
+def _sorted_by_run(name: str, members: Collection) -> DrawEnsemble:
+    """Sort draws by their runs; each independent member is a run."""
     if len(members) < 2:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
@@ -501,7 +508,7 @@ def _sorted_by_run(name: str, members: Collection) -> Mode:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
     ends = list(accumulate(map(len, runs)))
     places = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
-    return Mode(ONE, members.take([at for run in runs for at in run]), places)
+    return DrawEnsemble(ONE, members.take([at for run in runs for at in run]), places)
 
 
 @dataclass(frozen=True)
@@ -542,9 +549,9 @@ class MethodPredictives:
 
     Args:
         plan: halves of its runs (chains, or independent members), the first being all.
-        weights: (half, predictive), the share that each predictive has in a figure of a half.
-        columns: "sample", "q_d" and "q_r"; "q" of draws that are a Gaussian's already.
-        rest: predictive of the runs that a half lacks, (half - 1, input, class).
+        weights: (half, predictive), the weight of each predictive in a figure of a half.
+        columns: "sample", "q_d" and "q_r"; "q" if the draws are a Gaussian's.
+        rest: predictive of the runs that are not in a half, (half - 1, input, class).
     """
 
     plan: Plan
@@ -562,50 +569,50 @@ class MethodPredictives:
 
 
 def measure_draws(
-    mode: Mode, to: int | str, evaluator: Evaluator, splits: int, samples: int, seed: int
+    draws: DrawEnsemble, to: int | str, evaluator: Evaluator, splits: int, samples: int, seed: int
 ) -> MethodPredictives:
     """Measure draws, and Gaussians fitted to them before (q_d) and after (q_r) alignment; return the figures of both.
 
-    Each half of the runs has Gaussians of its own; both get the same noise, each half its own.
+    Each half of the runs gets its own Gaussians and its own noise; q_d and q_r get the same noise.
 
     Args:
-        mode: the draws and their runs.
+        draws: with their runs.
         to: what they are aligned to, as `Collection.align` takes it.
         evaluator: on the test images.
         splits: random halves of the runs.
         samples: networks drawn from each Gaussian.
         seed: of halves and noise.
     """
-    plan = jackknife_plan(len(mode.runs), seed, splits)
-    chosen = [_positions_of(mode, runs) for runs in plan.chosen]
-    probs = _probabilities(mode, evaluator)
+    plan = jackknife_plan(len(draws.runs), seed, splits)
+    chosen = [_positions_of(draws, runs) for runs in plan.chosen]
+    probs = _probabilities(draws, evaluator)
     columns = {"sample": _column_of_draws(probs, evaluator, chosen)}
-    for name, view in (("q_d", mode.members), ("q_r", mode.members.align(to=to))):
+    for name, view in (("q_d", draws.members), ("q_r", draws.members.align(to=to))):
         columns[name] = _column_of_gaussians(fit_gaussians(view, evaluator, chosen), evaluator, samples, seed)
     rest = [probs[_positions_not_in(len(probs), half)].mean(0) for half in chosen[1:]]
     others = torch.stack(rest) if rest else probs.new_zeros((0, *probs.shape[1:]))
     return MethodPredictives(plan, torch.eye(len(chosen), dtype=torch.float64), columns, others)
 
 
-def measure_gaussians(mode: Mode, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
-    """Measure draws of runs that are a Gaussian's each, such as VI's: one predictive a run; return their figures.
+def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
+    """Measure runs whose draws are those of a Gaussian, such as VI's: one predictive a run; return their figures.
 
     The network of the means has the mean weights of a run's draws.
 
     Args:
-        mode: the draws and their runs.
+        draws: with their runs.
         evaluator: on the test images.
         splits: random halves of the runs.
         seed: of the halves.
     """
-    plan = jackknife_plan(len(mode.runs), seed, splits)
-    runs = [torch.tensor(run) for run in mode.runs]
+    plan = jackknife_plan(len(draws.runs), seed, splits)
+    runs = [torch.tensor(run) for run in draws.runs]
     weights = torch.zeros(len(plan.chosen), len(runs), dtype=torch.float64)
     for row, some in zip(weights, plan.chosen, strict=True):
         row[some] = 1 / len(some)
-    probs = _probabilities(mode, evaluator)
+    probs = _probabilities(draws, evaluator)
     sample = _column_of_draws(probs, evaluator, runs)
-    means = [evaluator.accuracies(evaluator.log_probs(q.center)) for q in fit_gaussians(mode.members, evaluator, runs)]
+    means = [evaluator.accuracies(evaluator.log_probs(q.center)) for q in fit_gaussians(draws.members, evaluator, runs)]
     columns = {"q": Column(sample.probs, sample.sample_accuracy, torch.cat(means))}
     return MethodPredictives(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
 
@@ -614,9 +621,9 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
     """Return a column of the table: figure -> value and interval, over the runs of the method and of the other.
 
     Args:
-        method: whose column.
-        column: its name.
-        against: the method that it is compared with; if it is the same, each half is compared with its own draws.
+        method: that has the column.
+        column: name of the column.
+        against: the method to compare with; if it is the same method, each half is compared with its own draws.
     """
     of, target = method.columns[column], against.columns["sample"].probs
     by_row = {}
@@ -633,9 +640,9 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
 
 
 def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
-    """Compare one half of the runs, or its Gaussians, with the draws of the other; return figure -> mean over halves.
+    """Compare one half of the runs, or its Gaussians, with the draws of the other half; return figure -> mean.
 
-    Low and high are where 95 % of the halves fall. Empty with fewer than three runs.
+    Low and high are the range of 95 % of the halves. Empty with fewer than three runs.
     """
     if not len(method.rest):
         return {}
@@ -654,8 +661,8 @@ def _cut_at_0_and_1(x: Interval) -> Interval:
     return Interval(x.value, max(0.0, x.low), min(1.0, x.high))
 
 
-def _probabilities(mode: Mode, evaluator: Evaluator) -> Tensor:
-    logits = predictions.logits(mode.members, evaluator.test.data, evaluator.device, batch=evaluator.test.batch)
+def _probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
+    logits = predictions.logits(draws.members, evaluator.test.data, evaluator.device, batch=evaluator.test.batch)
     return logits.double().softmax(-1)
 
 
@@ -675,8 +682,8 @@ def _column_of_gaussians(fitted: Sequence[Gaussian], evaluator: Evaluator, sampl
     )
 
 
-def _positions_of(mode: Mode, runs: Tensor) -> Tensor:
-    return torch.tensor([at for run in runs.tolist() for at in mode.runs[run]])
+def _positions_of(draws: DrawEnsemble, runs: Tensor) -> Tensor:
+    return torch.tensor([at for run in runs.tolist() for at in draws.runs[run]])
 
 
 def _positions_not_in(count: int, chosen: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The result of a comparison: one row a method and mode, each figure with its interval; its tables and its picture."""
+"""The result of `zoo.compare`: a row for each method and mode, figures with intervals; tables and a picture."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
-from checkpoints_zoo.formats.text import aligned
+from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
-from checkpoints_zoo.methods.comparing.estimates import ALL, SHORT, Estimate
-from checkpoints_zoo.populations.kernels import WHOLE
+from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
+from checkpoints_zoo.populations.kernels import ALL_TENSORS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 VERSION = 1  # of the JSON
 REFERENCE = "reference"
 
-SCALE = 100  # of the tables: all figures times 100, as the paper's posters have them
+SCALE = 100  # the tables show all figures times 100, as the paper does
 MODES = {"one": "one mode", "multi": "multi mode", "members": "members"}
-COLUMN_NAMES = {"aurc": "AURC"} | SHORT
+COLUMN_NAMES = {"aurc": "AURC"} | COLUMN_TITLES
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -38,28 +38,28 @@ WIDE, HIGH = 2.9, 2.5  # inches a panel
 PAIRS = 2  # figures a row, each against MMD and against NS
 FIGURES = ("accuracy", "nll", "brier", "ece", "ace", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
 DISTANCES = {"mmd": "MMD² × 100", "ns": "NS × 100"}
-LEAST = 0.01  # MMD² × 100 that is nothing: smaller ones, and those below 0, lie at the left edge
-# Okabe & Ito's, without yellow, and shapes that are told apart in grey too.
+SMALLEST = 0.01  # MMD² × 100: smaller and negative values lie at the left edge
+# The colours of Okabe & Ito without yellow. Markers differ too, for prints in grey.
 COLOURS = (BLUE, RED, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^v<>PXhp"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method measured in one way.
+    """The figures of one method in one mode.
 
     Args:
         method: its name; "reference" for the population itself.
-        mode: "one", each run alone: figures are means over runs; "multi", some draws of all runs together; "members",
+        mode: "one": each run alone, figures are means over runs. "multi": some draws of all runs together. "members":
             independent members.
-        runs: how many; of independent members, the members.
+        runs: number of runs; each independent member is a run.
         draws: of an ensemble.
         figures: name -> estimate: "mmd" and "ns" of all weights, and those of `zoo.evaluate`.
         layers: "mmd" and "ns" -> layer -> estimate.
         corollary: p-value of `zoo.corollary`, all layers together; of one mode, of the first run's draws. None where
             the network has no table of symmetries.
         corollary_layers: layer -> p-value, not adjusted for their number.
-        worth: figure -> how many independent members have it on average.
+        worth: figure -> size of the ensembles of independent members that have the figure on average.
     """
 
     method: str
@@ -94,26 +94,26 @@ class Row:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave; return it."""
+        """Read the values of `to_json`; return the object."""
         figures = {n: Estimate.from_json(x) for n, x in values["figures"].items()}
         layers = {n: {g: Estimate.from_json(x) for g, x in of.items()} for n, of in values["layers"].items()}
-        placed = {n: Worth.from_json(x) for n, x in values["worth"].items()}
+        worth_cells = {n: Worth.from_json(x) for n, x in values["worth"].items()}
         plain = {n: values[n] for n in ("method", "mode", "runs", "draws", "corollary", "corollary_layers")}
-        return cls(figures=figures, layers=layers, worth=placed, **plain)
+        return cls(figures=figures, layers=layers, worth=worth_cells, **plain)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Approximate posteriors against a population.
+    """Approximate posteriors compared with a population.
 
     Args:
         collection: name of the collection whose recipe the methods were fitted to.
         reference: citation of the population.
         members: how many it has.
         data, ood: names and fingerprints of the images; ood "" without any.
-        rows: methods in their order, one mode before multi mode; the reference last: its ensemble, and for "mmd" and
-            "ns" its members at even positions against those at odd ones.
-        methods: name -> what is known of its draws, JSON values: settings, seconds, facts of each run, searches.
+        rows: methods in their order, one mode before multi mode. The last row is the reference: figures are those of
+            its ensemble, "mmd" and "ns" those of its members at even positions against those at odd ones.
+        methods: name -> record of its draws, JSON values: settings, seconds, facts of each run, searches.
         left_out: name -> why a method has no rows.
         settings: permutations, seed, how symmetries were removed, how many images, versions: JSON values.
     """
@@ -137,11 +137,11 @@ class Comparison:
         for row in self.rows:
             if (row.method, row.mode) == named:
                 return row
-        there = ", ".join(f"({row.method!r}, {row.mode!r})" for row in self.rows)
-        raise UsageError(f"row {named!r}", expected=f"one of {there}", found="none such")
+        names = ", ".join(f"({row.method!r}, {row.mode!r})" for row in self.rows)
+        raise UsageError(f"row {named!r}", expected=f"one of {names}", found="none such")
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a method, mode, figure and group of tensors, the group "all" but for layers of MMD and NS.
+        """Return one row a method, mode, figure and group of tensors; only MMD and NS have groups other than "all".
 
         Columns: method, mode, runs, draws, figure, group, value, low, high, p, unit, better, worth, worth_low,
         worth_high. In the figures' units, not times 100.
@@ -154,19 +154,19 @@ class Comparison:
         for row in self.rows:
             shared = {"method": row.method, "mode": row.mode, "runs": row.runs, "draws": row.draws}
             for name, x in row.figures.items():
-                groups = {**row.layers.get(name, {}), WHOLE: x}
+                groups = {**row.layers.get(name, {}), ALL_TENSORS: x}
                 for group, y in groups.items():
-                    placed = row.worth.get(name) if group == WHOLE else None
+                    worth_cells = row.worth.get(name) if group == ALL_TENSORS else None
                     yield {
                         **shared, "figure": name, "group": group, "value": y.value, "low": y.low, "high": y.high,
-                        "p": y.p, "unit": ALL[name].unit, "better": ALL[name].better,
-                        "worth": None if placed is None else placed.members,
-                        "worth_low": None if placed is None else placed.low,
-                        "worth_high": None if placed is None else placed.high,
+                        "p": y.p, "unit": ALL_FIGURES[name].unit, "better": ALL_FIGURES[name].better,
+                        "worth": None if worth_cells is None else worth_cells.members,
+                        "worth_low": None if worth_cells is None else worth_cells.low,
+                        "worth_high": None if worth_cells is None else worth_cells.high,
                     }  # fmt: skip
             if row.corollary is not None:
                 empty = dict.fromkeys(("low", "high", "worth", "worth_low", "worth_high"))
-                for group, p in {**row.corollary_layers, WHOLE: row.corollary}.items():
+                for group, p in {**row.corollary_layers, ALL_TENSORS: row.corollary}.items():
                     yield {
                         **shared, "figure": "corollary", "group": group, "value": p, "p": p, "unit": "", "better": "",
                         **empty,
@@ -179,7 +179,7 @@ class Comparison:
             "version": VERSION,
             **plain,
             "level": 0.95,
-            "meaning": meaning(self),
+            "meaning": explanation(self),
             "rows": [row.to_json() for row in self.rows],
             "methods": self.methods,
             "left_out": self.left_out,
@@ -189,7 +189,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` gave; return the comparison.
+        """Read the text of `to_json`; return the comparison.
 
         Raises:
             FormatError: something else, or of a newer version.
@@ -210,12 +210,12 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with booktabs, in the columns' order of Laurent et al. 2024, all times 100."""
-        columns = [n for n in SHORT if any(n in row.figures for row in self.rows)]
+        columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in self.rows)]
         lines = [
             r"% Figures times 100: shares in \%, Brier 0..200, NLL and mutual information in nats; MMD^2 has no unit.",
             rf"\begin{{tabular}}{{ll{'r' * len(columns)}}}",
             r"\toprule",
-            " & ".join(["Method", "Mode", *(escaped(SHORT[n]) for n in columns)]) + r" \\",
+            " & ".join(["Method", "Mode", *(escape_latex(COLUMN_TITLES[n]) for n in columns)]) + r" \\",
         ]
         before = ""
         for row in self.rows:
@@ -223,33 +223,34 @@ class Comparison:
             lines += [r"\midrule"] if group != before else []
             before = group
             cells = [_latex_value(row.figures.get(n)) for n in columns]
-            lines.append(" & ".join([escaped(row.method), escaped(MODES[row.mode]), *cells]) + r" \\")
+            lines.append(" & ".join([escape_latex(row.method), escape_latex(MODES[row.mode]), *cells]) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def to_text(self) -> str:
-        """Return the tables for people: figures, how many members they are worth, p-values, and what they mean."""
-        columns = [n for n in SHORT if any(n in row.figures for row in self.rows)]
+        """Return the tables as text: figures, equivalent numbers of members, p-values, and explanations."""
+        columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in self.rows)]
         figures = [
-            {**_named(row), "runs × draws": _size(row)} | {SHORT[n]: stated(row.figures.get(n)) for n in columns}
+            {**_row_names(row), "runs × draws": _format_size(row)}
+            | {COLUMN_TITLES[n]: format_estimate(row.figures.get(n)) for n in columns}
             for row in self.rows
         ]
-        placed = [n for n in WORTH_FIGURES if any(n in row.worth for row in self.rows)]
+        worth_cells = [n for n in WORTH_FIGURES if any(n in row.worth for row in self.rows)]
         worth = [
-            _named(row) | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in placed}
+            _row_names(row) | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in worth_cells}
             for row in self.rows
             if row.worth
         ]
         tests = [
-            _named(row) | {"MMD": _p(row.figures.get("mmd")), "NS": _p(row.figures.get("ns")),
+            _row_names(row) | {"MMD": _format_p(row.figures.get("mmd")), "NS": _format_p(row.figures.get("ns")),
                            "corollary": "-" if row.corollary is None else f"{row.corollary:.2g}"}
             for row in self.rows
         ]  # fmt: skip
         blocks = [
             "All figures times 100: MMD² and NS (no unit), shares in %, Brier (0..200), NLL and mutual information in"
             f" nats × 100.\n{_table(figures)}",
-            f"Worth as many independent members of the reference:\n{_table(worth)}" if worth and placed else "",
+            f"Worth as many independent members of the reference:\n{_table(worth)}" if worth and worth_cells else "",
             f"p-values:\n{_table(tests)}",
-            "\n".join(meaning(self)),
+            "\n".join(explanation(self)),
         ]
         return "\n\n".join(block for block in blocks if block)
 
@@ -285,13 +286,13 @@ class Comparison:
             UsageError: no draws, a name that is no PNG's, or a place that can't be written to.
         """
         path = path_of(path)
-        if not _drawn(self):
+        if not _method_rows(self):
             raise UsageError(f"picture {path}", expected="a comparison with draws of a method", found="none", path=path)
-        return save(lambda: draw(self), path, title_of(self))
+        return save(lambda: draw(self), path, title(self))
 
 
-def meaning(result: Comparison) -> list[str]:
-    """Say what rows, figures and intervals mean; return the lines."""
+def explanation(result: Comparison) -> list[str]:
+    """Explain rows, figures and intervals; return the lines."""
     on = result.data.split(" ")[0] + (f"; OOD: {result.ood.split(' ')[0]}" if result.ood else "; no OOD images")
     lines = [
         f"Measured on {on}. Reference: {result.members:,} members; its own MMD and NS are those of its members at even"
@@ -312,10 +313,10 @@ def meaning(result: Comparison) -> list[str]:
     return lines + [f"Left out: {name}: {reason}" for name, reason in result.left_out.items()]
 
 
-def stated(estimate: Estimate | None, scale: float = SCALE) -> str:
-    """Write a figure and half its interval, in digits that the interval allows; return the text.
+def format_estimate(estimate: Estimate | None, scale: float = SCALE) -> str:
+    """Format a figure and half its interval, with as many digits as the interval allows; return the text.
 
-    >>> stated(Estimate(0.97712, 0.97312, 0.98112)), stated(Estimate(0.05, None, None)), stated(None)
+    >>> format_estimate(Estimate(0.97712, 0.97312, 0.98112)), format_estimate(Estimate(0.05)), format_estimate(None)
     ('97.7±0.4', '5.00', '-')
     """
     if estimate is None or not math.isfinite(estimate.value):
@@ -332,43 +333,43 @@ def stated(estimate: Estimate | None, scale: float = SCALE) -> str:
 
 
 def _digits(value: float) -> int:
-    """Return how many digits after the point three significant ones take, two or fewer unless it is small."""
+    """Return the number of digits after the point for three significant digits: 0 to 4."""
     return 2 if value == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(value)))))
 
 
 def _latex_value(estimate: Estimate | None) -> str:
-    written = stated(estimate)
+    written = format_estimate(estimate)
     return "--" if written == "-" else "$" + written.replace("±", r" \pm ") + "$"
 
 
-def escaped(value: str) -> str:
+def escape_latex(value: str) -> str:
     """Return text with LaTeX's special characters escaped.
 
-    >>> escaped("a_b & 5 %")
+    >>> escape_latex("a_b & 5 %")
     'a\\\\_b \\\\& 5 \\\\%'
     """
     return "".join(_LATEX.get(c, c) for c in value)
 
 
-def _named(row: Row) -> dict[str, str]:
+def _row_names(row: Row) -> dict[str, str]:
     return {"method": row.method, "mode": MODES[row.mode]}
 
 
-def _size(row: Row) -> str:
+def _format_size(row: Row) -> str:
     if row.mode == "members":
         return f"{row.draws:,}"
     return f"{row.runs} × {row.draws if row.mode == 'one' else row.draws // row.runs}"
 
 
-def _p(estimate: Estimate | None) -> str:
+def _format_p(estimate: Estimate | None) -> str:
     return "-" if estimate is None or estimate.p is None else f"{estimate.p:.2g}"
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Lay rows out in columns, all but the first two to the right; return the text."""
+    """Align rows in columns, the first two to the left, all others to the right; return the text."""
     if not rows:
         return ""
-    return aligned([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
+    return align_columns([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
 
 
 def draw(result: Comparison) -> Figure:
@@ -376,98 +377,99 @@ def draw(result: Comparison) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    rows = _drawn(result)
+    rows = _method_rows(result)
     names = [n for n in FIGURES if any(n in row.figures for row in rows)]
     distances = [d for d in DISTANCES if any(d in row.figures for row in rows)]
     lines, columns = math.ceil(len(names) / PAIRS), PAIRS * len(distances)
     size = (max(7.0, columns * WIDE), lines * HIGH + 2.0)
     figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
     on = result.data.split(" ")[0] + (f"; out of distribution: {result.ood.split(' ')[0]}" if result.ood else "")
-    figure.suptitle(f"{title_of(result)}\n{on}", fontsize=12, parse_math=False)
-    looks = _looks([row.method for row in rows])
+    figure.suptitle(f"{title(result)}\n{on}", fontsize=12, parse_math=False)
+    styles = _choose_styles([row.method for row in rows])
     for at, name in enumerate(names):
         shared: Axes | None = None
         for beside, distance in enumerate(distances):
             place = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
             axes = figure.add_subplot(lines, columns, place, label=f"{name} {distance}", sharey=shared)
-            _panel(axes, result, rows, name, distance, looks)
+            _draw_panel(axes, result, rows, name, distance, styles)
             axes.set_ylabel(KNOWN[name].label if shared is None else "", fontsize=9)
             shared = shared or axes
-    _key(figure, rows, looks, lines)
+    _add_legend(figure, rows, styles, lines)
     return figure
 
 
-def title_of(result: Comparison) -> str:
+def title(result: Comparison) -> str:
     """Return the title of the picture."""
     return f"Approximate posteriors against {result.members:,} members of {result.collection}"
 
 
-def _drawn(result: Comparison) -> list[Row]:
-    """Return the rows that become markers: all but the reference's."""
+def _method_rows(result: Comparison) -> list[Row]:
+    """Return the rows that are drawn as markers: all but the reference."""
     return [row for row in result.rows if row.method != "reference"]
 
 
-def _looks(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _choose_styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Choose a colour and a marker for each method; return them by its name."""
     names = list(dict.fromkeys(methods))
     return {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
 
 
-def _panel(
+def _draw_panel(
     axes: Axes,
     result: Comparison,
     rows: Sequence[Row],
     name: str,
     distance: str,
-    looks: Mapping[str, tuple[str, str]],
+    styles: Mapping[str, tuple[str, str]],
 ) -> None:
     """Draw one figure against one distance, a marker a row, hollow for one mode; dashed: the reference's ensemble."""
     scale = KNOWN[name].scale
     for row in rows:
         if name not in row.figures or distance not in row.figures:
             continue
-        colour, marker = looks[row.method]
+        colour, marker = styles[row.method]
         x, y = row.figures[distance], row.figures[name]
         axes.errorbar(
-            [_at(x.value)], [y.value * scale], xerr=_ends(_at, x), yerr=_ends(lambda v: v * scale, y), fmt=marker,
-            color=colour, markerfacecolor="white" if row.mode == "one" else colour, markersize=6, linewidth=1,
-            markeredgewidth=1.3, alpha=0.9,
+            [_axis_position(x.value)], [y.value * scale], xerr=_error_bars(_axis_position, x),
+            yerr=_error_bars(lambda v: v * scale, y), fmt=marker, color=colour,
+            markerfacecolor="white" if row.mode == "one" else colour, markersize=6, linewidth=1, markeredgewidth=1.3,
+            alpha=0.9,
         )  # fmt: skip
     for row in result.rows:
         if row.method == "reference" and name in row.figures:
             axes.axhline(row.figures[name].value * scale, color=GREY, linestyle="--", linewidth=1)
     values = [row.figures[name].value * scale for row in result.rows if name in row.figures]
     finite = [value for value in values if math.isfinite(value)]
-    if finite and max(finite) > min(finite):  # wide intervals are cut: the markers have to be told apart
+    if finite and max(finite) > min(finite):  # wide intervals are cut, so that markers stay distinct
         room = 0.12 * (max(finite) - min(finite))
         axes.set_ylim(min(finite) - room, max(finite) + room)
     axes.set_xscale("log")
-    axes.set_xlim(LEAST * 0.8, 250)
-    axes.set_xticks(ticks := [LEAST, 0.1, 1, 10, 100], [f"≤{LEAST:g}", *(f"{t:g}" for t in ticks[1:])])
+    axes.set_xlim(SMALLEST * 0.8, 250)
+    axes.set_xticks(ticks := [SMALLEST, 0.1, 1, 10, 100], [f"≤{SMALLEST:g}", *(f"{t:g}" for t in ticks[1:])])
     axes.minorticks_off()
     axes.set_xlabel(DISTANCES[distance], fontsize=9)
     axes.tick_params(labelsize=8)
     axes.ticklabel_format(axis="y", useOffset=False)
 
 
-def _at(value: float) -> float:
-    """Return where MMD² lies on the axis."""
-    return max(LEAST, 100 * value)
+def _axis_position(value: float) -> float:
+    """Return the position of an MMD² on the axis."""
+    return max(SMALLEST, 100 * value)
 
 
-def _ends(place: object, point: Estimate) -> list[list[float]] | None:
-    """Return how far an interval's ends are from the value on the axis, None without an interval."""
+def _error_bars(place: object, point: Estimate) -> list[list[float]] | None:
+    """Return the distances of an interval's ends from the value on the axis; None without an interval."""
     if point.low is None or point.high is None or not callable(place):
         return None
     value = place(point.value)
     return [[max(0.0, value - place(point.low))], [max(0.0, place(point.high) - value)]]
 
 
-def _key(figure: Figure, rows: Sequence[Row], looks: Mapping[str, tuple[str, str]], lines: int) -> None:
-    """Name the methods, the fills and the line below all panels."""
+def _add_legend(figure: Figure, rows: Sequence[Row], styles: Mapping[str, tuple[str, str]], lines: int) -> None:
+    """Add a legend of methods, fills and the dashed line below all panels."""
     from matplotlib.lines import Line2D
 
-    marks = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in looks.items()]
+    marks = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in styles.items()]
     fills = {"one": "white", "multi": GREY, "members": GREY}
     words = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
     for mode in dict.fromkeys(row.mode for row in rows):

@@ -1,4 +1,4 @@
-"""Draws of a method as ensembles: each run by itself, some draws of all runs, or independent members."""
+"""Group the draws of a method into ensembles: each run alone, some draws of all runs, or independent members."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ONE, MULTI, MEMBERS = "one", "multi", "members"
 
 
 @dataclass(frozen=True)
-class Mode:
-    """Draws that are measured in one way.
+class DrawEnsemble:
+    """Draws of a method that are measured in one mode.
 
     Args:
-        name: "one" for each run alone with all its draws; "multi" for all runs together, every R-th draw of each of R
-            runs, which are as many draws as a run has; "members" for independent members.
+        name: "one": each run alone with all its draws. "multi": every R-th draw of each of R runs, together as many
+            as a run has. "members": independent members.
         members: the draws.
         runs: positions in `members` of each run's draws; of independent members, one each.
     """
@@ -34,7 +34,7 @@ class Mode:
 
     @property
     def draws(self) -> int:
-        """How many draws an ensemble has; the fewest, where runs differ."""
+        """Number of draws of an ensemble; of the smallest one if runs differ."""
         return min(map(len, self.runs)) if self.name == ONE else len(self.members)
 
     def run(self, at: int) -> Collection:
@@ -42,7 +42,7 @@ class Mode:
         return self.members.take(self.runs[at])
 
     def plan(self, seed: int, subsets: int) -> metrics.Plan:
-        """Draw the halves of the runs that a delete-d jackknife over them measures; return positions of draws.
+        """Draw halves of the runs for a delete-d jackknife; return the positions of their draws.
 
         Args:
             seed: of the halves.
@@ -53,13 +53,13 @@ class Mode:
         return metrics.Plan(plan.members, chosen, plan.complete, plan.widen, plan.whole)
 
 
-def modes(name: str, members: Collection) -> list[Mode]:
-    """Sort a method's draws into the ways to measure them; return these: one and multi mode, or members alone.
+def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
+    """Group a method's draws by mode; return one and multi mode, or independent members alone.
 
     Args:
         name: of the method, for errors.
-        members: its draws: rows with the method "independent" are members, others are draws of the runs that the column
-            `run` names, in the order of `draw`; without runs they are one.
+        members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
+            `run`, in the order of column `draw`; draws without a run are one run.
 
     Raises:
         UsageError: fewer than two draws.
@@ -68,7 +68,7 @@ def modes(name: str, members: Collection) -> list[Mode]:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = {n: members.rows.column(n).to_pylist() for n in ("method", "run", "draw")}
     if set(columns["method"]) == {INDEPENDENT}:
-        return [everyone(members)]
+        return [independent_members(members)]
     by_run: dict[int, list[tuple[int, int]]] = {}
     for at, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
         by_run.setdefault(-1 if run is None else run, []).append((at if draw is None else draw, at))
@@ -81,23 +81,23 @@ def modes(name: str, members: Collection) -> list[Mode]:
     return ways
 
 
-def everyone(members: Collection) -> Mode:
-    """Return members as independent ones, whatever their rows say."""
-    return Mode(MEMBERS, members, tuple((at,) for at in range(len(members))))
+def independent_members(members: Collection) -> DrawEnsemble:
+    """Return members as independent ones, whatever their rows' column `method` says."""
+    return DrawEnsemble(MEMBERS, members, tuple((at,) for at in range(len(members))))
 
 
-def _mode(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> Mode:
+def _mode(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
     starts, count = [], 0
     for run in runs:
         starts.append(tuple(range(count, count + len(run))))
         count += len(run)
-    return Mode(name, members.take([at for run in runs for at in run]), tuple(starts))
+    return DrawEnsemble(name, members.take([at for run in runs for at in run]), tuple(starts))
 
 
-def content(members: Collection) -> str:
-    """Return a hash of what tells members from others, wherever they lie, and of what a view does to them.
+def content_hash(members: Collection) -> str:
+    """Return a hash of the members' contents and of the view's steps, the same wherever the members are stored.
 
-    From content hashes, or where the bytes lie in the source if these are null.
+    It is made of content hashes; a row without one counts by the place of its bytes in the source.
     """
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     columns = zip(*(members.rows.column(n).to_pylist() for n in names), strict=True)
@@ -109,7 +109,7 @@ def content(members: Collection) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def cited(members: Collection) -> str:
+def portable_citation(members: Collection) -> str:
     """Return a citation without the folder of this machine."""
     label, at, rest = members.citation.rpartition("@")
     return rest if label.startswith("file:") else f"{label}{at}{rest}"

@@ -1,4 +1,4 @@
-"""The draws that are compared: read from a folder, fitted now, several methods at once, or made elsewhere."""
+"""Draws to compare: fitted now, several methods at once; read from a folder; or supplied by the caller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
 from checkpoints_zoo.formats.catalog import read_json
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
@@ -26,19 +26,19 @@ from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_reci
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import Job, choose_engine
 
-_LONGEST = ("deep-ensemble", "hmc")  # begun first, so that no process waits for the last of them
+_LONGEST = ("deep-ensemble", "hmc")  # these start first, so that all processes end at about the same time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws to be compared with the reference.
+    """Draws of one method, to be compared with the reference.
 
     Args:
         name: of the method.
         members: the draws.
-        facts: JSON values: title, source, settings, seconds, the facts of each run, the settings that a search tried,
-            versions; empty for draws that were made elsewhere.
+        facts: JSON values: title, source, settings, seconds, facts of each run, trials of a search, versions; empty
+            for draws that the caller supplied.
     """
 
     name: str
@@ -47,22 +47,22 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a fit ended: the folder of its draws, or why there are none."""
+class FitOutcome:
+    """The result of a fit: the folder of its draws, or the reason why there are none."""
 
     root: Path
     refused: str = ""
 
 
 @dataclass(frozen=True)
-class Fits:
-    """Methods fitted to a recipe, each into a folder of its own that a hash of its settings names.
+class MethodFits:
+    """Methods fitted to a recipe, each in its own folder, whose name has a hash of the settings.
 
     Args:
         recipe: of the network.
         out: folder of the comparison.
         runs, draws, seed: as in `fitting.fit`.
-        search: whether each method's settings are searched for first.
+        search: whether the settings of each method are searched for first.
         device: to compute on.
     """
 
@@ -83,59 +83,61 @@ class Fits:
         return self.recipe.split("train").fingerprint
 
     def with_settings(self, method: Method) -> Method | None:
-        """Return a method with the settings that it is fitted with, None where a search has yet to find them."""
+        """Return a method with the settings of its fit; None if a search has yet to find them."""
         if not self.search or method.independent:  # members are trained as the recipe says
             return method
-        tried = self._searched(method)
-        return None if tried is None else type(method)(**tried["settings"])
+        search_record = self._searched(method)
+        return None if search_record is None else type(method)(**search_record["settings"])
 
     def folder(self, method: Method) -> Path | None:
-        """Return the source of a method's draws, None where a search has yet to find its settings."""
-        settled = self.with_settings(method)
-        return None if settled is None else self._root(settled)
+        """Return the source of a method's draws; None if a search has yet to find its settings."""
+        configured = self.with_settings(method)
+        return None if configured is None else self._root(configured)
 
-    def existing(self, method: Method) -> Draws | None:
-        """Return the draws of a method that was fitted already, None if it was not."""
-        settled = self.with_settings(method)
-        if settled is None:
+    def load_draws(self, method: Method) -> Draws | None:
+        """Load the draws of a method; return None if it is not fitted yet."""
+        configured = self.with_settings(method)
+        if configured is None:
             return None
-        root, name = self._root(settled), self._name(settled)
-        record = fitting.recorded_fit(root, name)
-        if record is None or record.key != self._key(settled):
+        root, name = self._root(configured), self._name(configured)
+        record = fitting.read_fit_record(root, name)
+        if record is None or record.key != self._key(configured):
             return None
         build = Skeleton(self.recipe) if self.recipe.build is not None else None
         try:
             members = load(name, source=root, architecture=build)
         except CollectionNotFound:
             return None
-        tried = {"search": self._searched(method)} if self.search and not method.independent else {}
-        facts = {"title": settled.title, "source": settled.source, "fit": asdict(record), **tried}
-        return Draws(settled.name, members, finite_or_null(facts))
+        search_record = {"search": self._searched(method)} if self.search and not method.independent else {}
+        facts = {"title": configured.title, "source": configured.source, "fit": asdict(record), **search_record}
+        return Draws(configured.name, members, finite_or_null(facts))
 
-    def __call__(self, method: Method, device: str) -> Outcome:
-        """Fit a method; return where its draws are, or why the network or this machine has none."""
+    def __call__(self, method: Method, device: str) -> FitOutcome:
+        """Fit a method; return the folder of its draws, or why it can't be fitted to this network on this machine."""
         try:
-            settled = self.with_settings(method) or self._search(method)
-            root, name = self._root(settled), self._name(settled)
-            if not settled.independent and fitting.recorded_fit(root, name) is None:
-                shutil.rmtree(root, ignore_errors=True)  # of a fit that never came to an end; members go on
+            configured = self.with_settings(method) or self._search(method)
+            root, name = self._root(configured), self._name(configured)
+            if not configured.independent and fitting.read_fit_record(root, name) is None:
+                shutil.rmtree(
+                    root, ignore_errors=True
+                )  # an unfinished fit starts anew; the training of members continues
             fitting.fit(
-                settled, self.recipe, out=root, runs=self.runs, draws=self.draws, seed=self.seed, device=device,
+                configured, self.recipe, out=root, runs=self.runs, draws=self.draws, seed=self.seed, device=device,
                 modes=self.modes,
             )  # fmt: skip
         except UsageError as error:
-            return Outcome(self.out, str(error))
-        return Outcome(root)
+            return FitOutcome(self.out, str(error))
+        return FitOutcome(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
-        return _received, (serialize_recipe(self.recipe), *rest)
+        return _unpickle, (serialize_recipe(self.recipe), *rest)
 
     def _search(self, method: Method) -> Method:
         problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
-        best, tried = fitting.search(type(method), problem, seed=self.seed)
-        record = {"settings": asdict(best), "tried": [asdict(t) for t in tried]}
-        with replacing(self._search_path(method)) as file:
+        best, search_record = fitting.search(type(method), problem, seed=self.seed)
+        record = {"settings": asdict(best), "tried": [asdict(t) for t in search_record]}
+        with replace_file(self._search_path(method)) as file:
             file.write(json.dumps(finite_or_null(record), indent=1, allow_nan=False))
         return best
 
@@ -153,7 +155,7 @@ class Fits:
 
     def _key(self, method: Method) -> str:
         settings = asdict(method)
-        return fitting.key_of(
+        return fitting.fit_key(
             method.name, settings, self.recipe.hash, self._fingerprint, self.runs, self.draws, self.seed
         )
 
@@ -161,28 +163,28 @@ class Fits:
         return self.out / "draws" / f"{method.name}-{self._key(method)[:8]}"
 
     def _name(self, method: Method) -> str:
-        return fitting.name_of(self.recipe, method.name, 1 if method.independent else self.runs)
+        return fitting.draws_name(self.recipe, method.name, 1 if method.independent else self.runs)
 
 
-def _received(recipe: SentRecipe, *rest: Any) -> Fits:
-    return Fits(rebuild_recipe(recipe), *rest)
+def _unpickle(recipe: SentRecipe, *rest: Any) -> MethodFits:
+    return MethodFits(rebuild_recipe(recipe), *rest)
 
 
-def methods_of(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
-    """Find methods by name; return those that this machine has what they need for, and why others are left out.
+def available_methods(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
+    """Find methods by name; return those whose packages are installed, and why the others are left out.
 
     Args:
-        names: None for all; those that are named must not be left out.
-        collection: whose settings were chosen.
+        names: None for all; a method that is named must not be left out.
+        collection: for which settings were chosen.
 
     Raises:
-        UsageError: no such method, one twice, or one that is named and needs what is not installed.
+        UsageError: no such method, a method twice, or a named method whose packages are not installed.
     """
-    wanted = list(fitting.METHODS if names is None else names)
-    if len(set(wanted)) < len(wanted):
-        raise UsageError("methods", expected="each once", found=", ".join(wanted))
+    requested = list(fitting.METHODS if names is None else names)
+    if len(set(requested)) < len(requested):
+        raise UsageError("methods", expected="each once", found=", ".join(requested))
     available, left_out = [], {}
-    for method in [fitting.method_of(name, collection) for name in wanted]:
+    for method in [fitting.choose_method(name, collection) for name in requested]:
         missing = [need for need in method.needs if not _installed(need)]
         if not missing:
             available.append(method)
@@ -210,58 +212,60 @@ def _installed(requirement: str) -> bool:
 
 
 def fit_all(
-    fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
+    fits: MethodFits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
 ) -> tuple[list[Draws], dict[str, str]]:
-    """Fit the methods that are not in the folder yet, several at once; return all draws, and why others have none.
+    """Fit the methods that are not in the folder yet, several at once; return all draws, and refusals by method.
 
     Args:
-        fits: what they are fitted to.
+        fits: recipe, folder and numbers of the fits.
         methods: in the order of the table.
         workers: processes; each computes on one thread.
-        say: told of the progress.
+        say: receives messages on the progress.
 
     Raises:
-        WorkerError, StorageError, and others that are no refusal of a method.
+        WorkerError, StorageError, and other errors that are not about one method.
     """
     refused: dict[str, str] = {}
-    if any(fits.existing(method) is None for method in methods):
-        # Two calls with one folder: the second waits, and finds what the first has fitted.
-        with cache.locked(cache.writable("local/fits"), str(fits.out.resolve())):
-            left = [method for method in methods if fits.existing(method) is None]
-            refused = _fitted(fits, left, workers, say)
-    fitted = [fits.existing(method) for method in methods]
+    if any(fits.load_draws(method) is None for method in methods):
+        # Of two calls with one folder, the second waits and reads the fits of the first.
+        with cache.locked_key(cache.writable_folder("local/fits"), str(fits.out.resolve())):
+            missing = [method for method in methods if fits.load_draws(method) is None]
+            refused = _fit_missing(fits, missing, workers, say)
+    fitted = [fits.load_draws(method) for method in methods]
     return [draws for draws in fitted if draws is not None], refused
 
 
-def _fitted(fits: Fits, methods: Sequence[Method], workers: int, say: Callable[[str], object]) -> dict[str, str]:
-    """Fit methods, several at once; return why some refused."""
+def _fit_missing(
+    fits: MethodFits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
+) -> dict[str, str]:
+    """Fit methods, several at once; return method -> reason why it can't be fitted."""
     refused: dict[str, str] = {}
-    if any(not method.independent for method in methods):  # trained once, before several ask for them
+    if any(not method.independent for method in methods):  # trained once, before several processes need them
         say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
         Problem.of(fits.recipe, folder=fits.modes, device=fits.device).modes(fits.runs)
     ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
     say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
     jobs = [Job(method.name, method) for method in ordered]
     for job, outcome in choose_engine(workers, (fits.device,), say=say).run(fits, jobs):
-        done = fits.existing(job.argument)
+        finished = fits.load_draws(job.argument)
         if outcome.refused:
             refused[job.name] = outcome.refused
             say(f"{job.name}: left out: {outcome.refused}")
-        elif done is not None:
-            place = f"{done.members.name} in {fits.folder(job.argument)}"
-            say(f"{job.name}: {len(done.members):,} draws in {done.facts['fit']['seconds']:.0f} s: {place}")
+        elif finished is not None:
+            place = f"{finished.members.name} in {fits.folder(job.argument)}"
+            say(f"{job.name}: {len(finished.members):,} draws in {finished.facts['fit']['seconds']:.0f} s: {place}")
     return refused
 
 
-def check_draws(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[Draws]:
-    """Check draws that were made elsewhere; return them.
+def check_custom_draws(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[Draws]:
+    """Check draws that the caller supplied; return them.
 
     Args:
         draws: name -> the draws.
-        taken: names of methods that are fitted.
+        taken: names of the fitted methods.
 
     Raises:
-        UsageError: something else than collections, or a name that is none or taken.
+        UsageError: draws that are no collection, or a name that is malformed or taken.
     """
     checked = []
     if draws is not None and not isinstance(draws, Mapping):

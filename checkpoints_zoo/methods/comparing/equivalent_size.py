@@ -1,4 +1,4 @@
-"""How many independent members an ensemble is worth: figures placed on the population's curve over ensemble sizes."""
+"""Equivalent sizes: how many independent members have, on average, the figure of a given ensemble."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Curve:
 
     @classmethod
     def from_growth(cls, growth: Mapping[str, Any]) -> Self:
-        """Read a figure's growth as `Uncertainty.curve` gives it; return the curve."""
+        """Make a curve of a figure's growth from `Uncertainty.curve`; return it."""
         return cls(growth["sizes"], [growth["limit"] + d for d in growth["distances"]], growth["limit"])
 
     def monotone(self) -> list[float]:
-        """Return the distances from the limit towards the single member's side, falling with the size, none below 0.
+        """Return the distances from the limit, positive on the single member's side, made to fall with the size.
 
-        What random subsets leave uneven is levelled by averaging neighbours (isotonic regression); the limit counts as
-        a further point that no size passes.
+        Random subsets give uneven distances; isotonic regression averages neighbours until they fall. No distance is
+        below 0.
         """
         from scipy.optimize import isotonic_regression
 
@@ -45,10 +45,10 @@ class Curve:
         return [max(0.0, float(value)) for value in levelled.x]
 
     def size_of(self, value: float) -> float:
-        """Find the size of the ensembles whose mean figure is a value; return it, between sizes straight in 1/k.
+        """Find the size of the ensembles whose mean figure is a value; return it, interpolated linearly in 1/k.
 
-        0 for a figure that a single member passes, infinity for one at the limit or beyond it; past all members the
-        distance from the limit goes by 1/k.
+        The size is 0 if a single member has a better figure, and infinity if the value is at the limit or beyond it.
+        For sizes above the number of members, the distance from the limit is proportional to 1/k.
 
         >>> curve = Curve((1, 2, 4), (0.9, 0.5, 0.3), 0.1)  # 0.1 + 0.8/k
         >>> curve.size_of(0.5), round(curve.size_of(0.4), 3), round(curve.size_of(0.2), 3), curve.size_of(1.0)
@@ -56,28 +56,28 @@ class Curve:
         """
         distances = self.monotone()
         side = 1.0 if self.values[0] >= self.limit else -1.0
-        wanted = side * (value - self.limit)
-        if wanted <= 0:
+        distance_wanted = side * (value - self.limit)
+        if distance_wanted <= 0:
             return math.inf
-        if wanted > distances[0]:
+        if distance_wanted > distances[0]:
             return 0.0
         for at in range(1, len(distances)):
-            if wanted > distances[at]:
-                share = (distances[at - 1] - wanted) / (distances[at - 1] - distances[at])
+            if distance_wanted > distances[at]:
+                share = (distances[at - 1] - distance_wanted) / (distances[at - 1] - distances[at])
                 return 1 / ((1 - share) / self.sizes[at - 1] + share / self.sizes[at])
-            if wanted == distances[at] and (at + 1 == len(distances) or distances[at + 1] < wanted):
+            if distance_wanted == distances[at] and (at + 1 == len(distances) or distances[at + 1] < distance_wanted):
                 return float(self.sizes[at])
-        return self.sizes[-1] * distances[-1] / wanted
+        return self.sizes[-1] * distances[-1] / distance_wanted
 
 
 @dataclass(frozen=True)
 class Worth:
-    """The size of the ensembles of independent members that have a figure on average.
+    """The size of ensembles of independent members that have a figure on average.
 
     Args:
-        members: how many; 0 for less than one, infinity where the figure is at the limit or beyond it.
-        low, high: of the figure's own 95 % interval; None where it has none. The curve's error is not in them.
-        at_hand: members that the curve was measured with; more go by 1/k.
+        members: the size; 0 for less than one, infinity if the figure is at the limit or beyond it.
+        low, high: sizes of the ends of the figure's 95 % interval; None without one. They ignore the curve's error.
+        at_hand: number of members that the curve was measured with; larger sizes are extrapolated.
         limit: the figure of an infinite ensemble.
     """
 
@@ -96,7 +96,7 @@ class Worth:
 
     @property
     def short(self) -> str:
-        """The same for a table: "<1 [<1, 2.2]", ">64 [12, >64]"."""
+        """A short text for a table: "<1 [<1, 2.2]", ">64 [12, >64]"."""
         bounds = [] if self.low is None or self.high is None else [self.low, self.high]
         interval = f" [{', '.join(map(self._bound, bounds))}]" if bounds else ""
         return self._bound(self.members) + interval
@@ -118,12 +118,12 @@ class Worth:
         return cls(float(values["members"]), low, high, values["at_hand"], values["limit"])
 
 
-def worth_of(curve: Curve, figure: Estimate) -> Worth | None:
-    """Place a figure on the population's curve; return how many members it is worth, None where that says nothing.
+def equivalent_size(curve: Curve, figure: Estimate) -> Worth | None:
+    """Find the equivalent size of a figure on the population's curve; return it, None if there is none.
 
     Args:
-        curve: of the population.
-        figure: of an ensemble. It says nothing where it isn't finite, or where members added change nothing.
+        curve: of the population; a curve that does not change with the size has no equivalent sizes.
+        figure: of an ensemble; a figure that is not finite has no equivalent size.
     """
     if not math.isfinite(figure.value) or curve.monotone()[0] <= 0 or len(curve.sizes) < 2:
         return None
@@ -133,14 +133,16 @@ def worth_of(curve: Curve, figure: Estimate) -> Worth | None:
     return Worth(curve.size_of(figure.value), low, high, curve.sizes[-1], curve.limit)
 
 
-def all_worth(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, Worth]:
-    """Place all figures that grow with the size; return figure -> how many members it is worth.
+def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, Worth]:
+    """Find the equivalent size of each figure that grows or falls with the size; return figure -> size.
 
     Args:
         growth: figure -> growth, as `Uncertainty.curve` gives it.
         figures: of an ensemble.
     """
     placed = {
-        n: worth_of(Curve.from_growth(growth[n]), figures[n]) for n in WORTH_FIGURES if n in growth and n in figures
+        n: equivalent_size(Curve.from_growth(growth[n]), figures[n])
+        for n in WORTH_FIGURES
+        if n in growth and n in figures
     }
     return {n: x for n, x in placed.items() if x is not None}

@@ -1,4 +1,4 @@
-"""Figures with intervals over runs, and the order that they are shown in."""
+"""Figures with intervals over runs, and their order in tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MMD_FIGURES: dict[str, Figure] = {
     "mmd": Figure("", "lower", "MMD² of the weights to the reference's, unbiased, mean over kernels"),
     "ns": Figure("", "lower", "the same after removing symmetries: scale unit-norm, then permute first"),
 }
-ALL: dict[str, Figure] = {**MMD_FIGURES, **FIGURES}
+ALL_FIGURES: dict[str, Figure] = {**MMD_FIGURES, **FIGURES}
 
-SHORT = {
+COLUMN_TITLES = {
     "mmd": "MMD", "ns": "NS", "accuracy": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier", "nll": "NLL",
     "aupr": "AUPR", "fpr95": "FPR95", "auroc": "AUROC", "mi_id": "ID MI", "mi_ood": "OOD MI",
 }  # fmt: skip
@@ -30,7 +30,7 @@ class Estimate:
 
     Args:
         value: in the figure's unit; NaN where there is none.
-        low, high: of 95 %; None where none can be given.
+        low, high: ends of the 95 % interval; None without one.
         p: of the permutation test, for distances; None for others.
         runs: the value of each run, where the figure is their mean.
     """
@@ -53,21 +53,21 @@ class Estimate:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave; return it."""
+        """Read the values of `to_json`; return the estimate."""
         value = math.nan if values["value"] is None else float(values["value"])
         runs = tuple(math.nan if x is None else float(x) for x in values.get("runs", ()))
         return cls(value, values["low"], values["high"], values.get("p"), runs)
 
 
-def mean_of(name: str, values: Sequence[float], p: float | None = None) -> Estimate:
+def mean_over_runs(name: str, values: Sequence[float], p: float | None = None) -> Estimate:
     """Average a figure over runs; return it with Student's 95 % interval for the mean, none for one run.
 
     Args:
         name: of the figure, at whose range the interval is cut.
         values: of each run.
-        p: to be kept with it.
+        p: p-value of the figure; None for none.
 
-    >>> estimate_of_mean = mean_of("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
+    >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)
     (0.2, 0.0, 0.448)
     """
@@ -79,23 +79,23 @@ def mean_of(name: str, values: Sequence[float], p: float | None = None) -> Estim
         spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (count - 1))
         half = float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
         low, high = mean - half, mean + half
-    whole = estimate(name, Interval(mean, low, high), p)
+    whole = estimate_from_interval(name, Interval(mean, low, high), p)
     return Estimate(whole.value, whole.low, whole.high, p, tuple(values))
 
 
-def estimate(name: str, interval: Interval, p: float | None = None) -> Estimate:
+def estimate_from_interval(name: str, interval: Interval, p: float | None = None) -> Estimate:
     """Return an interval as the estimate of a figure, cut at the figure's range; a distance may be below 0."""
-    within = interval if name in MMD_FIGURES else ALL[name].within(interval)
+    within = interval if name in MMD_FIGURES else ALL_FIGURES[name].within(interval)
     return Estimate(within.value, within.low, within.high, p)
 
 
-def joint_p(values: Sequence[float]) -> float:
-    """Join p-values of one hypothesis, however they depend on each other; return one.
+def combine_p_values(values: Sequence[float]) -> float:
+    """Combine p-values of one hypothesis that may depend on each other in any way; return one p-value.
 
     Twice their median, or K/k times the k-th smallest of K, k = K/2 rounded up (Rüger 1978, Das maximale
     Signifikanzniveau des Tests "Lehne H0 ab, wenn k unter n gegebenen Tests zur Ablehnung führen").
 
-    >>> joint_p([0.01]), joint_p([0.01, 0.02, 0.03, 0.9])
+    >>> combine_p_values([0.01]), combine_p_values([0.01, 0.02, 0.03, 0.9])
     (0.01, 0.04)
     """
     k = math.ceil(len(values) / 2)

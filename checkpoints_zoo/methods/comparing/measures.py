@@ -1,4 +1,4 @@
-"""Measures of draws: MMD and NS to a reference population, all methods on one scale, and their figures as ensembles."""
+"""Measure draws: MMD and NS to a reference population on one scale, and the figures of the draws as an ensemble."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ from checkpoints_zoo.evaluation.evaluating import evaluate
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData, ImageInput
-from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate
+from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate_from_interval
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
-from checkpoints_zoo.populations.kernels import Distances, Grid, choices, kernel_matrix, kernels_of, permutation_test
+from checkpoints_zoo.populations.kernels import (
+    Distances,
+    Grid,
+    choose_kernels,
+    draw_permutations,
+    kernel_matrix,
+    permutation_test,
+)
 
 SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
 NO_OOD = "none"
-# The images out of distribution for each data set, by default: the first two as in Laurent et al. 2024, MNIST's as in
-# torch-uncertainty, the digits' what comes with the package.
+# Data set -> default images out of distribution. CIFAR's are those of Laurent et al. 2024, MNIST's those of
+# torch-uncertainty, the digits' are in the package.
 OOD = {
     "cifar10": "svhn", "cifar100": "svhn", "tiny-imagenet": "svhn", "mnist": "fashion-mnist", "fashion-mnist": "mnist",
     "digits": "photos",
@@ -36,7 +43,7 @@ ByGroup = dict[str, dict[str, Estimate]]  # "mmd" and "ns" -> group of tensors -
 
 @dataclass(frozen=True)
 class Closeness:
-    """How distances to a reference are measured.
+    """Measures the distances of draws to a reference.
 
     Args:
         reference: the population.
@@ -59,46 +66,57 @@ class Closeness:
             draws: two or more.
             plan: subsets of them for the jackknife; None for no interval.
         """
-        return self._views(draws, self.reference, "second", plan)
+        return self._measure_views(draws, self.reference, "second", plan)
 
     def halves(self) -> ByGroup:
         """Measure the reference's members at even positions against those at odd ones, on the same scale; return it."""
-        return self._views(self.reference[::2], self.reference[1::2], "pooled", None)
+        return self._measure_views(self.reference[::2], self.reference[1::2], "pooled", None)
 
-    def _views(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> ByGroup:
-        near = {"mmd": self._measure(discrepancy.apart(draws, reference, device=self.device), len(draws), grid, plan)}
+    def _measure_views(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> ByGroup:
+        distances = {
+            "mmd": self._measure(
+                discrepancy.distances_between(draws, reference, device=self.device), len(draws), grid, plan
+            )
+        }
         try:
             views = [c.canonicalize(scale=SCALE, permute=PERMUTE) for c in (draws, reference)]
         except SymmetryError:
-            return near  # no table of symmetries: no NS
-        return {**near, "ns": self._measure(discrepancy.apart(*views, device=self.device), len(draws), grid, plan)}
+            return distances  # no table of symmetries: no NS
+        return {
+            **distances,
+            "ns": self._measure(discrepancy.distances_between(*views, device=self.device), len(draws), grid, plan),
+        }
 
     def _measure(
-        self, distances: dict[str, Distances], first: int, grid: Grid, plan: Plan | None
+        self, by_group_distances: dict[str, Distances], first: int, grid: Grid, plan: Plan | None
     ) -> dict[str, Estimate]:
-        """Return MMD² by group; with a plan, around all draws those of the subsets."""
+        """Return MMD² by group; with a plan, with intervals from the subsets."""
         by_group = {}
-        for group, apart in distances.items():
-            chosen = choices(first, len(apart.l2) - first, self.permutations, self.seed).to(apart.l2.device)
-            p = permutation_test(apart, kernels_of(apart, first, "pooled", None), chosen)[1]
-            kernel = mean_kernel(apart, kernels_of(apart, first, grid, None))
+        for group, distances in by_group_distances.items():
+            chosen = draw_permutations(first, len(distances.l2) - first, self.permutations, self.seed).to(
+                distances.l2.device
+            )
+            p = permutation_test(distances, choose_kernels(distances, first, "pooled", None), chosen)[1]
+            kernel = average_kernel(distances, choose_kernels(distances, first, grid, None))
             if plan is None or not plan.widen:
                 by_group[group] = Estimate(float(mmd2(kernel, first, [torch.arange(first)])), p=p)
             else:
-                by_group[group] = estimate("mmd", plan.intervals(mmd2(kernel, first, plan.chosen)[:, None])[0], p)
+                by_group[group] = estimate_from_interval(
+                    "mmd", plan.intervals(mmd2(kernel, first, plan.chosen)[:, None])[0], p
+                )
         return by_group
 
 
-def mean_kernel(apart: Distances, kernels: Sequence[tuple[str, float]]) -> Tensor:
+def average_kernel(distances: Distances, kernels: Sequence[tuple[str, float]]) -> Tensor:
     """Return the mean of the kernels of all pairs, (member, member) float64: its MMD² is the mean of theirs.
 
     Args:
-        apart: distances of all members.
+        distances: distances of all members.
         kernels: (name, bandwidth) of each.
     """
-    total = torch.zeros_like(apart.l2)
+    total = torch.zeros_like(distances.l2)
     for kernel, width in kernels:
-        total += kernel_matrix(apart, kernel, width)
+        total += kernel_matrix(distances, kernel, width)
     return total / len(kernels)
 
 
@@ -127,7 +145,7 @@ def mmd2(kernel: Tensor, first: int, subsets: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How draws are measured as ensembles, and on which images.
+    """Measures draws as ensembles on images.
 
     Args:
         inside: labelled images, in the order of the members' classes.
@@ -156,15 +174,18 @@ class Uncertainty:
             population = Population(self._logits(draws, self.inside), labels, outside)
             if plan is None:
                 values = population.measure([torch.arange(len(draws))])[0].tolist()
-                return {n: estimate(n, Interval(x, None, None)) for n, x in zip(population.names, values, strict=True)}
+                return {
+                    n: estimate_from_interval(n, Interval(x, None, None))
+                    for n, x in zip(population.names, values, strict=True)
+                }
             intervals = plan.intervals(population.measure(plan.chosen))
-        return {n: estimate(n, x) for n, x in zip(population.names, intervals, strict=True)}
+        return {n: estimate_from_interval(n, x) for n, x in zip(population.names, intervals, strict=True)}
 
     def curve(self, members: Collection) -> dict[str, Any]:
-        """Measure a population's ensembles of all sizes; return the figures of all members, and how they grow.
+        """Measure a population's ensembles of all sizes; return the figures of all members, and their growth.
 
-        Returned are JSON values: "ensemble" figure -> estimate, "growth" figure -> sizes, distances from the limit, and
-        the limit.
+        The result is JSON values: "figures", figure -> estimate; "growth", figure -> sizes, distances from the limit,
+        and the limit.
         """
         outside = self.outside
         report = evaluate(members, self.inside, outside, subsets=self.subsets, seed=self.seed, device=self.device)
@@ -173,26 +194,26 @@ class Uncertainty:
                    "first": report.member[name].value if name in report.member else x.limit.value + x.distances[0]}
             for name, x in report.growth.items()
         }  # fmt: skip
-        figures = {n: estimate(n, x).to_json() for n, x in report.ensemble.items()}
+        figures = {n: estimate_from_interval(n, x).to_json() for n, x in report.ensemble.items()}
         return {"figures": figures, "growth": growth}
 
     def _logits(self, members: Collection, data: ImageData) -> Tensor:
         return predictions.logits(members, data, self.device)
 
 
-def comparison_images(
+def choose_images(
     members: Collection, data: ImageInput | None, ood: ImageInput | None
 ) -> tuple[ImageData, ImageData | None]:
-    """Find the images to measure draws on; return labelled images, and images out of distribution, None for none.
+    """Choose the images to measure draws on; return labelled images, and images out of distribution or None.
 
     Args:
         members: whose classes count.
         data: as in `zoo.evaluate`.
-        ood: likewise; None for those that the data set is told apart from (`OOD`), "none" for none.
+        ood: likewise; None for the data set's default (`OOD`), "none" for none.
 
     Raises:
         UsageError: images without labels of the members' classes.
-        SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be had.
+        SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be read.
     """
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
     inside, _ = arguments.require_labels(chosen, members.description)

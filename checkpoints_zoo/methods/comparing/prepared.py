@@ -1,4 +1,4 @@
-"""A comparison whose arguments were checked: what has yet to be fitted and measured, and the run that does it."""
+"""A comparison with checked arguments: it lists the remaining fits and measurements, and runs them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
-from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, MEMBERS, cited, everyone, modes
-from checkpoints_zoo.methods.comparing.draws import Draws, Fits, fit_all
-from checkpoints_zoo.methods.comparing.equivalent_size import all_worth
-from checkpoints_zoo.methods.comparing.estimates import Estimate, joint_p, mean_of
+from checkpoints_zoo.methods.comparing.draw_ensembles import (
+    INDEPENDENT,
+    MEMBERS,
+    group_draws,
+    independent_members,
+    portable_citation,
+)
+from checkpoints_zoo.methods.comparing.draws import Draws, MethodFits, fit_all
+from checkpoints_zoo.methods.comparing.equivalent_size import equivalent_sizes
+from checkpoints_zoo.methods.comparing.estimates import Estimate, combine_p_values, mean_over_runs
 from checkpoints_zoo.methods.comparing.measures import PERMUTE, SCALE, Closeness, Uncertainty
-from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, Measuring, Task, tasks_of
+from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, CellTask, Measuring, cell_tasks
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
-from checkpoints_zoo.populations.kernels import WHOLE
+from checkpoints_zoo.populations.kernels import ALL_TENSORS
 from checkpoints_zoo.workers import Job, choose_engine, pickle_for_worker
 
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Todo:
-    """What a comparison has yet to do.
+class RemainingWork:
+    """The remaining work of a comparison.
 
     Args:
-        fits: methods that have to be fitted, whose cells come after that.
-        cells: measurements to be made of draws that are there.
-        found: how many are there already.
+        fits: methods that have to be fitted; their cells are not counted.
+        cells: names of the measurements to be made of existing draws.
+        found: number of existing measurements.
         left_out: method -> why it can't be fitted here.
-        folders: method -> source of its draws, of those that are there.
+        folders: method -> source of its draws, for fitted methods.
     """
 
     fits: tuple[str, ...]
@@ -51,15 +57,15 @@ class Todo:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A comparison whose arguments were checked, before anything is fitted.
+class PreparedComparison:
+    """A comparison with checked arguments, before anything is fitted.
 
     Args:
         name: of the collection whose recipe the methods are fitted to.
         reference: the population.
         closeness, uncertainty: how draws are measured.
         out: folder of draws, cells and comparison.json.
-        fits: what methods are fitted to; None where none is fitted.
+        fits: recipe, folder and numbers of the fits; None if nothing is fitted.
         methods: to be fitted.
         named: whether the caller named them, so that none may be left out.
         missing: method -> why it can't be fitted here.
@@ -73,11 +79,11 @@ class Prepared:
     closeness: Closeness
     uncertainty: Uncertainty
     out: Path
-    fits: Fits | None
+    fits: MethodFits | None
     methods: tuple[Method, ...]
     named: bool
-    missing: Mapping[str, str]
-    others: tuple[Draws, ...]
+    unavailable: Mapping[str, str]
+    custom_draws: tuple[Draws, ...]
     workers: int
     say: Say = field(repr=False)
 
@@ -86,71 +92,73 @@ class Prepared:
         return Cells(self.out / "cells", self.say)
 
     @cached_property
-    def work(self) -> Measuring:
+    def measuring(self) -> Measuring:
         return Measuring(self.closeness, self.uncertainty)
 
-    def todo(self) -> Todo:
-        """Look at what is there; return what would be fitted and measured."""
-        there = {m.name: None if self.fits is None else self.fits.existing(m) for m in self.methods}
-        tasks = self._tasks([*(d for d in there.values() if d is not None), *self.others])
-        missing = tuple(task.name for task in tasks if self.cells.read(self.work.key(task)) is None)
-        folders = {m.name: str(self.fits.folder(m)) for m in self.methods if self.fits and there[m.name] is not None}
-        fits = tuple(n for n, d in there.items() if d is None)
-        return Todo(fits, missing, len(tasks) - len(missing), self.missing, folders)
+    def todo(self) -> RemainingWork:
+        """Return what `run` would fit and measure."""
+        fitted_draws = {m.name: None if self.fits is None else self.fits.load_draws(m) for m in self.methods}
+        tasks = self._tasks([*(d for d in fitted_draws.values() if d is not None), *self.custom_draws])
+        missing = tuple(task.name for task in tasks if self.cells.read(self.measuring.key(task)) is None)
+        folders = {
+            m.name: str(self.fits.folder(m)) for m in self.methods if self.fits and fitted_draws[m.name] is not None
+        }
+        fits = tuple(n for n, d in fitted_draws.items() if d is None)
+        return RemainingWork(fits, missing, len(tasks) - len(missing), self.unavailable, folders)
 
     def run(self) -> Comparison:
-        """Fit and measure what is missing; return the comparison, which also is in comparison.json of the folder.
+        """Fit and measure what is missing; write comparison.json into the folder, and return the comparison.
 
         Raises:
             StorageError: a folder that can't be written to.
-            UsageError: a method that was named and can't be fitted, or trained members that are the reference's.
+            UsageError: a named method that can't be fitted, or trained members that the reference contains.
         """
         disk.check_folder(self.out)
-        draws, left_out = list[Draws](), dict(self.missing)
+        draws, left_out = list[Draws](), dict(self.unavailable)
         if self.fits is not None and self.methods:
             draws, refused = fit_all(self.fits, self.methods, self.workers, self.say)
             if refused and self.named:
                 name, reason = next(iter(refused.items()))
                 raise UsageError(f"method {name!r}", expected="one that can be fitted here", found=reason)
             left_out |= refused
-            draws = [_fresh(d, self.reference) for d in draws]
-        draws += self.others
-        for other in self.others:
+            draws = [_check_fresh(d, self.reference) for d in draws]
+        draws += self.custom_draws
+        for other in self.custom_draws:
             if shared := _shared(other.members, self.reference):
                 self.say(f"{other.name}: {shared:,} of its draws are members of the reference too: p-values don't hold")
         tasks = self._tasks(draws)
-        values = {task.name: self.cells.read(self.work.key(task)) for task in tasks}
+        values = {task.name: self.cells.read(self.measuring.key(task)) for task in tasks}
         missing = [task for task in tasks if values[task.name] is None]
         if missing:
             self.say(f"{self.name}: measuring {len(missing)} of {len(tasks)} cells …")
-            for task, measured in self._measured(missing):
-                values[task.name] = self.cells.write(self.work.key(task), measured)
-        comparison = self._assembled(draws, tasks, values, left_out)
+            for task, measured in self._measure_cells(missing):
+                values[task.name] = self.cells.write(self.measuring.key(task), measured)
+        comparison = self._assemble(draws, tasks, values, left_out)
         comparison.write_json(self.out / "comparison.json")
         return comparison
 
-    def _tasks(self, draws: Iterable[Draws]) -> list[Task]:
-        """List what is measured, each method's modes in turn, the reference last."""
-        tasks = [t for d in draws for mode in modes(d.name, d.members) for t in tasks_of(d.name, mode)]
-        return [*tasks, *tasks_of(REFERENCE, everyone(self.reference))]
+    def _tasks(self, draws: Iterable[Draws]) -> list[CellTask]:
+        """List the cells: all methods, each with its modes, then the reference."""
+        tasks = [t for d in draws for mode in group_draws(d.name, d.members) for t in cell_tasks(d.name, mode)]
+        return [*tasks, *cell_tasks(REFERENCE, independent_members(self.reference))]
 
-    def _measured(self, tasks: list[Task]) -> Iterable[tuple[Task, dict[str, Any]]]:
+    def _measure_cells(self, tasks: list[CellTask]) -> Iterable[tuple[CellTask, dict[str, Any]]]:
         workers = min(self.workers, len(tasks))
         if workers > 1:
             try:
-                pickle_for_worker((self.work, tasks))
+                pickle_for_worker((self.measuring, tasks))
             except UsageError as error:
                 self.say(f"measuring in one process: {error.found}")
                 workers = 1
         jobs = (Job(task.name, task) for task in tasks)
-        for job, measured in choose_engine(workers, (self.closeness.device,), say=self.say).run(self.work, jobs):
+        for job, measured in choose_engine(workers, (self.closeness.device,), say=self.say).run(self.measuring, jobs):
             yield job.argument, measured
 
-    def _assembled(
-        self, draws: list[Draws], tasks: list[Task], values: Mapping[str, Any], left_out: Mapping[str, str]
+    def _assemble(
+        self, draws: list[Draws], tasks: list[CellTask], values: Mapping[str, Any], left_out: Mapping[str, str]
     ) -> Comparison:
         growth = values[f"{REFERENCE} {MEMBERS} uncertainty"]["growth"]
-        of_rows: dict[tuple[str, str], list[Task]] = {}
+        of_rows: dict[tuple[str, str], list[CellTask]] = {}
         for task in tasks:
             of_rows.setdefault((task.method, task.mode.name), []).append(task)
         inside, outside = self.uncertainty.inside, self.uncertainty.outside
@@ -168,19 +176,19 @@ class Prepared:
         }
         return Comparison(
             collection=self.name,
-            reference=cited(self.reference),
+            reference=portable_citation(self.reference),
             members=len(self.reference),
             data=arguments.image_key(inside),
             ood="" if outside is None else arguments.image_key(outside),
             rows=tuple(_row(some, values, growth) for some in of_rows.values()),
-            methods=finite_or_null({d.name: {"draws": cited(d.members), **d.facts} for d in draws}),
+            methods=finite_or_null({d.name: {"draws": portable_citation(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
         )
 
 
-def _fresh(draws: Draws, reference: Collection) -> Draws:
-    """Check by their hashes that trained members are none of the reference's; return the draws with that fact.
+def _check_fresh(draws: Draws, reference: Collection) -> Draws:
+    """Check by hashes that the reference contains none of the trained members; return the draws with this fact.
 
     Raises:
         UsageError: some of them are.
@@ -200,16 +208,16 @@ def _shared(draws: Collection, reference: Collection) -> int:
     return sum(count for digest, count in counts.items() if digest is not None and digest in theirs)
 
 
-def _row(tasks: list[Task], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
-    """Put the cells of a method and mode together, those of single runs as means over them; return the row."""
+def _row(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
+    """Make the row of a method and mode from its cells; figures of single runs are averaged."""
     cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASURED}
     alone, first = tasks[0].run is not None, tasks[0]
-    near = {
-        name: {group: _joined(name, [cell[name][group] for cell in cells["closeness"]], alone) for group in groups}
+    distances = {
+        name: {group: _join_runs(name, [cell[name][group] for cell in cells["closeness"]], alone) for group in groups}
         for name, groups in cells["closeness"][0].items()
     }
     figures = {
-        name: _joined(name, [cell["figures"][name] for cell in cells["uncertainty"]], alone)
+        name: _join_runs(name, [cell["figures"][name] for cell in cells["uncertainty"]], alone)
         for name in cells["uncertainty"][0]["figures"]
     }
     return Row(
@@ -217,18 +225,18 @@ def _row(tasks: list[Task], values: Mapping[str, Any], growth: Mapping[str, Any]
         mode=first.mode.name,
         runs=len(first.mode.runs),
         draws=first.mode.draws,
-        figures={**{n: groups[WHOLE] for n, groups in near.items()}, **figures},
-        layers={n: {g: x for g, x in groups.items() if g != WHOLE} for n, groups in near.items()},
+        figures={**{n: groups[ALL_TENSORS] for n, groups in distances.items()}, **figures},
+        layers={n: {g: x for g, x in groups.items() if g != ALL_TENSORS} for n, groups in distances.items()},
         corollary=cells["corollary"][0]["p"],
         corollary_layers=cells["corollary"][0]["layers"],
-        worth=all_worth(growth, figures),
+        worth=equivalent_sizes(growth, figures),
     )
 
 
-def _joined(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
-    """Average a figure over runs that were measured alone; return it as it is otherwise."""
+def _join_runs(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
+    """Average a figure over runs that were measured alone; otherwise return the only one."""
     estimates = [Estimate.from_json(cell) for cell in cells]
     if not alone:
         return estimates[0]
     p_values = [x.p for x in estimates if x.p is not None]
-    return mean_of(name, [x.value for x in estimates], joint_p(p_values) if p_values else None)
+    return mean_over_runs(name, [x.value for x in estimates], combine_p_values(p_values) if p_values else None)

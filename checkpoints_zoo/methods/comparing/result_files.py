@@ -1,4 +1,4 @@
-"""The cells of a comparison: which draws, in which mode, which measure; the work that gives their values; their files.
+"""The cells of a comparison: their tasks, their measurement, their files. A cell is one measure of some draws.
 
 A cell is one JSON file, written by rename, read back and checked.
 """
@@ -18,13 +18,13 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
-from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, Mode, content
+from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, content_hash
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
 from checkpoints_zoo.populations.channel_exchangeability import corollary
 
-DEFINITION = 1  # of the figures: cells of another one are measured anew
+DEFINITION = 1  # version of the figures' definitions: cells of another version are measured anew
 MEASURED = ("closeness", "uncertainty", "corollary")
 
 Key = Mapping[str, Any]
@@ -32,8 +32,8 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Task:
-    """A cell to be measured.
+class CellTask:
+    """The measurement of one cell.
 
     Args:
         method: name of the draws.
@@ -43,7 +43,7 @@ class Task:
     """
 
     method: str
-    mode: Mode
+    mode: DrawEnsemble
     run: int | None
     measured: str
 
@@ -53,7 +53,7 @@ class Task:
 
     @property
     def place(self) -> str:
-        """The mode, and the run of one mode, from 0."""
+        """The mode; for one mode followed by the run, from 0."""
         return self.mode.name + ("" if self.run is None else str(self.run))
 
     @property
@@ -61,25 +61,25 @@ class Task:
         return self.mode.members if self.run is None else self.mode.run(self.run)
 
     def plan(self, seed: int, subsets: int) -> Plan | None:
-        """Return the subsets for a jackknife over runs or members, None for a run alone."""
+        """Return the subsets of a jackknife over runs or members; None for a single run."""
         return None if self.run is not None else self.mode.plan(seed, subsets)
 
 
-def tasks_of(method: str, mode: Mode) -> Iterator[Task]:
-    """List the cells of draws in one mode: those of one mode run by run, with the corollary of the first alone."""
+def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
+    """List the cells of draws in one mode. One mode has cells for each run, and the corollary of the first run."""
     if mode.name != ONE:
-        yield from (Task(method, mode, None, what) for what in MEASURED)
+        yield from (CellTask(method, mode, None, what) for what in MEASURED)
         return
     for run in range(len(mode.runs)):
-        yield from (Task(method, mode, run, what) for what in MEASURED if run == 0 or what != "corollary")
+        yield from (CellTask(method, mode, run, what) for what in MEASURED if run == 0 or what != "corollary")
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """The work that gives the values of any cell.
+    """Measures the values of any cell.
 
     Args:
-        closeness, uncertainty: how they are measured.
+        closeness, uncertainty: the measures.
     """
 
     closeness: Closeness
@@ -87,13 +87,13 @@ class Measuring:
 
     @cached_property
     def _reference(self) -> str:
-        return content(self.closeness.reference)
+        return content_hash(self.closeness.reference)
 
-    def key(self, task: Task) -> dict[str, Any]:
+    def key(self, task: CellTask) -> dict[str, Any]:
         """Return the facts that decide a cell's values."""
         key: dict[str, Any] = {
             "definition": DEFINITION, "method": task.method, "mode": task.place, "measured": task.measured,
-            "draws": content(task.draws), "seed": self.closeness.seed,
+            "draws": content_hash(task.draws), "seed": self.closeness.seed,
         }  # fmt: skip
         if task.run is None:
             key |= {"subsets": self.closeness.subsets, "runs": [list(run) for run in task.mode.runs]}
@@ -107,12 +107,12 @@ class Measuring:
             }
         return key
 
-    def __call__(self, task: Task, device: str) -> dict[str, Any]:
+    def __call__(self, task: CellTask, device: str) -> dict[str, Any]:
         """Measure a cell; return its values as JSON values."""
         plan = task.plan(self.closeness.seed, self.closeness.subsets)
         if task.measured != "uncertainty":
             with suppress(SymmetryError):
-                task.mode.members.symmetry_table  # noqa: B018 (derived once, its runs have it then)
+                task.mode.members.symmetry_table  # noqa: B018 (derived once for all runs)
         if task.measured == "closeness":
             near = self.closeness.halves() if task.method == REFERENCE else self.closeness.measure(task.draws, plan)
             return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in near.items()}
@@ -132,20 +132,20 @@ class Cells:
     """A folder of cells.
 
     Args:
-        folder: it is made when the first is written.
-        say: told of files that are damaged.
+        folder: made with the first cell.
+        say: receives messages about damaged files.
     """
 
     folder: Path
     say: Callable[[str], object] = field(default=lambda text: None, repr=False)
 
     def path(self, key: Key) -> Path:
-        """Return where a cell lies: its name tells the method, the mode and what was measured, and hashes the key."""
-        digest = hashlib.sha256(_text(key).encode()).hexdigest()[:12]
+        """Return the path of a cell, whose name has the method, the mode, the measure and a hash of the key."""
+        digest = hashlib.sha256(_canonical_json(key).encode()).hexdigest()[:12]
         return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
 
     def read(self, key: Key) -> Values | None:
-        """Return a cell's values, None where it was not measured yet, or is damaged, of which `say` is told."""
+        """Read the values of a cell; return None if it is not measured yet, or damaged, which `say` reports."""
         path = self.path(key)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -153,32 +153,34 @@ class Cells:
             return None
         except (ValueError, OSError):
             content = None
-        if not isinstance(content, dict) or content.get("sha256") != _digest(content.get("key"), content.get("values")):
+        if not isinstance(content, dict) or content.get("sha256") != _checksum(
+            content.get("key"), content.get("values")
+        ):
             self.say(f"{path} is damaged: measured anew")
             return None
-        if _text(content["key"]) != _text(key):
+        if _canonical_json(content["key"]) != _canonical_json(key):
             self.say(f"{path} is another cell: measured anew")
             return None
         values: Values = content["values"]
         return values
 
     def write(self, key: Key, values: Values) -> Values:
-        """Keep a cell's values; return them as they will be read.
+        """Write the values of a cell; return them as `read` returns them.
 
         Raises:
             StorageError: a place that can't be written to.
         """
-        content = {"key": dict(key), "values": values, "sha256": _digest(key, values)}
+        content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with disk.writing_into(self.folder), replacing(self.path(key)) as file:
+        with disk.writing_into(self.folder), replace_file(self.path(key)) as file:
             file.write(text)
-        kept: Values = json.loads(text)["values"]
-        return kept
+        stored: Values = json.loads(text)["values"]
+        return stored
 
 
-def _text(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _digest(key: Any, values: Any) -> str:
-    return hashlib.sha256(_text([key, values]).encode()).hexdigest()
+def _checksum(key: Any, values: Any) -> str:
+    return hashlib.sha256(_canonical_json([key, values]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""`zoo.compare`: draws of methods, fitted now or made elsewhere, measured cell by cell against the population."""
+"""`zoo.compare`: check the arguments, fit methods, and measure their draws cell by cell against the population."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.draw_ensembles import modes
-from checkpoints_zoo.methods.comparing.draws import Fits, check_draws, methods_of
-from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty, comparison_images
-from checkpoints_zoo.methods.comparing.prepared import Prepared, Say
+from checkpoints_zoo.methods.comparing.draw_ensembles import group_draws
+from checkpoints_zoo.methods.comparing.draws import MethodFits, available_methods, check_custom_draws
+from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty, choose_images
+from checkpoints_zoo.methods.comparing.prepared import PreparedComparison, Say
 from checkpoints_zoo.methods.fitting import DRAWS, RUNS
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
@@ -22,7 +22,7 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import usable_cores
 
 PERMUTATIONS = 999
-SUBSETS = 100  # of runs or members, for the jackknife
+SUBSETS = 100  # subsets of runs or members for the jackknife
 
 
 def prepare(
@@ -43,14 +43,14 @@ def prepare(
     device: str = "cpu",
     seed: int = 0,
     say: Say = lambda text: None,
-) -> Prepared:
+) -> PreparedComparison:
     """Check the arguments of `compare`; return the comparison with nothing fitted or measured yet.
 
     Args, Raises: as of `compare`.
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
-        if (known := whole(number)) is None or known < least:
+        if (known := whole_number(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
     arguments.check_draws(seed)
     check_device(device)
@@ -65,21 +65,21 @@ def prepare(
     root = Path(f"{fitted_to.name}-compared" if out is None else out).expanduser().absolute()
     if root.exists() and not root.is_dir():
         raise UsageError(f"out {root}", expected="a folder, or a name that is free", found="a file")
-    wanted = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
-    fitted, missing = methods_of(wanted, fitted_to.name)
+    requested = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
+    fitted, unavailable = available_methods(requested, fitted_to.name)
     fits = None
     if fitted:
-        recipe = _recipe(fitted_to, recipe, required=wanted is not None or not draws)
-        fits = None if recipe is None else Fits(recipe, root, runs, per_run, seed, search, device)
-        fitted, missing = (fitted, missing) if fits is not None else ([], {})
+        recipe = _find_recipe(fitted_to, recipe, required=requested is not None or not draws)
+        fits = None if recipe is None else MethodFits(recipe, root, runs, per_run, seed, search, device)
+        fitted, unavailable = (fitted, unavailable) if fits is not None else ([], {})
     if fits is not None:
-        _check_same(f"methods fitted to {fitted_to.name}", fitted_to, target)
-    others = check_draws(draws, [m.name for m in fitted])
-    for draw in others:
-        _check_same(f"draws {draw.name!r}", draw.members, target)
-        modes(draw.name, draw.members)
-    inside, outside = comparison_images(target, data, ood)
-    return Prepared(
+        _check_same_network(f"methods fitted to {fitted_to.name}", fitted_to, target)
+    custom_draws = check_custom_draws(draws, [m.name for m in fitted])
+    for draw in custom_draws:
+        _check_same_network(f"draws {draw.name!r}", draw.members, target)
+        group_draws(draw.name, draw.members)
+    inside, outside = choose_images(target, data, ood)
+    return PreparedComparison(
         name=fitted_to.name,
         reference=target,
         closeness=Closeness(target, permutations, SUBSETS, seed, device),
@@ -87,19 +87,19 @@ def prepare(
         out=root,
         fits=fits,
         methods=tuple(fitted),
-        named=wanted is not None,
-        missing=missing,
-        others=tuple(others),
+        named=requested is not None,
+        unavailable=unavailable,
+        custom_draws=tuple(custom_draws),
         workers=usable_cores() if workers is None else workers,
         say=say,
     )
 
 
-def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Recipe | None:
-    """Find the recipe that members were trained by; return it, None where there is none and none is required.
+def _find_recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Recipe | None:
+    """Find the recipe of members; return it, or None if there is none and none is required.
 
     Raises:
-        UsageError: none, or another one than the members' rows name.
+        UsageError: no recipe, or another one than in the members' rows.
     """
     if recipe is None and members.name not in recipes.RECIPES:
         if not required:
@@ -122,7 +122,7 @@ def _recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Re
     return chosen
 
 
-def _check_same(thing: str, members: Collection, reference: Collection) -> None:
+def _check_same_network(thing: str, members: Collection, reference: Collection) -> None:
     """Check that members have the reference's tensors.
 
     Args:
@@ -132,9 +132,9 @@ def _check_same(thing: str, members: Collection, reference: Collection) -> None:
     Raises:
         UsageError: they have others.
     """
-    shapes, wanted = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
-    if shapes != wanted:
-        differ = [n for n in {**wanted, **shapes} if shapes.get(n) != wanted.get(n)]
+    shapes, requested = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
+    if shapes != requested:
+        differ = [n for n in {**requested, **shapes} if shapes.get(n) != requested.get(n)]
         raise UsageError(
             thing,
             expected=f"the tensors of {reference.name}",
@@ -164,31 +164,31 @@ def compare(
 ) -> Comparison:
     """Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD, diversity; return all.
 
-    Methods are fitted to the collection's recipe. What was fitted or measured before, with the same settings, is read
-    from the folder; cut off anywhere, the next call goes on.
+    Methods are fitted to the collection's recipe. Fits and measurements with the same settings that the folder has are
+    read from it, so a call that was interrupted can be repeated, and continues.
 
     Args:
         collection: a collection, or its name.
-        methods: names; None for all that this machine has what they need for, () for none.
+        methods: names; None for all whose packages are installed, () for none.
         data: labelled images, as in `zoo.evaluate`; None for the collection's own test set.
-        ood: images out of distribution; None for those usual for the data set (digits: photos; CIFAR and
+        ood: images out of distribution; None for the data set's default (digits: photos; CIFAR and
             Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" for none.
         out: folder of draws, cells and comparison.json; None for NAME-compared.
         reference: another population to compare with, of the same architecture; None for the collection.
-        draws: name -> draws that were made elsewhere, as `zoo.from_samples` gives them.
-        recipe: of the collection, where it is not one of the package's.
+        draws: name -> draws of yours, as `zoo.from_samples` returns them.
+        recipe: of the collection, if it is not one of the package's.
         runs, per_run: posteriors that a method is fitted to, and draws of each.
         permutations: of the tests.
-        search: whether each method's settings are searched for on training images that are held out; else those that
-            were chosen so for the collection count, or the method's defaults.
+        search: whether settings are searched for on held-out training images; if not, methods have the settings of an
+            earlier search on this collection, or their defaults.
         workers: processes; None for one a core.
         device: what to fit and measure on.
         seed: of fits, permutations and subsets.
-        say: told of the progress.
+        say: receives messages on the progress.
 
     Raises:
-        UsageError: no such method, one that was named and can't be fitted here, draws of another network, a collection
-            without a recipe, arguments that make no sense.
+        UsageError: no such method, a named method that can't be fitted here, draws of another network, a collection
+            without a recipe, invalid arguments.
         DamagedError, SourceNotFound, NetworkError, StorageError: members or images that can't be read, no room.
 
     >>> import tempfile
@@ -196,9 +196,9 @@ def compare(
     >>> members = zoo.load("convnet-digits")
     >>> with tempfile.TemporaryDirectory() as out:
     ...     comparison = zoo.compare(
-    ...         members[:8], (), ood="none", draws={"others": members[8:12]}, out=out, permutations=19, workers=1
+    ...         members[:8], (), ood="none", draws={"custom_draws": members[8:12]}, out=out, permutations=19, workers=1
     ...     )
-    >>> comparison["others", "members"]["mmd"].p > 0.05
+    >>> comparison["custom_draws", "members"]["mmd"].p > 0.05
     True
     """
     return prepare(

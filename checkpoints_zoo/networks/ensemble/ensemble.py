@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SmallerChunk, UsageError
-from checkpoints_zoo.formats.text import whole
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble.executions import (
@@ -251,7 +251,7 @@ class Ensemble(nn.Module):
         """
         if isinstance(position, slice):
             return self._slice(range(len(self))[position])
-        at = whole(position)
+        at = whole_number(position)
         if at is None or not -len(self) <= at < len(self):
             raise MemberNotFound(
                 f"position {position!r} of an ensemble",
@@ -299,8 +299,8 @@ class Ensemble(nn.Module):
         norms = modules.norm_tensor_names(self.stacked)
         for name, tensor in self.stacked.items():
             moved = fn(tensor)
-            if name in norms and moved.is_floating_point() and moved.dtype.itemsize < 4:
-                moved = tensor.to(moved.device, torch.float32)  # a variance can be infinite in float16
+            if name in norms and moved.is_floating_point():  # a variance can be infinite in float16
+                moved = tensor.to(moved.device, modules.norm_dtype(moved.dtype))
             self.stacked[name] = moved
         return self
 

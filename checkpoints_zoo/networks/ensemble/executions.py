@@ -7,9 +7,10 @@ holds CUDA graphs.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, ClassVar
@@ -39,6 +40,7 @@ _TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
 }  # times the largest logit; half precision: 0.1
+_DTYPE_MISMATCH = re.compile(r"dtype|scalar type|should be the same")  # in torch's texts
 _REFUSAL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
 Weights = list[Tensor | None]
 MemberGroup = tuple[int, list[Tensor | None]]
@@ -207,7 +209,7 @@ class Runner:
 
     def compile_once(self, key: int, function: Callable[..., Tensor]) -> Any:
         if key not in self._compiled:
-            self._compiled[key] = torch.compile(function)
+            self._compiled[key] = _compile_or_warn(function)
         return self._compiled[key]
 
     def member_groups(self, program: Program, size: int, channels_last: bool) -> Iterator[MemberGroup]:
@@ -256,7 +258,25 @@ class Runner:
 
     def run_module(self, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Run one member by the code of its module; return logits (batch, …)."""
-        logits: Tensor = functional_call(self.skeleton, {**state, **self.unsaved}, (inputs,))
+        try:
+            logits: object = functional_call(self.skeleton, {**state, **self.unsaved}, (inputs,))
+        except RuntimeError as error:
+            if not _DTYPE_MISMATCH.search(str(error)):
+                raise
+            raise UsageError(
+                f"{type(self.skeleton).__name__} in {self.dtype}",
+                expected="a network that computes in the dtype of its weights",
+                found=str(error).split("\n")[0][:200],
+                do="Take out its casts, or use the dtype that it casts to",
+            ) from error
+        if not isinstance(logits, Tensor) or logits.dim() == 0:
+            found = f"a {type(logits).__name__}{f' of {len(logits)}' if isinstance(logits, Sized) else ''}"
+            raise UsageError(
+                f"output of {type(self.skeleton).__name__}",
+                expected="logits, one tensor (batch, class)",
+                found="a tensor without axes" if isinstance(logits, Tensor) else found,
+                do="Wrap the network in a module that returns the logits alone",
+            )
         return logits
 
     def run_vmap(self, inputs: Tensor, members: int) -> Tensor:
@@ -273,6 +293,27 @@ class Runner:
         return torch.is_grad_enabled() and (
             inputs.requires_grad or any(t.requires_grad for t in self.tensors.values())
         )  # fmt: skip
+
+
+def _compile_or_warn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compile a function; return it. Where the compiler fails, it warns once and calls the function itself."""
+    compiled: Callable[..., Tensor] | None = torch.compile(function)
+
+    def run(*arguments: Any) -> Tensor:
+        nonlocal compiled
+        if compiled is None:
+            return function(*arguments)
+        try:
+            return compiled(*arguments)
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+                raise
+            compiled = None
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"torch.compile failed, so the ensemble runs without it: {reason}", stacklevel=2)
+            return function(*arguments)
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -414,10 +455,12 @@ class Trials:
         random = random.to(runner.device, inputs.dtype)
         state = {n: t[:2] for n, t in runner.tensors.items()}
         members = len(next(iter(state.values())))
-        expected: list[object] = [
-            runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)
-        ]
-        if not all(isinstance(w, Tensor) and torch.isfinite(w).all() for w in expected):
+        try:
+            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)]
+        except IndexError:  # the network looks its inputs up in a table
+            random = inputs[:_TRIAL_INPUTS]
+            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)]
+        if not all(torch.isfinite(logits).all() for logits in expected):
             return None  # nothing to compare with
         try:
             if execution == "program":
@@ -431,7 +474,7 @@ class Trials:
                 actual = torch.func.vmap(lambda s: runner.run_module(s, random))(state)
         except _REFUSAL_ERRORS:
             return False
-        logits = torch.stack([w for w in expected if isinstance(w, Tensor)])
+        logits = torch.stack(expected)
         if (actual.shape, actual.dtype) != (logits.shape, logits.dtype):
             return False
         tolerance = _TOLERANCES.get(logits.dtype, 0.1) * logits.abs().max()

@@ -1,14 +1,14 @@
 """A report page: population, calibration, ensemble size, detection, pairs, symmetries and mass in one HTML file.
 
 >>> import checkpoints_zoo as zoo
->>> page = zoo.report(zoo.load("convnet-digits", n=3), ood=None, subsets=2)
+>>> page = zoo.report_page(zoo.load("convnet-digits", n=3), ood=None, subsets=2)
 >>> page.html[:15]
 '<!doctype html>'
 """
 
 from __future__ import annotations
 
-from checkpoints_zoo.publishing.html_report.making import report
+from checkpoints_zoo.publishing.html_report.assembling import report_page
 from checkpoints_zoo.publishing.html_report.page import Page
 
-__all__ = ["Page", "report"]
+__all__ = ["Page", "report_page"]

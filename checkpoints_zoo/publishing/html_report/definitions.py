@@ -1,12 +1,14 @@
-"""The words of a page: what each figure and term means, its unit, and which way is better."""
+"""The definitions of the figures and terms on a page."""
 
 from __future__ import annotations
 
-from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
-from checkpoints_zoo.publishing.html_report.tags import Html, join, tag
+from markupsafe import Markup
 
-# Name of a figure or a term -> how it is written, and what it means.
-WORDS = {
+from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
+from checkpoints_zoo.publishing.html_report.markup import markup
+
+# Name of a figure or a term -> its title, and its definition.
+TERMS = {
     **{name: (figure.title, figure.definition) for name, figure in FIGURES.items()},
     "disagreement_ood": ("disagreement, OOD", "Disagreement on the inputs out of distribution."),
     "correlation": (
@@ -64,23 +66,22 @@ WORDS = {
 }
 
 
-def word(name: str, label: str | None = None) -> Html:
-    """Name a figure, with its meaning on hover and a link to it; return the HTML."""
-    return tag(
-        "a", WORDS[name][0] if label is None else label, href=f"#def-{name}", title=WORDS[name][1], class_="word"
-    )
+def term(name: str, label: str | None = None) -> Markup:
+    """Name a figure or a term, with its definition on hover and a link to it; return the markup.
+
+    Args:
+        name: of the figure or term.
+        label: to be shown in place of its title.
+    """
+    title, definition = TERMS[name]
+    template = '<a href="#def-{}" title="{}" class="term">{}</a>'
+    return markup(template, name, definition, title if label is None else label)
 
 
-def better(name: str) -> Html:
-    """Write an arrow that says which way a figure is better; return the HTML, "" where neither way is."""
+def better(name: str) -> Markup:
+    """Write an arrow that says which way a figure is better; return the markup, "" if neither way is better."""
     way = FIGURES[name].better
     if not way:
-        return Html("")
-    return tag("span", "↑" if way == "higher" else "↓", title=f"{way} is better", aria_label=f"{way} is better",
-               role="img", class_="better")  # fmt: skip
-
-
-def definitions() -> Html:
-    """Write all definitions as a list; return the HTML."""
-    rows = [tag("dt", WORDS[name][0], id=f"def-{name}") + tag("dd", WORDS[name][1]) for name in WORDS]
-    return tag("dl", join([Html(row) for row in rows]), class_="definitions")
+        return Markup("")
+    template = '<span title="{0} is better" aria-label="{0} is better" role="img" class="better">{1}</span>'
+    return markup(template, way, "↑" if way == "higher" else "↓")

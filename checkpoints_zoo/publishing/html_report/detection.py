@@ -1,114 +1,173 @@
-"""How well inputs out of distribution are told from the test inputs."""
+"""Detection of inputs out of distribution."""
 
 from __future__ import annotations
 
-import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.figures import OOD_FIGURES
-from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
-from checkpoints_zoo.publishing.html_report.charts import Trace, axis, counts, diagonal, layout, line, stairs
-from checkpoints_zoo.publishing.html_report.definitions import word
-from checkpoints_zoo.publishing.html_report.gather import Measured
-from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part
-from checkpoints_zoo.publishing.html_report.summary import curves
-from checkpoints_zoo.publishing.html_report.tags import tag
+from checkpoints_zoo.evaluation.report import draw_information
+from checkpoints_zoo.evaluation.tables import as_text
+from checkpoints_zoo.publishing.html_report.definitions import term
+from checkpoints_zoo.publishing.html_report.markup import bold
+from checkpoints_zoo.publishing.html_report.measurements import Measurements
+from checkpoints_zoo.publishing.html_report.page import (
+    FigureBlock,
+    NoteBlock,
+    Panel,
+    Part,
+    TableBlock,
+    draw_panel,
+    number_table,
+)
+from checkpoints_zoo.publishing.html_report.summary import draw_curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 POINTS = 200  # of a curve, at most
+BINS = 40  # of the histograms
 
 
-def part(found: Measured) -> Part:
+def build_part(measured: Measurements) -> Part:
     """Return the part on inputs out of distribution."""
     title = "Out-of-distribution detection"
-    if found.said_outside is None:
+    if measured.outputs_outside is None:
         ask = "No images out of distribution were given: --ood NAME (such as photos, svhn) draws these figures."
-        return Part("ood", title, [Note((ask,), True)])
-    figures = found.report.ensemble
-    names = ("auroc", "aupr", "fpr95")
-    told = [piece for n in names for piece in (word(n), f" {as_text(figures[n])}", ", " if n != names[-1] else "")]
+        return Part("ood", title, [NoteBlock((ask,), True)])
+    report = measured.report
+    figures = report.ensemble
+    inside, outside = (-x.largest.double().numpy() for x in (measured.outputs, measured.outputs_outside))
+    edges = _score_edges(inside, outside)
+    roc, precision = roc_points(inside, outside), precision_points(inside, outside)
     means = f"mean {as_text(figures['mi_id'])} nats in and {as_text(figures['mi_ood'])} nats out of distribution"
+    described = f"Histograms of mutual information: {means}."
+    panels = [
+        _score_panel(inside, outside, edges),
+        draw_panel(
+            "information", "Mutual information", described, lambda axes: draw_information(report, axes, auroc=False)
+        ),
+        _roc_panel(roc, as_text(figures["auroc"])),
+        _precision_panel(precision, len(outside) / (len(inside) + len(outside)), as_text(figures["aupr"])),
+    ]
+    names = ("auroc", "aupr", "fpr95")
+    listed = [piece for n in names for piece in (term(n), f" {as_text(figures[n])}", ", " if n != names[-1] else "")]
     caption = (
-        tag("b", "Telling inputs apart. "), f"Of {found.together}; in distribution: {found.on}; out of it: ",
-        f"{found.on_ood}. ", *told, f"{found.known}. (a) The score, the largest mean probability with its sign "
-        "changed. (b) ", word("mi_id", "Mutual information"), f" of label and member of each input, {means}; what is "
-        "below the first bin is in it. (c), (d) ROC and precision-recall curves of the score, inputs out of "
-        "distribution positive.",
+        bold("Telling inputs apart."), f" Of {measured.subject}; in distribution: {measured.images}; out of it: ",
+        f"{measured.images_ood}. ", *listed, f"{measured.interval_note}. (a) The score, the largest mean probability "
+        "with its sign changed. (b) ", term("mi_id", "Mutual information"), f" of label and member of each input, "
+        f"{means}; smaller values are in the first bin. (c), (d) ROC and precision-recall curves of the score, inputs "
+        "out of distribution positive.",
     )  # fmt: skip
-    inside, outside = (-said.largest.double().numpy() for said in (found.said, found.said_outside))
-    panels = [_scores(inside, outside), _information(found), *_tradeoffs(found, inside, outside)]
-    blocks = [Chart("detection", panels, caption)]
-    if found.report.members > 1:
-        blocks.append(curves(found, "ood-curves", OOD_FIGURES, 2))
+    tables = [_score_table(inside, outside, edges), _curves_table("roc-points", "(c) ROC", "flagged", "found", roc)]
+    tables.append(_curves_table("precision-points", "(d) Precision-recall", "recall", "precision", precision))
+    blocks = [FigureBlock("detection", panels, caption, [tables[0], _information_table(measured), *tables[1:]])]
+    if report.members > 1:
+        blocks.append(draw_curves(measured, "ood-curves", OOD_FIGURES, 2))
     return Part("ood", title, blocks)
 
 
-def _overlaid(edges: list[float], inside: Array, outside: Array) -> list[Trace]:
-    """Draw two histograms, as shares, one over the other."""
-    sets = ((inside, "in distribution", BLUE), (outside, "out of distribution", RED))
-    return [stairs(edges, [n / len(v) for n in counts(v.tolist(), edges)], name, c) for v, name, c in sets]
+def _score_edges(inside: Array, outside: Array) -> Array:
+    low, high = min(inside.min(), outside.min()), max(inside.max(), outside.max())
+    edges: Array = np.linspace(low - 1e-9, max(high, low + 1e-6), BINS + 1)
+    return edges
 
 
-def _scores(inside: Array, outside: Array) -> Panel:
-    low = min(inside.min(), outside.min())
-    high = max(inside.max(), outside.max())
-    edges = np.linspace(low - 1e-9, max(high, low + 1e-6), 41).tolist()
-    told = (
+def _score_panel(inside: Array, outside: Array, edges: Array) -> Panel:
+    def draw(axes: Axes) -> None:
+        for values, label, colour in ((inside, "in distribution", BLUE), (outside, "out of distribution", RED)):
+            axes.hist(
+                values, edges.tolist(), weights=np.full(len(values), 100 / len(values)), histtype="stepfilled",
+                facecolor=(colour, 0.3), edgecolor=colour, linewidth=1.4, label=label,
+            )  # fmt: skip
+        axes.set(xlabel="score, −(largest mean probability)", ylabel="share of inputs (%)")
+
+    described = (
         f"Histograms of the score: median {np.median(inside):.3f} in distribution, {np.median(outside):.3f} out of it."
     )
-    drawn = layout(axis("score, −(largest mean probability)", nticks=7), axis("share of inputs", tickformat=".0%"))
-    return Panel("scores", "Score", told, _overlaid(edges, inside, outside), drawn)
+    return draw_panel("scores", "Score", described, draw)
 
 
-def _information(found: Measured) -> Panel:
-    inside, outside = (np.asarray(found.report.drawing[n], np.float64) for n in ("mi_id", "mi_ood"))
-    together = np.concatenate([inside, outside])
-    y = axis("share of inputs", tickformat=".0%")
-    if together.max() <= FAINTEST:
-        why = "one member has none" if found.report.members == 1 else "the members agree on all inputs"
-        note = {"text": why, "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
-        drawn = layout(axis("mutual information (nats)"), y, annotations=[note])
-        return Panel("information", "Mutual information", f"Nothing to draw: {why}.", [], drawn)
-    lowest = 10.0 ** math.floor(math.log10(max(float(np.quantile(together, 0.01)), FAINTEST)))
-    edges = np.geomspace(lowest, together.max() * 1.02, 41).tolist()
-    clipped = [np.clip(v, lowest, None) for v in (inside, outside)]
-    told = f"Histograms of mutual information: mean {inside.mean():.3g} nats in distribution, {outside.mean():.3g} out."
-    x = axis("mutual information (nats)", type="log", exponentformat="power", dtick=1)
-    return Panel("information", "Mutual information", told, _overlaid(edges, *clipped), layout(x, y))
+def _roc_panel(points: tuple[Array, Array], auroc: str) -> Panel:
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="chance")
+        axes.plot(100 * points[0], 100 * points[1], color=BLUE, label=f"AUROC {auroc}")
+        axes.set(xlabel="test inputs flagged (%)", ylabel="found (%)", xlim=(-1, 101), ylim=(-1, 101))
+
+    return draw_panel("roc", "ROC curve", f"ROC curve, AUROC {auroc}.", draw)
 
 
-def _tradeoffs(found: Measured, inside: Array, outside: Array) -> list[Panel]:
-    """Draw the ROC and the precision-recall curve."""
+def _precision_panel(points: tuple[Array, Array], chance: float, aupr: str) -> Panel:
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 100], [100 * chance] * 2, color=GREY, linestyle="--", linewidth=1, label="chance")
+        axes.plot(100 * points[0], 100 * points[1], color=BLUE, label=f"AUPR {aupr}")
+        low = max(0.0, min(float(points[1].min()), chance) - 0.05)
+        axes.set(xlabel="recall: found (%)", ylabel="precision (%)", xlim=(-1, 101), ylim=(100 * low, 101))
+
+    return draw_panel("precision-recall", "Precision and recall", f"Precision-recall curve, AUPR {aupr}.", draw)
+
+
+def roc_points(inside: Array, outside: Array) -> tuple[Array, Array]:
+    """Compute the ROC curve of scores; return share of test inputs flagged, and share of other inputs found.
+
+    Args:
+        inside, outside: (input,) scores in and out of distribution.
+    """
+    flagged, found = _rates(inside, outside)
+    chosen = _thin(flagged, found)
+    return flagged[chosen], found[chosen]
+
+
+def precision_points(inside: Array, outside: Array) -> tuple[Array, Array]:
+    """Compute the precision-recall curve of scores; return recall and precision.
+
+    Args:
+        inside, outside: (input,) scores in and out of distribution.
+    """
+    flagged, found = _rates(inside, outside)
+    some = found > 0
+    flagged, found = flagged[some], found[some]
+    precision = found * len(outside) / (found * len(outside) + flagged * len(inside))
+    chosen = _thin(found, precision)
+    return found[chosen], precision[chosen]
+
+
+def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
     from sklearn.metrics import roc_curve
 
     truth = np.repeat([0, 1], [len(inside), len(outside)])
-    alarms, hits, _ = roc_curve(truth, np.concatenate([inside, outside]), drop_intermediate=False)
-    figures = found.report.ensemble
-    kept = _thin(alarms, hits)
-    roc = line(alarms[kept].tolist(), hits[kept].tolist(), f"AUROC {as_text(figures['auroc'])}", BLUE, "solid",
-               hovertemplate="false positives %{x:.2%}, found %{y:.2%}<extra></extra>")  # fmt: skip
-    share = len(outside) / (len(inside) + len(outside))
-    with np.errstate(invalid="ignore"):
-        precision = hits * len(outside) / (hits * len(outside) + alarms * len(inside))
-    some = np.flatnonzero(hits > 0)
-    some = some[_thin(hits[some], precision[some])]
-    pr = line(hits[some].tolist(), precision[some].tolist(), f"AUPR {as_text(figures['aupr'])}", BLUE, "solid",
-              hovertemplate="found %{x:.2%}, precision %{y:.2%}<extra></extra>")  # fmt: skip
-    percent = {"tickformat": ".0%", "range": [-0.01, 1.01]}
-    low = max(0.0, min(float(precision[some].min()), share) - 0.05)
-    return [
-        Panel("roc", "ROC curve", f"ROC curve, AUROC {as_text(figures['auroc'])}.", [diagonal(0, 1, "chance"), roc],
-              layout(axis("test inputs flagged", **percent), axis("found", **percent))),
-        Panel("precision-recall", "Precision and recall", f"Precision-recall curve, AUPR {as_text(figures['aupr'])}.",
-              [line([0, 1], [share, share], "chance", GREY, "dash", hoverinfo="skip"), pr],
-              layout(axis("recall: found", **percent), axis("precision", tickformat=".0%", range=[low, 1.01]))),
-    ]  # fmt: skip
+    flagged, found, _ = roc_curve(truth, np.concatenate([inside, outside]), drop_intermediate=False)
+    return flagged, found
 
 
 def _thin(x: Array, y: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return positions of points of a curve, about as far apart along it, both ends and no more than `POINTS`."""
+    """Return positions of at most `POINTS` points of a curve, about equally far apart along it, with both ends."""
     along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
-    wanted = np.linspace(0, along[-1], POINTS)
-    return np.unique(np.searchsorted(along, wanted).clip(max=len(along) - 1))
+    places = np.linspace(0, along[-1], POINTS)
+    return np.unique(np.searchsorted(along, places).clip(max=len(along) - 1))
+
+
+def _score_table(inside: Array, outside: Array, edges: Array) -> TableBlock:
+    counts = [np.histogram(values, edges)[0] / len(values) for values in (inside, outside)]
+    rows = [
+        (f"{low:.4f} to {high:.4f}".replace("-", "−"), f"{100 * a:.2f}", f"{100 * b:.2f}")
+        for low, high, a, b in zip(edges[:-1], edges[1:], *counts, strict=True)
+    ]
+    header = ("score", "in distribution (%)", "out of distribution (%)")
+    return number_table("score-bins", header, rows, "(a) Share of inputs by score.")
+
+
+def _information_table(measured: Measurements) -> TableBlock:
+    shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+    columns = [np.quantile(np.asarray(measured.report.drawing[n], np.float64), shares) for n in ("mi_id", "mi_ood")]
+    rows = [(f"{100 * q:.0f}", f"{a:.4g}", f"{b:.4g}") for q, a, b in zip(shares, *columns, strict=True)]
+    header = ("quantile (%)", "in distribution (nats)", "out of distribution (nats)")
+    return number_table("information-quantiles", header, rows, "(b) Quantiles of the mutual information of inputs.")
+
+
+def _curves_table(name: str, title: str, x: str, y: str, points: tuple[Array, Array]) -> TableBlock:
+    rows = [(f"{100 * a:.2f}", f"{100 * b:.2f}") for a, b in zip(*points, strict=True)]
+    return number_table(name, (f"{x} (%)", f"{y} (%)"), rows, f"{title}: points of the curve.")

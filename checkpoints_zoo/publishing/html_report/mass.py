@@ -1,91 +1,79 @@
-"""The mass of each member beside the smallest that rescaling can give it."""
+"""The mass of each member beside its smallest mass over positive rescalings."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from checkpoints_zoo.evaluation.drawing import BLUE, GREY
-from checkpoints_zoo.publishing.html_report.charts import (
-    axis,
-    bars,
-    count_axis,
-    counts,
-    diagonal,
-    dots,
-    edges_of,
-    layout,
-    upright,
+from checkpoints_zoo.populations.mass import draw_excess, draw_masses
+from checkpoints_zoo.publishing.html_report.definitions import term
+from checkpoints_zoo.publishing.html_report.markup import bold
+from checkpoints_zoo.publishing.html_report.measurements import Measurements, WeightFigures
+from checkpoints_zoo.publishing.html_report.page import (
+    FigureBlock,
+    NoteBlock,
+    Part,
+    TableBlock,
+    draw_panel,
+    number_table,
 )
-from checkpoints_zoo.publishing.html_report.definitions import word
-from checkpoints_zoo.publishing.html_report.gather import Measured, Weighed
-from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
-from checkpoints_zoo.publishing.html_report.symmetry import NO_WEIGHTS, first_of
-from checkpoints_zoo.publishing.html_report.tags import tag
+from checkpoints_zoo.publishing.html_report.symmetry import NO_WEIGHTS, members_read
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
 
-def part(found: Measured) -> Part:
+def build_part(measured: Measurements) -> Part:
     """Return the part on mass."""
-    weighed = found.weighed
-    if weighed is None:
-        return Part("mass", "Mass", [Note((NO_WEIGHTS,), True)])
-    if weighed.masses is None:
-        why = "Which scales leave this network's function as it is can't be derived, so its minimal mass can't either."
-        return Part("mass", "Mass", [Note((why,), True)])
-    return Part("mass", "Mass", [_table(weighed, weighed.masses), _chart(weighed, weighed.masses)])
+    weights = measured.weights
+    if weights is None:
+        return Part("mass", "Mass", [NoteBlock((NO_WEIGHTS,), True)])
+    if weights.masses is None:
+        reason = (
+            "The scales that leave this network's function as it is can't be derived, so its minimal mass can't either."
+        )
+        return Part("mass", "Mass", [NoteBlock((reason,), True)])
+    return Part("mass", "Mass", [_table(weights, weights.masses), _figure(weights, weights.masses)])
 
 
-def _table(weighed: Weighed, found: MinimalMass) -> Rows:
+def _table(weights: WeightFigures, masses: MinimalMass) -> TableBlock:
     rows = [
-        (word("mass"), *_spread(found.before)),
-        ("its minimum", *_spread(found.after)),
-        (word("excess", "excess (%)"), *_spread(found.excess)),
-        (word("residual"), *_spread(found.residual)),
+        (term("mass"), *_summary(masses.before)),
+        ("its minimum", *_summary(masses.after)),
+        (term("excess", "excess (%)"), *_summary(masses.excess)),
+        (term("residual"), *_summary(masses.residual)),
     ]
-    without = sum(map(len, found.degenerate.values()))
-    dead = sum(len(units) for member in found.dead for units in member.values())
-    late = int((~found.converged).sum())
+    unbounded = sum(map(len, masses.degenerate.values()))
+    dead = sum(len(units) for member in masses.dead for units in member.values())
+    unconverged = int((~masses.converged).sum())
     caption = (
-        tag("b", "Mass and minimal mass. "), f"Of {first_of(weighed)}. {without:,} units before a norm can shrink "
-        f"without limit in every member, and {dead:,} dead ones in single members; their mass, mean "
-        f"{float(found.unbounded.mean()):.4g}, is in none of these. Not converged: {late:,}. Scales held: "
-        f"{', '.join(found.held[:12]) or 'none'}.",
+        bold("Mass and minimal mass."), f" Of {members_read(weights)}. {unbounded:,} units before a norm can shrink "
+        f"without limit in every member, and {dead:,} dead units in single members; their mass, mean "
+        f"{float(masses.unbounded.mean()):.4g}, is in none of these figures. Not converged: {unconverged:,}. Scales "
+        f"held: {', '.join(masses.held[:12]) or 'none'}.",
     )  # fmt: skip
-    return Rows("masses", ("", "mean", "smallest", "largest"), rows, caption)
+    return TableBlock("masses", ("", "mean", "smallest", "largest"), rows, caption)
 
 
-def _spread(values: Tensor) -> tuple[str, str, str]:
+def _summary(values: Tensor) -> tuple[str, str, str]:
+    """Write mean, smallest and largest value."""
     return tuple(f"{float(v):.4g}" for v in (values.mean(), values.min(), values.max()))  # type: ignore[return-value]
 
 
-def _chart(weighed: Weighed, found: MinimalMass) -> Chart:
-    before, after, excess = (values.double().tolist() for values in (found.before, found.after, found.excess))
-    low, high = min(after), max(before)
-    margin = 0.06 * (high - low) or 0.06 * high or 1.0
-    ends = (low - margin, high + margin)
-    names = [f"member {id}, excess {e:.3g} %" for id, e in zip(found.ids, excess, strict=True)]
-    masses = [
-        diagonal(*ends, "mass = its minimum"),
-        *dots(before, after, names, "a member", BLUE, "mass %{x:.4g}, minimum %{y:.4g}"),
-    ]
-    edges = edges_of(excess, 24)
-    heights = counts(excess, edges)
-    mean = sum(excess) / len(excess)
-    over = [
-        bars(edges, heights, "members", BLUE, "members") | {"showlegend": False},
-        upright(mean, max(heights) * 1.06, f"mean {mean:.3g}", GREY),
-    ]
+def _figure(weights: WeightFigures, masses: MinimalMass) -> FigureBlock:
+    columns = (masses.before, masses.after, masses.excess, masses.residual)
+    before, after, excess, residual = (values.double().tolist() for values in columns)
+    described = f"Histogram of the excess, from {min(excess):.3g} to {max(excess):.3g} %."
     panels = [
-        Panel("mass-minimum", "Mass and its minimum", f"Mass of {len(before)} members against their minimum.", masses,
-              layout(axis("mass as trained (sum of squares)", range=list(ends), nticks=6),
-                     axis("minimum over scales", range=list(ends), nticks=6))),
-        Panel("mass-excess", "Excess", f"Histogram of the excess, from {min(excess):.3g} to {max(excess):.3g} %.", over,
-              layout(axis("mass above its minimum (%)", nticks=7),
-                     count_axis("members", heights))),
+        draw_panel("mass-minimum", "Mass and its minimum", f"Mass of {len(before)} members against their minimum.",
+                   lambda axes: draw_masses(axes, before, after)),
+        draw_panel("mass-excess", "Excess", described, lambda axes: draw_excess(axes, excess)),
     ]  # fmt: skip
     caption = (
-        tag("b", "Mass. "), f"Of {first_of(weighed)}. (a) ", word("mass", "Mass"), " of each as trained, and the "
-        "smallest that positive scales which leave its function as it is can give. (b) ", word("excess", "Excess"),
+        bold("Mass."), f" Of {members_read(weights)}. (a) ", term("mass", "Mass"), " of each member as trained, and "
+        "its smallest mass over the positive scales that leave its function as it is. (b) ", term("excess", "Excess"),
         " over it.",
     )  # fmt: skip
-    return Chart("mass-figure", panels, caption)
+    rows = [
+        (str(member), *(f"{x:.6g}" for x in values))
+        for member, *values in zip(masses.ids, before, after, excess, residual, strict=True)
+    ]
+    header = ("member", "mass", "minimum", "excess (%)", "balance residual")
+    return FigureBlock("mass-figure", panels, caption, [number_table("mass-numbers", header, rows, "Each member.")])

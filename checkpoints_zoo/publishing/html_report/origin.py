@@ -1,4 +1,4 @@
-"""What a page was made of and with: members, command, versions, days."""
+"""The origin of a page: members, command, versions, days."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from checkpoints_zoo.evaluation.evaluating import SUBSETS
 from checkpoints_zoo.formats.selection import Citation, parse_citation
 from checkpoints_zoo.images import DATASETS, ImageInput
 from checkpoints_zoo.predictions import Predictions
-from checkpoints_zoo.publishing.html_report.gather import Measured, Scaling
-from checkpoints_zoo.publishing.html_report.population import created
+from checkpoints_zoo.publishing.html_report.measurements import Measurements, Scaling
+from checkpoints_zoo.publishing.html_report.population import training_days
 from checkpoints_zoo.sources.source import Source
 
-Shown = ImageInput | Predictions | None
+Images = ImageInput | Predictions | None
 
 
-def command(
+def command_of(
     members: Collection | Predictions,
-    data: Shown,
-    ood: Shown,
+    data: Images,
+    ood: Images,
     sizes: Iterable[int] | None,
     scaling: Scaling,
     subsets: int,
     device: torch.device,
     seed: int,
 ) -> str:
-    """Write the command that makes a page again; return it, "" where the command line can't say it.
+    """Write the command that makes a page again; return "" if no command does.
 
-    Folders are named by their last part alone: a page may go anywhere.
+    A folder is named by its last part alone, as the page may be published.
     """
     stored = isinstance(data, Predictions)
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
-    shown = {"--data": data, "--ood": ood, "--held-out": held_out}
-    words = {option: _word(given, stored) for option, given in shown.items() if given is not None}
+    options = {"--data": data, "--ood": ood, "--held-out": held_out}
+    words = {option: _word(value, stored) for option, value in options.items() if value is not None}
     if isinstance(members, Predictions) or members._view.steps or "" in words.values() or subsets != SUBSETS:
         return ""
-    written = ["zoo-cli", "report", *_named(members)]
+    written = ["zoo-cli", "report", *_selection_words(members)]
     if isinstance(data, Predictions):
-        written += ["--stored", _folder(data.stored.source)]
+        written += ["--stored", _source_word(data.stored.source)]
     written += [word for pair in {**words, "--ood": words.get("--ood", "none")}.items() for word in pair]
     written += ["--sizes", ",".join(map(str, sizes))] if sizes is not None else []
     written += ["--temperature"] if scaling.temperature else []
@@ -58,69 +58,69 @@ def command(
     return shlex.join([*written, "--out", "report.html"])
 
 
-def _word(given: ImageInput | Predictions, stored: bool) -> str:
-    """Return how the command line names images or predictions, "" where it can't."""
-    if isinstance(given, Predictions):
-        return given.facts.set if stored else ""
-    if isinstance(given, os.PathLike):
-        return PurePath(given).name or "/"
-    if isinstance(given, str) and not stored:
-        named = given.partition("/")[0] in DATASETS or given.startswith("hf://")
-        return given if named else PurePath(given).name or "/"
+def _word(value: ImageInput | Predictions, stored: bool) -> str:
+    """Return the name of images or predictions on the command line; "" if they have none there."""
+    if isinstance(value, Predictions):
+        return value.facts.set if stored else ""
+    if isinstance(value, os.PathLike):
+        return PurePath(value).name or "/"
+    if isinstance(value, str) and not stored:
+        is_name = value.partition("/")[0] in DATASETS or value.startswith("hf://")
+        return value if is_name else PurePath(value).name or "/"
     return ""
 
 
-def _named(members: Collection) -> list[str]:
+def _selection_words(members: Collection) -> list[str]:
     """Return the words that select the members."""
     cited = parse_citation(members.citation)
     if cited is None or not cited.label.startswith("file:"):
         return [members.citation]
-    return [members.name, "--members", cited.ids, "--source", _last(cited.label)]
+    return [members.name, "--members", cited.ids, "--source", _last_part(cited.label)]
 
 
-def _folder(source: Source) -> str:
-    return _last(source.label) if source.label.startswith("file:") else source.label
+def _source_word(source: Source) -> str:
+    return _last_part(source.label) if source.label.startswith("file:") else source.label
 
 
-def _last(label: str) -> str:
+def _last_part(label: str) -> str:
     return PurePosixPath(unquote(urlparse(label).path)).name or "/"
 
 
-def cited(citation: str) -> str:
-    """Return a citation as a page shows it: without a folder of the machine."""
-    found: Citation | None = parse_citation(citation)
-    if found is None or not found.label.startswith("file:"):
+def public_citation(citation: str) -> str:
+    """Return a citation without the path of a folder on this machine."""
+    cited: Citation | None = parse_citation(citation)
+    if cited is None or not cited.label.startswith("file:"):
         return citation
-    return f"{_last(found.label)}@{found.commit}/{found.name}#{found.ids}~{found.check}"
+    return f"{_last_part(cited.label)}@{cited.commit}/{cited.name}#{cited.ids}~{cited.check}"
 
 
-def made_of(found: Measured) -> dict[str, str]:
-    """Return what a page was made of and with, a word and what it is each."""
-    report = found.report
-    facts = {"command": found.command, "citation": cited(report.citation), "images": report.data}
+def origin_of(measured: Measurements) -> dict[str, str]:
+    """Return name -> value of what a page was made of and with."""
+    report = measured.report
+    facts = {"command": measured.command, "citation": public_citation(report.citation), "images": report.data}
     facts |= {"out of distribution": report.ood, "made with": ", ".join(_versions())}
-    if isinstance(found.members, Collection):
-        facts["members trained"] = created(found.members)
-    facts["page made"] = _day()
+    if isinstance(measured.members, Collection):
+        facts["members trained"] = training_days(measured.members)
+    facts["page made"] = page_day()
     return {name: text for name, text in facts.items() if text}
 
 
 def _versions() -> Iterable[str]:
-    for package in ("checkpoints-zoo", "torch", "plotly"):
+    for package in ("checkpoints-zoo", "torch", "matplotlib"):
         yield f"{package} {version(package)}"
 
 
-def _day() -> str:
-    """Return the day that SOURCE_DATE_EPOCH says, "" without one: the clock would make each page another one.
+def page_day() -> str:
+    """Return the day of SOURCE_DATE_EPOCH, or "" if it is not set: the clock would change the page's bytes.
 
     Raises:
-        UsageError: a SOURCE_DATE_EPOCH that is no time.
+        UsageError: a SOURCE_DATE_EPOCH that is not a time.
     """
-    given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if not given:
+    seconds = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not seconds:
         return ""
     try:
-        return datetime.fromtimestamp(int(given), UTC).date().isoformat()
+        return datetime.fromtimestamp(int(seconds), UTC).date().isoformat()
     except (ValueError, OverflowError, OSError) as error:
         expected = "seconds since 1970, as a whole number"
-        raise UsageError("SOURCE_DATE_EPOCH", expected=expected, found=repr(given)[:40]) from error
+        raise UsageError("SOURCE_DATE_EPOCH", expected=expected, found=repr(seconds)[:40]) from error

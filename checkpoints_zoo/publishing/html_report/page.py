@@ -1,31 +1,36 @@
-"""A page: parts with charts, tables and notes, put into one HTML file that needs nothing else.
+"""A page: parts with figures, tables and notes, put into one HTML file that needs nothing else.
 
-Text is plain unless it is `Html`. The same parts give the same bytes.
+Text is plain unless it is `Markup`. The same parts give the same bytes.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from plotly.offline import get_plotlyjs
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.disk import replacing
-from checkpoints_zoo.publishing.html_report.definitions import definitions
-from checkpoints_zoo.publishing.html_report.tags import Html, embedded, escape, join, tag
+from checkpoints_zoo.evaluation.drawing import svg_element
+from checkpoints_zoo.formats.disk import replace_file
+from checkpoints_zoo.publishing.html_report.definitions import TERMS
+from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 
-Text = Sequence[str]  # pieces; those that are no Html are escaped
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Text = Sequence[str]  # pieces; those that are no Markup are escaped
 _HERE = Path(__file__).parent
-ORIGIN = "How this page was made"
 LONGEST_CITATION = 2**20  # characters of a citation, which may name thousands of members one by one
 SUFFIXES = (".html", ".htm")
+HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # inches of a panel: two and three beside each other
+MOST_ROWS = 2500  # of a table
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,9 @@ class Page:
     Args:
         title, subtitle: of the page.
         parts: in reading order.
-        origin: what the page was made of and with: a word and what it is, each.
+        origin: name -> value of what the page was made of and with.
         numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
-        path: where it was saved, None for nowhere yet.
+        path: of the saved file, None if it is not saved yet.
     """
 
     title: str
@@ -49,54 +54,48 @@ class Page:
 
     @property
     def panels(self) -> Mapping[str, Panel]:
-        """Name -> plot, in reading order."""
-        charts = [block for part in self.parts for block in part.blocks if isinstance(block, Chart)]
-        return {panel.name: panel for chart in charts for panel in chart.panels}
+        """Name -> panel, in reading order."""
+        figures = [block for part in self.parts for block in part.blocks if isinstance(block, FigureBlock)]
+        return {panel.name: panel for figure in figures for panel in figure.panels}
 
     @cached_property
     def html(self) -> str:
         """The file's text."""
-        plots = {name: {"data": panel.traces, "layout": panel.layout} for name, panel in self.panels.items()}
-        library, script = f"\n{get_plotlyjs()}\n", (_HERE / "script.js").read_text(encoding="utf-8")
-        # No script but these two runs, whatever a name in the page may hold, and nothing is fetched.
-        allowed = " ".join(f"'sha256-{_digest(text)}'" for text in (library, script))
-        policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-        named = {**{part.name: part.title for part in self.parts}, "definitions": "Definitions", "origin": ORIGIN}
-        contents = [tag("li", tag("a", title, href=f"#{name}")) for name, title in named.items()]
-        numbers = _Numbers()
-        return Template((_HERE / "template.html").read_text(encoding="utf-8")).substitute(
-            policy=policy, generator="checkpoints_zoo", title=escape(self.title), subtitle=escape(self.subtitle),
-            style=(_HERE / "style.css").read_text(encoding="utf-8"), contents=join(contents),
-            parts=join([*(_part(part, numbers) for part in self.parts), _definitions(), _origin(self.origin)], "\n"),
-            plots=embedded(plots), library=library, script=script,
+        script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("script.js", "style.css"))
+        # No other script runs, whatever a name in the page may hold, and nothing is fetched.
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
+        template = _templates().get_template("page.html.jinja")
+        return template.render(
+            page=self, policy=Markup(policy), style=Markup(style), script=Markup(script), terms=TERMS,
+            whole_line=partial(whole_line, longest=LONGEST_CITATION),
         )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
-        """Return what the page holds, and the figures, as JSON values."""
+        """Return the names of what the page holds, and the figures, as JSON values."""
         place = {} if self.path is None else {"path": str(self.path)}
         size = {"bytes": len(self.html.encode())}
         parts = {"parts": [part.values() for part in self.parts]}
         return {**place, **size, "title": self.title, **self.origin, **parts, **self.numbers}
 
     def save(self, path: str | Path) -> Path:
-        """Write the page, by temporary name and rename; return its path.
+        """Write the page by temporary name and rename; return its path.
 
         Args:
             path: of the file; its folder is made.
 
         Raises:
-            UsageError: a name that is no page's, or a place that can't be written to.
+            UsageError: a name without the ending of a page, or a place that can't be written to.
         """
         path = path_of(path)
         try:
-            with replacing(path) as file:
+            with replace_file(path) as file:
                 file.write(self.html)
         except OSError as error:
-            found = error.strerror or str(error)
             raise UsageError(
                 f"page {path}",
                 expected="a place that can be written to",
-                found=found,
+                found=error.strerror or str(error),
                 do="Give another path",
                 path=path,
             ) from error
@@ -118,90 +117,94 @@ class Part:
     blocks: Sequence[Block] = field(default_factory=tuple)
 
     def values(self) -> dict[str, Any]:
-        """Return what the part holds, as JSON values."""
-        charts = [block for block in self.blocks if isinstance(block, Chart)]
+        """Return the names of what the part holds as JSON values."""
+        figures = [block for block in self.blocks if isinstance(block, FigureBlock)]
         return {
             "part": self.name,
             "title": self.title,
-            "figures": [panel.name for chart in charts for panel in chart.panels],
-            "tables": [block.name for block in self.blocks if isinstance(block, Facts | Rows)],
-            "left_out": ["".join(b.text) for b in self.blocks if isinstance(b, Note) and b.missing],
+            "figures": [panel.name for figure in figures for panel in figure.panels],
+            "tables": [block.name for block in self.blocks if isinstance(block, FactsBlock | TableBlock)],
+            "left_out": ["".join(b.text) for b in self.blocks if isinstance(b, NoteBlock) and b.missing],
         }
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A figure of one or more panels.
+class FigureBlock:
+    """A figure of one or more panels, with the numbers that it draws.
 
     Args:
         name: of its element.
         panels: in reading order.
         caption: what is shown, of how many, on which data, and what intervals mean.
-        across: panels beside each other where there is room.
-        behind: the numbers, to be unfolded.
+        tables: the numbers; sortable.
+        across: largest number of panels beside each other.
     """
 
+    kind: ClassVar[str] = "figure"
     name: str
     panels: Sequence[Panel]
     caption: Text
+    tables: Sequence[TableBlock]
     across: int = 2
-    behind: Rows | None = None
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot.
+    """One drawing.
 
     Args:
         name: of its element.
         title: above it.
-        told: what it shows, for those who can't see it.
-        traces, layout: plotly's, JSON values.
+        description: in words, for readers who can't see it.
+        svg: the drawing, an SVG element.
     """
 
     name: str
     title: str
-    told: str
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
+    description: str
+    svg: Markup = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableBlock:
     """A table.
 
     Args:
         name: of its element.
         header: of the columns; the first has the names of the rows.
-        rows: cells of text, each a piece or several; a row of one cell is a heading over those below it.
+        rows: cells of text; a row of one cell is a heading over the rows below it.
         caption: what it shows.
         words: positions of columns whose cells are words, not numbers.
+        sortable: whether a click on a header sorts it.
     """
 
+    kind: ClassVar[str] = "table"
     name: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: Text
     words: Sequence[int] = (0,)
+    sortable: bool = False
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A table of words and what each is.
+class FactsBlock:
+    """A table of names and values.
 
     Args:
         name: of the element.
-        rows: a word and what it is, each.
+        rows: a name and its value, each.
         caption: what they are of.
     """
 
+    kind: ClassVar[str] = "facts"
     name: str
     rows: Sequence[tuple[str, str]]
     caption: Text
 
 
 @dataclass(frozen=True)
-class Note:
+class NoteBlock:
     """A paragraph.
 
     Args:
@@ -209,18 +212,50 @@ class Note:
         missing: whether it says why something is not there.
     """
 
+    kind: ClassVar[str] = "note"
     text: Text
     missing: bool = False
 
 
-Block = Chart | Facts | Rows | Note
+Block = FigureBlock | FactsBlock | TableBlock | NoteBlock
+
+
+def draw_panel(
+    name: str, title: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = HALF
+) -> Panel:
+    """Draw a panel; return it.
+
+    Args:
+        name: of its element.
+        title: above it.
+        description: in words, for readers who can't see it.
+        draw: draws into the axes.
+        size: width and height, inches.
+    """
+    return Panel(name, title, description, Markup(svg_element(draw, name, size)))
+
+
+def number_table(
+    name: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, words: Sequence[int] = ()
+) -> TableBlock:
+    """Lay out the numbers of a figure, at most 2,500 rows; return the sortable table.
+
+    Args:
+        name: of its element.
+        header: of the columns.
+        rows: cells of text.
+        caption: what it shows.
+        words: positions of columns whose cells are words.
+    """
+    more = f" The first {MOST_ROWS:,} of {len(rows):,} rows." if len(rows) > MOST_ROWS else ""
+    return TableBlock(name, header, rows[:MOST_ROWS], (f"{caption}{more}",), words, sortable=True)
 
 
 def path_of(path: str | Path) -> Path:
-    """Check the name that a page is to have; return its path.
+    """Check that the name of a page ends in .html or .htm; return its path.
 
     Raises:
-        UsageError: a name that is no page's.
+        UsageError: another ending.
     """
     path = Path(path).expanduser()
     if path.suffix.lower() not in SUFFIXES:
@@ -228,90 +263,10 @@ def path_of(path: str | Path) -> Path:
     return path
 
 
-class _Numbers:
-    """Counts figures and tables."""
-
-    def __init__(self) -> None:
-        self.figures = self.tables = 0
-
-    def figure(self) -> Html:
-        self.figures += 1
-        return tag("b", f"Figure {self.figures}.")
-
-    def table(self) -> Html:
-        self.tables += 1
-        return tag("b", f"Table {self.tables}.")
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _part(part: Part, numbers: _Numbers) -> Html:
-    blocks = [_block(block, numbers) for block in part.blocks]
-    return tag("section", tag("h2", part.title), *blocks, id=part.name, aria_label=part.title)
-
-
-def _block(block: Block, numbers: _Numbers) -> Html:
-    if isinstance(block, Note):
-        return tag("p", *block.text, class_="missing" if block.missing else None)
-    if isinstance(block, Rows | Facts):
-        caption = tag("figcaption", numbers.table(), " ", *block.caption, id=f"{block.name}-caption")
-        rows = _table(block) if isinstance(block, Rows) else _facts(block)
-        return tag("figure", caption, rows, class_="table")
-    single = len(block.panels) == 1
-    panels = [_panel(panel, "" if single else chr(ord("a") + i)) for i, panel in enumerate(block.panels)]
-    behind = [] if block.behind is None else [tag("details", tag("summary", "Numbers"), _table(block.behind))]
-    drawn = tag("div", *panels, class_=f"panels across-{block.across}")
-    caption = tag("figcaption", numbers.figure(), " ", *block.caption)
-    return join([tag("figure", drawn, caption, id=block.name), *behind])
-
-
-def _panel(panel: Panel, letter: str) -> Html:
-    named = [tag("span", letter, class_="letter")] if letter else []
-    height = f"min-height:{panel.layout.get('height', 300)}px"
-    plot = tag("div", class_="plot", id=panel.name, role="img", aria_label=panel.told, style=height)
-    return tag("div", tag("h3", *named, panel.title), plot, class_="panel")
-
-
-def _table(rows: Rows) -> Html:
-    def kind(at: int) -> str | None:
-        return "words" if at in rows.words else None
-
-    head = [tag("th", cell, scope="col", class_=kind(i)) for i, cell in enumerate(rows.header)]
-    body = []
-    for cells in rows.rows:
-        if len(cells) == 1:
-            body.append(tag("tr", tag("th", cells[0], colspan=str(len(rows.header)), scope="colgroup"), class_="over"))
-            continue
-        first = tag("th", cells[0], scope="row", class_=kind(0))
-        body.append(tag("tr", first, *(tag("td", cell, class_=kind(i)) for i, cell in enumerate(cells[1:], 1))))
-    named = any(rows.header)
-    label = f"{rows.name}-caption" if rows.caption else None
-    table = tag(
-        "table",
-        *([tag("thead", tag("tr", *head))] if named else []),
-        tag("tbody", *body),
-        id=rows.name,
-        aria_labelledby=label,
-    )
-    return tag("div", table, class_="wide", tabindex="0", role="region", aria_labelledby=rows.name)
-
-
-def _facts(facts: Facts) -> Html:
-    rows = [tag("div", tag("dt", name), tag("dd", told)) for name, told in facts.rows]
-    return tag("dl", *rows, class_="facts", id=facts.name, aria_labelledby=f"{facts.name}-caption")
-
-
-def _definitions() -> Html:
-    return tag("section", tag("h2", "Definitions"), definitions(), id="definitions", aria_label="Definitions")
-
-
-def _origin(origin: Mapping[str, str]) -> Html:
-    rows = []
-    for name, text in origin.items():
-        shown = (
-            tag("pre", tag("code", escape(text, LONGEST_CITATION))) if name in ("command", "citation") else escape(text)
-        )
-        rows += [tag("dt", name), tag("dd", shown)]
-    return tag("section", tag("h2", ORIGIN), tag("dl", *rows), id="origin", aria_label=ORIGIN)
+@cache
+def _templates() -> Environment:
+    """Return the templates' environment, which escapes every text that is no Markup."""
+    return Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, finalize=clean, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip

@@ -1,31 +1,33 @@
-"""What every pair of members has."""
+"""Diversity of all pairs of members."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
+from checkpoints_zoo.evaluation.drawing import BLUE, RED
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.populations.pairwise_information import Pairwise, upper
-from checkpoints_zoo.publishing.html_report.charts import (
-    DOTS,
-    axis,
-    bars,
-    count_axis,
-    counts,
-    dots,
-    edges_of,
-    layout,
-    matrix,
-    upright,
+from checkpoints_zoo.populations.pairwise_information import (
+    Pairwise,
+    draw_histogram,
+    draw_matrix,
+    draw_scatter,
+    upper_triangle,
+    upper_values,
 )
-from checkpoints_zoo.publishing.html_report.definitions import word
-from checkpoints_zoo.publishing.html_report.gather import Measured
-from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
+from checkpoints_zoo.publishing.html_report.definitions import term
+from checkpoints_zoo.publishing.html_report.markup import bold
+from checkpoints_zoo.publishing.html_report.measurements import Measurements
+from checkpoints_zoo.publishing.html_report.page import (
+    FigureBlock,
+    NoteBlock,
+    Panel,
+    Part,
+    TableBlock,
+    draw_panel,
+    number_table,
+)
 from checkpoints_zoo.publishing.html_report.summary import cell
-from checkpoints_zoo.publishing.html_report.tags import tag
 
-NAMES = {
+# Figure -> the name of its definition, its label and its unit.
+LABELS = {
     "mi_id": ("pair", "mutual information of a pair, ID", "nats"),
     "disagreement": ("disagreement", "disagreement, ID", "0–1"),
     "mi_ood": ("pair", "mutual information of a pair, OOD", "nats"),
@@ -34,85 +36,73 @@ NAMES = {
 }
 
 
-def part(found: Measured) -> Part:
+def build_part(measured: Measurements) -> Part:
     """Return the part on pairs of members."""
-    pairs = found.pairs
+    pairs = measured.pairs
     if pairs is None:
-        return Part("pairs", "Pairs of members", [Note(("Pairs need two members or more.",), True)])
-    on = f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs"
-    rows = [(word(NAMES[name][0], NAMES[name][1]), NAMES[name][2], cell(x)) for name, x in pairs.figures.items()]
-    some = (
-        f" (the first {len(pairs.ids):,} of {len(found.inside):,} members)"
-        if len(pairs.ids) < len(found.inside)
-        else ""
-    )
-    about = (
-        tag("b", "All pairs. "), f"Means over {len(pairs):,} pairs{some}, [ ]: 95 % jackknife intervals over members, "
-        "as pairs that share a member are not independent.",
+        return Part("pairs", "Pairs of members", [NoteBlock(("Pairs need two members or more.",), True)])
+    all_members = len(measured.inside)
+    first = f" (the first {len(pairs.ids):,} of {all_members:,} members)" if len(pairs.ids) < all_members else ""
+    return Part("pairs", "Pairs of members", [_table(pairs, first), _figure(measured, pairs, first)])
+
+
+def _table(pairs: Pairwise, first: str) -> TableBlock:
+    rows = [(term(LABELS[n][0], LABELS[n][1]), LABELS[n][2], cell(x)) for n, x in pairs.figures.items()]
+    caption = (
+        bold("All pairs."), f" Means over {len(pairs):,} pairs{first}, [ ]: 95 % jackknife intervals over members, as "
+        "pairs that share a member are not independent.",
     )  # fmt: skip
-    panels = [_spread("pairs-id", "In distribution", pairs, "mi_id")]
+    return TableBlock("pairwise", ("", "unit", "mean of pairs"), rows, caption, words=(0, 1))
+
+
+def _figure(measured: Measurements, pairs: Pairwise, first: str) -> FigureBlock:
+    inside = upper_values(pairs.inside.information)
+    panels = [_spread_panel("pairs-id", "In distribution", pairs, "mi_id", inside, BLUE)]
+    spread, images = "(a) Histogram over pairs. ", f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs"
     if pairs.outside is not None:
-        panels += [_spread("pairs-ood", "Out of distribution", pairs, "mi_ood"), _scatter(pairs)]
-    drawn, block = _disagreement(pairs)
-    panels.append(drawn)
-    against = f"; out of distribution: {found.on_ood}" if pairs.outside is not None else ""
-    spread = "(a) Histogram over pairs. "
-    if pairs.outside is not None:
+        outside = upper_values(pairs.outside.information)
+        correlation = pairs.figures["correlation"]
+        described = (
+            f"One mutual information against the other, for {len(inside):,} pairs: correlation {as_text(correlation)}."
+        )
+        panels += [
+            _spread_panel("pairs-ood", "Out of distribution", pairs, "mi_ood", outside, RED),
+            draw_panel("pairs-scatter", "One against the other", described,
+                       lambda axes: draw_scatter(axes, inside, outside, correlation)),
+        ]  # fmt: skip
         spread = "(a), (b) Histograms over pairs in and out of distribution. (c) One against the other, a dot a pair. "
-    letters = "abcd"[len(panels) - 1]
-    blocks = f" Each cell is the mean of {block} × {block} members." if block > 1 else ""
-    dense = " Cells hold as many pairs as the scale says." if len(pairs) > DOTS and pairs.outside is not None else ""
-    shown = (
-        tag("b", "Diversity of pairs. "), word("pair", "Mutual information"), f" and disagreement of {len(pairs):,} "
-        f"pairs of members{some} on {on}{against}. {spread}({letters}) Share of inputs that two members class "
-        f"differently, members in their order.{blocks}{dense} The figure of Laurent et al. (2024).",
+        images += f"; out of distribution: {measured.images_ood}"
+    described = f"Disagreement of all pairs, mean {as_text(pairs.figures['disagreement'], 100)} %."
+    panels.append(draw_panel("disagreement", "Disagreement", described, lambda axes: draw_matrix(axes, pairs, "")))
+    caption = (
+        bold("Diversity of pairs."), " ", term("pair", "Mutual information"), f" and disagreement of {len(pairs):,} "
+        f"pairs of members{first} on {images}. {spread}({'abcd'[len(panels) - 1]}) Share of inputs that two members "
+        "class differently, members in their order. The figure of Laurent et al. (2024).",
     )  # fmt: skip
-    table = Rows("pairwise", ("", "unit", "mean of pairs"), rows, about, words=(0, 1))
-    return Part("pairs", "Pairs of members", [table, Chart("diversity", panels, shown)])
+    return FigureBlock("diversity", panels, caption, [_pairs_table(pairs)])
 
 
-def _spread(name: str, title: str, pairs: Pairwise, figure: str) -> Panel:
+def _spread_panel(name: str, title: str, pairs: Pairwise, figure: str, values: list[float], colour: str) -> Panel:
     """Draw how the mutual information of pairs spreads."""
-    matrices = pairs.inside if figure == "mi_id" or pairs.outside is None else pairs.outside
-    values: list[float] = matrices.information[upper(len(pairs.ids))].tolist()
-    edges = edges_of(values)
-    heights = counts(values, edges)
     mean = pairs.figures[figure]
-    traces = [
-        bars(edges, heights, "pairs", BLUE if figure == "mi_id" else RED, "pairs") | {"showlegend": False},
-        upright(mean.value, max(heights) * 1.06, f"mean {as_text(mean)}", GREY),
-    ]
-    told = (
+    described = (
         f"Histogram of the mutual information of {len(values):,} pairs, from {min(values):.3g} to {max(values):.3g} "
         f"nats, mean {mean.value:.3g}."
     )
-    x = axis("mutual information of a pair (nats)", nticks=7)
-    return Panel(name, title, told, traces, layout(x, count_axis("pairs", heights)))
+    return draw_panel(name, title, described, lambda axes: draw_histogram(axes, values, mean, "", colour))
 
 
-def _scatter(pairs: Pairwise) -> Panel:
-    """Draw the two informations of each pair."""
-    outside = pairs.inside if pairs.outside is None else pairs.outside
-    at = upper(len(pairs.ids))
-    x, y = (m.information[at].tolist() for m in (pairs.inside, outside))
-    names = []
-    if len(x) <= DOTS:
-        names = [f"members {pairs.ids[a]} and {pairs.ids[b]}" for a, b in zip(*at, strict=True)]
-    correlation = pairs.figures["correlation"]
-    traces = dots(x, y, names, f"correlation {as_text(correlation)}", BLUE, "ID %{x:.4g}, OOD %{y:.4g} nats")
-    told = f"One mutual information against the other, for {len(x):,} pairs: correlation {as_text(correlation)}."
-    drawn = layout(axis("in distribution (nats)", nticks=7), axis("out of distribution (nats)"))
-    keyed = [{**trace, "showlegend": len(x) <= DOTS} for trace in traces]
-    return Panel("pairs-scatter", "One against the other", told, keyed, drawn)
-
-
-def _disagreement(pairs: Pairwise) -> tuple[Panel, int]:
-    values = 100 * pairs.inside.disagreement.numpy().copy()
-    np.fill_diagonal(values, np.nan)
-    mean = pairs.figures["disagreement"]
-    trace, block = matrix(values, "inputs (%)", "members at %{x} and %{y}: %{z:.3g} %")
-    told = f"Disagreement of all pairs, mean {as_text(mean, 100)} %."
-    size = [-0.5, len(values) - 0.5]
-    x = axis("member, by position", range=size, showgrid=False, constrain="domain")
-    y = axis("member, by position", range=size[::-1], showgrid=False, scaleanchor="x", constrain="domain")
-    return Panel("disagreement", "Disagreement", told, [trace], layout(x, y, key=False)), block
+def _pairs_table(pairs: Pairwise) -> TableBlock:
+    columns = [
+        (pairs.inside.information, 1, "information, ID (nats)"),
+        (pairs.inside.disagreement, 100, "disagreement, ID (%)"),
+    ]
+    if pairs.outside is not None:
+        columns += [(pairs.outside.information, 1, "information, OOD (nats)")]
+        columns += [(pairs.outside.disagreement, 100, "disagreement, OOD (%)")]
+    at = upper_triangle(len(pairs.ids))
+    names = [(f"{pairs.ids[a]}", f"{pairs.ids[b]}") for a, b in zip(*(x.tolist() for x in at), strict=True)]
+    values = [[f"{scale * x:.4g}" for x in matrix[at].tolist()] for matrix, scale, _ in columns]
+    rows = [(*pair, *cells) for pair, *cells in zip(names, *values, strict=True)]
+    header = ("member", "other member", *(title for *_, title in columns))
+    return number_table("pairs-numbers", header, rows, "Each pair of members.")

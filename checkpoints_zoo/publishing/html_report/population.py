@@ -1,4 +1,4 @@
-"""What the members are: where they lie, how they were trained, how accurate each is."""
+"""The population: its members, how they were trained, and how accurate each member is."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ from datetime import UTC, datetime
 from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
-from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import LISTED, counted, in_bytes
+from checkpoints_zoo.evaluation.drawing import histogram_edges
+from checkpoints_zoo.evaluation.report import draw_member_accuracies, draw_member_values
+from checkpoints_zoo.formats.text import MOST_LISTED, counted, format_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
-from checkpoints_zoo.publishing.html_report.charts import axis, bars, count_axis, counts, edges_of, layout, upright
-from checkpoints_zoo.publishing.html_report.definitions import word
-from checkpoints_zoo.publishing.html_report.gather import Measured
-from checkpoints_zoo.publishing.html_report.page import Block, Chart, Facts, Note, Panel, Part
-from checkpoints_zoo.publishing.html_report.tags import tag
+from checkpoints_zoo.publishing.html_report.definitions import term
+from checkpoints_zoo.publishing.html_report.markup import bold
+from checkpoints_zoo.publishing.html_report.measurements import Measurements
+from checkpoints_zoo.publishing.html_report.page import (
+    Block,
+    FactsBlock,
+    FigureBlock,
+    NoteBlock,
+    Part,
+    draw_panel,
+    number_table,
+)
 
-QUIET = ("stack_width", "wall_time_s", "created", "data_fingerprint")  # not of the recipe
+OMITTED = ("stack_width", "wall_time_s", "created", "data_fingerprint")  # columns that are not in the recipe
 
 
-def part(found: Measured) -> Part:
+def build_part(measured: Measurements) -> Part:
     """Return the part on the population."""
-    blocks: list[Block] = [_facts(found)]
-    if not isinstance(found.members, Collection):
-        blocks.append(Note(("How the members were trained is in their manifest, not in their predictions.",), True))
-    return Part("population", "Population", [*blocks, _spread(found)])
+    blocks: list[Block] = [_facts(measured)]
+    if not isinstance(measured.members, Collection):
+        reason = "How the members were trained is in their manifest, not in their predictions."
+        blocks.append(NoteBlock((reason,), True))
+    return Part("population", "Population", [*blocks, _figure(measured)])
 
 
 def columns_of(members: Collection) -> dict[str, list[Any]]:
@@ -37,8 +45,8 @@ def columns_of(members: Collection) -> dict[str, list[Any]]:
     return dict(Section(members.name, members.description, members.rows).column)
 
 
-def created(members: Collection) -> str:
-    """Return the days on which the members were trained, "" where their manifest does not say so."""
+def training_days(members: Collection) -> str:
+    """Return the first and last day on which members were trained; "" if their manifest has no days."""
     days = sorted({_day(s) for s in columns_of(members).get("created", []) if s is not None})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
 
@@ -47,109 +55,104 @@ def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def _facts(found: Measured) -> Facts:
-    members = found.members
-    rows: list[tuple[str, str]] = [("collection", members.name if isinstance(members, Collection) else found.name)]
+def _facts(measured: Measurements) -> FactsBlock:
+    members = measured.members
+    rows: list[tuple[str, str]] = [("collection", measured.name)]
     if isinstance(members, Collection):
-        told = members.description
-        given = f" with {json.dumps(dict(told.arguments), ensure_ascii=False)}" if told.arguments else ""
-        layouts = [told.layouts[k] for k in sorted({k for k in members.rows.column("layout").to_pylist() if k})]
+        description = members.description
+        arguments = json.dumps(dict(description.arguments), ensure_ascii=False)
+        with_arguments = f" with {arguments}" if description.arguments else ""
+        layouts = [description.layouts[k] for k in sorted({k for k in members.rows.column("layout").to_pylist() if k})]
         values = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
-        rows += [("architecture", f"{told.architecture}{given}")]
-        rows += [("values of a member", f"{values:,}, {in_bytes(members._member_nbytes)}")] if values else []
-        rows += [("trained on", told.dataset), ("classes", _classes(members.classes))]
+        rows += [("architecture", f"{description.architecture}{with_arguments}")]
+        rows += [("values of a member", f"{values:,}, {format_bytes(members._member_nbytes)}")] if values else []
+        rows += [("trained on", description.dataset), ("classes", _classes(members.classes))]
         columns = columns_of(members)
-        rows.append(("members", f"{len(members):,}, {_how(columns)}{_viewed(members)}"))
-        rows += [("seeds", text) for text in [_told(columns.get("seed", []), whole=True)] if text]
-        rows += [(name, text) for name in TRAINING if name not in QUIET and (text := _told(columns.get(name, [])))]
-        rows += [("trained", day) for day in [created(members)] if day]
-        rows += [("licence", told.licence)] if told.licence else []
-        rows += [("to be cited as", told.citation)] if told.citation else []
+        rows.append(("members", f"{len(members):,}, {_methods(columns)}{_view(members)}"))
+        rows += [("seeds", text) for text in [_values_text(columns.get("seed", []), only_range=True)] if text]
+        rows += [
+            (name, text) for name in TRAINING if name not in OMITTED and (text := _values_text(columns.get(name, [])))
+        ]
+        rows += [("trained", day) for day in [training_days(members)] if day]
+        rows += [("licence", description.licence)] if description.licence else []
+        rows += [("to be cited as", description.citation)] if description.citation else []
     else:
         facts = members.facts
         rows += [("members", f"{len(members):,}"), ("classes", _classes(facts.classes))]
         rows += [("images", members.data), ("logits computed in", facts.computed)]
         rows += [("view of the weights", facts.view)] if facts.view else []
-    says = "manifest says" if isinstance(members, Collection) else "stored predictions say"
+    origin = "their manifest" if isinstance(members, Collection) else "their stored predictions"
     cells = [(name.replace("_", " "), value) for name, value in rows]
-    return Facts("facts", cells, (tag("b", "The members. "), f"As their {says}."))
+    return FactsBlock("facts", cells, (bold("The members."), f" From {origin}."))
 
 
 def _classes(names: Sequence[str]) -> str:
     return f"{len(names):,}: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
 
 
-def _how(columns: dict[str, list[Any]]) -> str:
+def _methods(columns: dict[str, list[Any]]) -> str:
     methods = Counter(columns.get("method", [])) or Counter([None])
     if set(methods) == {"independent"}:
         return "trained independently of each other"
     return "by method: " + ", ".join(f"{m or 'not known'} ({n:,})" for m, n in sorted(methods.items(), key=str))
 
 
-def _viewed(members: Collection) -> str:
+def _view(members: Collection) -> str:
     steps = "; ".join(map(str, members._view.steps))
     return f"; weights viewed: {steps}" if steps else ""
 
 
-def _told(values: Sequence[Any], whole: bool = False) -> str:
-    """Write one value, a few with how many members have each, or the range of many; return the text.
+def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
+    """Write one value, a few values with their numbers of members, or the range of many; return the text.
 
     Args:
-        values: of the members, None where not known.
-        whole: whether only the range of several is wanted.
+        values: of the members, None if not known.
+        only_range: whether several values are written as their range.
     """
-    found = Counter(v for v in values if v is not None)
-    if not found:
+    counts = Counter(v for v in values if v is not None)
+    if not counts:
         return ""
-    shown = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(found)]
-    without = len(values) - found.total()
+    shown = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(counts)]
+    without = len(values) - counts.total()
     missing = f" ({counted(without, 'member')} without)" if without else ""
     if len(shown) == 1:
         return f"{shown[0]}{missing}"
-    if len(shown) <= LISTED and not whole:
-        listed = ", ".join(f"{text} ({found[v]:,})" for text, v in zip(shown, sorted(found), strict=True))
+    if len(shown) <= MOST_LISTED and not only_range:
+        listed = ", ".join(f"{text} ({counts[v]:,})" for text, v in zip(shown, sorted(counts), strict=True))
         return f"{listed}{missing}"
     return f"{shown[0]} to {shown[-1]}, {len(shown):,} different ones{missing}"
 
 
-def _spread(found: Measured) -> Chart:
-    """Draw the accuracy and the NLL of each member, their mean and the ensemble's."""
-    report = found.report
-    accuracies = [100 * a for a in report.drawing["member_accuracy"]]
+def _figure(measured: Measurements) -> FigureBlock:
+    """Draw the accuracy and the NLL of each member, their means and the ensemble's figures."""
+    report = measured.report
+    accuracies, losses = [100 * a for a in report.drawing["member_accuracy"]], measured.outputs.nll.tolist()
+
+    def described(title: str, values: Sequence[float], figure: str, scale: float) -> str:
+        return (
+            f"Histogram of the {title} of {counted(report.members, 'member')}, from {min(values):.4g} to "
+            f"{max(values):.4g}; mean {report.member[figure].value * scale:.4g}, ensemble "
+            f"{report.ensemble[figure].value * scale:.4g}."
+        )
+
     panels = [
-        _histogram(
-            found, "member-accuracy", "Accuracy", accuracies, "accuracy", "accuracy (%)", 100, 100 / report.inputs
-        ),
-        _histogram(found, "member-nll", "NLL", found.said.nll.tolist(), "nll", "NLL (nats)", 1, 0),
-    ]
-    several = len(accuracies) > 1
-    deviation = f", standard deviation {statistics.stdev(accuracies):.2g} points" if several else ""
+        draw_panel("member-accuracy", "Accuracy", described("accuracy", accuracies, "accuracy", 100),
+                   lambda axes: draw_member_accuracies(report, axes)),
+        draw_panel("member-nll", "NLL", described("NLL", losses, "nll", 1),
+                   lambda axes: draw_member_values(report, axes, "nll", losses, histogram_edges(losses))),
+    ]  # fmt: skip
+    deviation = ""
+    if len(accuracies) > 1:
+        deviation = f", standard deviation {statistics.stdev(accuracies):.2g} points"
+    intervals = "; [ ]: 95 % intervals, by a bootstrap and a jackknife over members"
     caption = (
-        tag("b", "The single members. "), "Test accuracy (a) and ", word("nll"), f" (b) of each of "
-        f"{counted(report.members, 'member')} on {found.on}{deviation}. Dashed: mean of the members, solid: "
-        f"{found.together}{'; [ ]: 95 % intervals, by a bootstrap and a jackknife over members' * bool(found.known)}.",
+        bold("The single members."), " Test accuracy (a) and ", term("nll"), f" (b) of each of "
+        f"{counted(report.members, 'member')} on {measured.images}{deviation}. Dashed: mean of the members, solid: "
+        f"{measured.subject}{intervals if measured.interval_note else ''}.",
     )  # fmt: skip
-    return Chart("single-members", panels, caption)
-
-
-def _histogram(
-    found: Measured, name: str, title: str, values: list[float], figure: str, unit: str, scale: float, step: float
-) -> Panel:
-    report = found.report
-    mean, everyone = report.member[figure], report.ensemble[figure]
-    edges = edges_of(values, 24, step)
-    heights = counts(values, edges)
-    top = max(heights) * 1.06
-    ends = [min(edges[0], everyone.value * scale), max(edges[-1], everyone.value * scale)]
-    margin = 0.04 * (ends[1] - ends[0])
-    traces = [
-        bars(edges, heights, "members", BLUE, "members") | {"showlegend": False},
-        upright(mean.value * scale, top, f"members: {as_text(mean, scale)}", GREY, "dash"),
-        upright(everyone.value * scale, top, f"ensemble: {as_text(everyone, scale)}", RED),
+    rows = [
+        (str(member), f"{accuracy:.2f}", f"{loss:.4f}")
+        for member, accuracy, loss in zip(measured.inside.ids, accuracies, losses, strict=True)
     ]
-    told = (
-        f"Histogram of the {title} of {counted(report.members, 'member')}, from {min(values):.4g} to "
-        f"{max(values):.4g}; mean {mean.value * scale:.4g}, ensemble {everyone.value * scale:.4g}."
-    )
-    x = axis(unit, range=[ends[0] - margin, ends[1] + margin], nticks=7)
-    return Panel(name, title, told, traces, layout(x, count_axis("members", heights)))
+    table = number_table("members-numbers", ("member", "accuracy (%)", "NLL (nats)"), rows, "Each member.")
+    return FigureBlock("single-members", panels, caption, [table])

@@ -1,19 +1,36 @@
-"""All figures in one table, and the curves over the sizes of ensembles."""
+"""The summary: all figures in one table, and the curves over the sizes of ensembles."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.evaluation.report import Report, draw_curve
 from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
-from checkpoints_zoo.publishing.html_report.charts import axis, layout, size_axis, sizes
-from checkpoints_zoo.publishing.html_report.definitions import WORDS, better, word
-from checkpoints_zoo.publishing.html_report.gather import Measured
-from checkpoints_zoo.publishing.html_report.page import Chart, Note, Panel, Part, Rows
-from checkpoints_zoo.publishing.html_report.tags import Html, tag
+from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, term
+from checkpoints_zoo.publishing.html_report.markup import bold, markup
+from checkpoints_zoo.publishing.html_report.measurements import Measurements
+from checkpoints_zoo.publishing.html_report.page import (
+    HALF,
+    THIRD,
+    Block,
+    FigureBlock,
+    NoteBlock,
+    Panel,
+    Part,
+    TableBlock,
+    draw_panel,
+    number_table,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 GROUPS = {
     "Accuracy and likelihood": ("accuracy", "nll", "brier", "aurc"),
@@ -22,31 +39,31 @@ GROUPS = {
     "Out-of-distribution detection": ("auroc", "aupr", "fpr95", "mi_ood"),
 }
 CURVES = tuple(n for n in FIGURES if n not in OOD_FIGURES)
-MOST_SPREAD = 100  # of distances from a limit, as a share of them
-NEAR = "5%"  # of a limit
+MOST_SPREAD = 100  # largest relative spread of the distances from a limit
+NEAR = "5%"  # a distance from a limit, as a share of it
 
 
 def scale_of(figure: str) -> float:
-    """Return what a figure is multiplied by to be shown: 100 for percent."""
-    return 100 if figure == "accuracy" else 1
+    """Return the factor of a figure on the page: 100 for percent."""
+    return KNOWN[figure].scale
 
 
 def unit_of(figure: str) -> str:
     """Return the unit that a figure is shown in."""
-    return "%" if figure == "accuracy" else KNOWN[figure].unit.replace("..", "–")
+    return "%" if scale_of(figure) == 100 else KNOWN[figure].unit.replace("..", "–")
 
 
-def cell(interval: Interval, scale: float = 1) -> Html:
-    """Write a figure and, smaller, its interval; return the HTML."""
+def cell(interval: Interval, scale: float = 1) -> Markup:
+    """Write a figure and, in small print, its interval; return the markup."""
     value, _, bounds = as_text(interval, scale).replace("-", "−").partition(" ")
     value = "–" if value == "−" else value
-    return tag("span", value, *([" ", tag("small", bounds)] if bounds else []))
+    return markup("{} <small>{}</small>", value, bounds) if bounds else markup("{}", value)
 
 
-def part(found: Measured) -> Part:
+def build_part(measured: Measurements) -> Part:
     """Return the part with the table of all figures."""
-    report = found.report
-    chosen = few(sorted(report.curve)) if report.members > 1 else []
+    report = measured.report
+    chosen = choose_sizes(sorted(report.curve)) if report.members > 1 else []
     single = report.members == 1
     header = ("", "unit", "the member" if single else "mean of members", *(f"ensemble of {s:,}" for s in chosen))
     rows: list[Sequence[str]] = []
@@ -55,111 +72,114 @@ def part(found: Measured) -> Part:
         if known:
             rows.append((group,))
         for name in known:
-            known_of = report.ensemble if single else report.member
-            mean = cell(known_of[name], scale_of(name)) if name in known_of else "–"
-            named = Html(word(name) + " " + better(name))
+            intervals = report.ensemble if single else report.member
+            mean = cell(intervals[name], scale_of(name)) if name in intervals else "–"
+            named = markup("{} {}", term(name), better(name))
             rows.append((named, unit_of(name), mean, *(cell(report.curve[s][name], scale_of(name)) for s in chosen)))
-    against = f"; out of distribution: {found.on_ood}" if found.outside is not None else ""
+    against = f"; out of distribution: {measured.images_ood}" if measured.outside is not None else ""
     caption = (
-        tag("b", "All figures. "), f"On {found.on}{against}. ", word("interval", "[ ]"), ": of the mean of members, "
-        "its 95 % bootstrap interval; of an ensemble of fewer than all, ", word("band", "where 95 % of fresh "
+        bold("All figures."), f" On {measured.images}{against}. ", term("interval", "[ ]"), ": of the mean of members, "
+        "its 95 % bootstrap interval; of an ensemble of fewer than all, ", term("band", "where 95 % of fresh "
         "ensembles"), " of that size fall; of all members, a 95 % jackknife interval. ↑ ↓: which way is better.",
     )  # fmt: skip
-    few_members = [] if report.members > 2 else [Note(("Fewer than 3 members say nothing about intervals.",), True)]
-    return Part("summary", "Summary", [Rows("all-figures", header, rows, caption, words=(0, 1)), *few_members])
+    few_members = (
+        [] if report.members > 2 else [NoteBlock(("Fewer than 3 members say nothing about intervals.",), True)]
+    )
+    return Part("summary", "Summary", [TableBlock("all-figures", header, rows, caption, words=(0, 1)), *few_members])
 
 
-def few(known: Sequence[int]) -> list[int]:
-    """Return the sizes that a table has room for beside the mean of members: middle and last of many."""
-    return list(known) if len(known) <= 2 else [known[len(known) // 2], known[-1]]
+def choose_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes in the table of all figures: the middle and the last of many."""
+    return list(sizes) if len(sizes) <= 2 else [sizes[len(sizes) // 2], sizes[-1]]
 
 
-def growing(found: Measured) -> Part:
+def build_sizes_part(measured: Measurements) -> Part:
     """Return the part with the curves over the sizes of ensembles."""
-    if found.report.members < 2:
-        return Part("sizes", "Ensemble size", [Note(("Curves over sizes need two members or more.",), True)])
-    return Part("sizes", "Ensemble size", [curves(found, "curves", CURVES, 3), _limits(found), *_needed(found)])
+    title = "Ensemble size"
+    if measured.report.members < 2:
+        return Part("sizes", title, [NoteBlock(("Curves over sizes need two members or more.",), True)])
+    blocks: list[Block] = [draw_curves(measured, "curves", CURVES, 3), _limits(measured.report)]
+    return Part("sizes", title, [*blocks, *_needed(measured.report)])
 
 
-def _limits(found: Measured) -> Rows:
-    """Lay out the limits of the figures, and how many members it takes to come near them."""
-    report = found.report
+def _limits(report: Report) -> TableBlock:
+    """Lay out the limits of the figures, and how many members come near them."""
     rows = []
     for name, growth in report.growth.items():
         limit, scale = growth.limit, scale_of(name)
-        # A limit of 0 has no percentage, and where halves of the members gain nothing nothing can be said.
+        # A limit of 0 has no percentage. If halves of the members gain nothing, the number is not known.
         known = math.isfinite(limit.value) and abs(limit.value) > FAINTEST and (growth.spread or 0) < MOST_SPREAD
         near = _members(report.needed(name, NEAR)) if known else "–"
-        all_of_them = cell(report.ensemble[name], scale)
-        rows.append((word(name), unit_of(name), all_of_them, cell(limit, scale), near))
+        rows.append((term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), near))
     caption = (
-        tag("b", "Limits. "), "The figure of an infinite ensemble of such members, estimated from the curves, and how "
+        bold("Limits."), " The figure of an infinite ensemble of such members, estimated from the curves, and how "
         f"many members the mean figure takes to come within {NEAR.replace('%', ' %')} of it and stay there. [ ]: "
         "95 % intervals over members, … for no upper bound; ≈: more than there are, by 1/k.",
     )  # fmt: skip
     header = ("", "unit", f"all {report.members:,}", "limit", "members needed")
-    return Rows("limits", header, rows, caption, words=(0, 1))
+    return TableBlock("limits", header, rows, caption, words=(0, 1))
 
 
-def _needed(found: Measured) -> list[Rows]:
+def _needed(report: Report) -> list[TableBlock]:
     """Lay out the members needed for the distances that were asked for."""
     rows = [
         (
-            word(x.figure),
+            term(x.figure),
             unit_of(x.figure),
             scaled or "as measured",
             f"{x.within * scale_of(x.figure):.4g}",
             _members(x),
         )
-        for scaled, x in found.report.answers()
+        for scaled, x in report.answers()
     ]
-    caption = (tag("b", "Members needed. "), "To come within a distance of the limit and stay there.")
+    caption = (bold("Members needed."), " To come within a distance of the limit and stay there.")
     header = ("", "unit", "probabilities", "distance", "members needed")
-    return [Rows("needed", header, rows, caption, words=(0, 1, 2))] if rows else []
+    return [TableBlock("needed", header, rows, caption, words=(0, 1, 2))] if rows else []
 
 
-def _members(needed: Needed) -> Html:
-    """Write how many members are needed; return the HTML."""
+def _members(needed: Needed) -> Markup:
+    """Write how many members are needed; return the markup."""
     count = f"≈ {needed.extrapolated:,}" if needed.members is None else f"{needed.members:,}"
     high = "…" if needed.high is None else f"{needed.high:,}"
-    bounds = [] if needed.low is None else [" ", tag("small", f"[{needed.low:,}, {high}]")]
-    return tag("span", count, *bounds)
+    if needed.low is None:
+        return markup("{}", count)
+    return markup("{} <small>{}</small>", count, f"[{needed.low:,}, {high}]")
 
 
-def curves(found: Measured, name: str, figures: Sequence[str], across: int) -> Chart:
-    """Draw figures over the sizes of ensembles; return the chart."""
-    report = found.report
-    panels = [_curve(found, figure) for figure in figures]
-    on = found.on_ood if figures == OOD_FIGURES else found.on
+def draw_curves(measured: Measurements, name: str, figures: Sequence[str], across: int) -> FigureBlock:
+    """Draw figures over the sizes of ensembles; return the block."""
+    report = measured.report
+    images = measured.images_ood if figures == OOD_FIGURES else measured.images
+    limit = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
     caption = (
-        tag("b", "Figures against ensemble size. "), f"On {on}. Line: mean over random ensembles of that size, of "
-        f"{report.members:,} members; ", word("band", "band"), ": where 95 % of fresh ensembles of that size fall; "
-        "diamond: all members, with their 95 % jackknife interval.",
+        bold("Figures against ensemble size."), f" On {images}. Line: mean over random ensembles of that size, of "
+        f"{report.members:,} members; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; "
+        f"diamond: all members, with their 95 % jackknife interval.{limit}",
     )  # fmt: skip
-    header = ("members", *(WORDS[figure][0] + (" (%)" if figure == "accuracy" else "") for figure in figures))
+    header = ("members", *(TERMS[figure][0] + (" (%)" if figure == "accuracy" else "") for figure in figures))
     rows = [
         (f"{size:,}", *(cell(known[figure], scale_of(figure)) for figure in figures))
         for size, known in sorted(report.curve.items())
     ]
-    return Chart(name, panels, caption, across, Rows(f"{name}-rows", header, rows, ()))
+    table = number_table(f"{name}-numbers", header, rows, "The mean figures, with bands and intervals.")
+    panels = [_curve_panel(report, figure, HALF if across == 2 else THIRD) for figure in figures]
+    return FigureBlock(name, panels, caption, [table], across)
 
 
-def _curve(found: Measured, figure: str) -> Panel:
-    report, scale = found.report, scale_of(figure)
-    curve = {size: known[figure] for size, known in report.curve.items()}
-    label = WORDS[figure][0]
-    ends = [curve[min(curve)].value * scale, curve[max(curve)].value * scale]
-    told = (
-        f"{label} against ensemble size, from {ends[0]:.4g} for {min(curve)} to {ends[1]:.4g} for {max(curve)} members."
+def _curve_panel(report: Report, figure: str, size: tuple[float, float]) -> Panel:
+    def draw(axes: Axes) -> None:
+        draw_curve(report, axes, figure)
+        axes.set_xlabel("members in the ensemble")
+        axes.legend([], [])  # the caption explains band, line and diamond
+
+    scale, title = scale_of(figure), TERMS[figure][0]
+    sizes = sorted(report.curve)
+    first, last = (report.curve[size][figure].value for size in (sizes[0], sizes[-1]))
+    described = (
+        f"{title} against ensemble size, from {first * scale:.4g} for {sizes[0]} to {last * scale:.4g} for "
+        f"{sizes[-1]} members."
     )
-    y = axis(f"{label.replace('mutual information', 'MI')} ({unit_of(figure)})", nticks=6, rangemode="nonnegative")
-    if not any(math.isfinite(x.value) for x in curve.values()):
-        told = f"{label} is not defined here."
-    drawn = layout(size_axis(sorted(curve)), y, key=False, height=240)
-    return Panel(
-        f"curve-{figure.replace('_', '-')}",
-        label[0].upper() + label[1:],
-        told,
-        sizes(curve, report.members, scale),
-        drawn,
-    )
+    if not any(math.isfinite(known[figure].value) for known in report.curve.values()):
+        described = f"{title} is not defined here."
+    name = f"curve-{figure.replace('_', '-')}"
+    return draw_panel(name, title[0].upper() + title[1:], described, draw, size)

@@ -1,45 +1,45 @@
-"""Archives of safetensors files, read where they lie: which members they hold, and where each one's bytes are.
+"""Archives of safetensors files: their index says which members they hold, and the byte range of each.
 
-An uncompressed tar, whatever it is called, is indexed with few range reads; a gzipped one can only be streamed.
-Nothing is ever unpacked, so no name in an archive becomes the name of a file.
+An uncompressed tar, under any name, is indexed by a few range reads; a gzipped one can only be read from its start.
+Members are never unpacked into files, so no name in an archive becomes a path.
 """
 
 from __future__ import annotations
 
-from checkpoints_zoo.sources.archives.contents import Entry, Head, Index, Other, numbers_in
+from checkpoints_zoo.sources.archives.contents import Entry, Index, MemberHeader, Other, numbers_in
 from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
-    Lot,
-    Lying,
-    Tell,
+    IdentifyNet,
+    MemberGroup,
+    MemberRange,
+    archive_group,
     index_file,
     layout_key,
     layout_of_head,
-    lot_of,
-    rows_of,
-    rows_of_lots,
+    rows_of_archives,
+    rows_of_groups,
     source_of_archive,
 )
-from checkpoints_zoo.sources.archives.streams import stream
-from checkpoints_zoo.sources.archives.walking import index, is_as_predicted, walk
+from checkpoints_zoo.sources.archives.streams import stream_members
+from checkpoints_zoo.sources.archives.walking import index_archive, is_as_predicted, walk_archive
 
 __all__ = [
     "Entry",
-    "Head",
+    "IdentifyNet",
     "Index",
-    "Lot",
-    "Lying",
+    "MemberGroup",
+    "MemberHeader",
+    "MemberRange",
     "Other",
-    "Tell",
-    "index",
+    "archive_group",
+    "index_archive",
     "index_file",
     "is_as_predicted",
     "layout_key",
     "layout_of_head",
-    "lot_of",
     "numbers_in",
-    "rows_of",
-    "rows_of_lots",
+    "rows_of_archives",
+    "rows_of_groups",
     "source_of_archive",
-    "stream",
-    "walk",
+    "stream_members",
+    "walk_archive",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
-"""What an archive holds: its members with their places, and everything else with the reason it is none.
+"""The index of an archive: its members with their byte ranges, and its other files, each with a reason.
 
-Also the names of its members: the orders that they come in, and the ids that they stand for.
+Also the members' names: their order in the archive, and the ids in them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
-from checkpoints_zoo.formats.shard_files import header_length, parse_header, what_is
-from checkpoints_zoo.sources.archives.tar import BLOCK, Take, TarHeader, leads_out
+from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
+from checkpoints_zoo.sources.archives.tar import BLOCK, ReadExactly, TarHeader, leads_out
 
 VERSION = 1
 MOST_LEAD = 2**20  # bytes of a member's own header: some ten thousand tensors
@@ -26,8 +26,8 @@ _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9
 
 
 @dataclass(frozen=True)
-class Head:
-    """A header that members share: where their tensors begin, and (name, dtype, shape) of each as they lie."""
+class MemberHeader:
+    """A safetensors header that members share: its length, and (name, dtype, shape) of the tensors in order."""
 
     lead: int
     tensors: tuple[tuple[str, str, Shape], ...]
@@ -47,7 +47,7 @@ class Entry:
         start: first byte of its tar header, pax records and long names included.
         data: first byte of the file: its own header, then at once its tensors.
         head: position in the index's heads.
-        verified: whether its headers were read, or all this was only predicted.
+        verified: whether its headers were read; False for a predicted member.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A file that is no member, or a damaged one (`member`), and why."""
+    """A file that is no member, or a damaged member (`member`), and the reason (`why`)."""
 
     name: str
     why: str
@@ -68,21 +68,21 @@ class Other:
 
 @dataclass(frozen=True)
 class Index:
-    """What an archive holds.
+    """The index of an archive.
 
     Args:
         name: of the archive.
         size: of the archive, in bytes.
-        kind: "tar", or "gzip": that one can only be streamed, and nothing is known of its contents.
+        kind: "tar"; or "gzip", whose contents are unknown until it is read from its start.
         heads: the headers that its members have.
-        entries: its members as they lie.
-        others: what else is there.
+        entries: its members, in their order.
+        others: its other files.
     """
 
     name: str
     size: int
     kind: str
-    heads: tuple[Head, ...] = ()
+    heads: tuple[MemberHeader, ...] = ()
     entries: tuple[Entry, ...] = ()
     others: tuple[Other, ...] = ()
 
@@ -91,7 +91,7 @@ class Index:
         return {e.data + self.heads[e.head].lead: e for e in self.entries}
 
     def at(self, offset: int) -> Entry:
-        """Find the member whose tensors begin at a byte of the archive, as its manifest row says; return it.
+        """Find the member whose tensors begin at an offset in the archive; return it.
 
         Raises:
             KeyError: none does.
@@ -99,7 +99,7 @@ class Index:
         return self._by_offset[offset]
 
     def span(self, entry: Entry) -> tuple[int, int]:
-        """Return (offset, length) of the one range that has a member's bytes and the headers that prove it is it."""
+        """Return (offset, length) of the range with a member's headers and bytes."""
         head = self.heads[entry.head]
         return entry.start, entry.data + head.lead + head.payload - entry.start
 
@@ -117,26 +117,26 @@ class Index:
 
     @classmethod
     def from_json(cls, values: Any) -> Index:
-        """Read what `to_json` wrote, trusting nothing; return the index.
+        """Read and check what `to_json` wrote; return the index.
 
         Raises:
-            FormatError: anything else, members that overlap or leave the archive among it.
+            FormatError: other values, or members that overlap or exceed the archive.
         """
         try:
-            heads = tuple(Head(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
+            heads = tuple(MemberHeader(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
             entries = tuple(Entry(*entry) for entry in values["entries"])
             others = tuple(Other(*other) for other in values["others"])
-            found = cls(values["name"], values["size"], values["kind"], heads, entries, others)
-            good = values["version"] == VERSION and type(values["version"]) is int and found._is_sound()
+            index = cls(values["name"], values["size"], values["kind"], heads, entries, others)
+            is_valid = values["version"] == VERSION and type(values["version"]) is int and index._is_sound()
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FormatError("index of an archive", expected="what `to_json` writes", found=repr(error)) from error
-        if not good:
+        if not is_valid:
             expected = "what `to_json` writes: members one behind the other within the archive"
             raise FormatError("index of an archive", expected=expected, found=reprlib.repr(values))
-        return found
+        return index
 
     def _is_sound(self) -> bool:
-        """Say whether all types are right and no member overlaps another or leaves the archive."""
+        """Say whether all types are right, and no member overlaps another or exceeds the archive."""
         for head in self.heads:
             if type(head.lead) is not int or not 10 <= head.lead <= MOST_LEAD or not head.tensors:
                 return False
@@ -158,26 +158,26 @@ class Index:
 
 @dataclass
 class Contents:
-    """Files of an archive, sorted into members and others as they are met.
+    """Collects the files of an archive into members and others, one file after another.
 
     Args:
         archive: its name, for errors.
     """
 
     archive: str
-    heads: list[Head] = field(default_factory=list)
+    heads: list[MemberHeader] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     others: list[Other] = field(default_factory=list)
     _known: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
-    def add(self, file: TarHeader, take: Take) -> Entry | None:
-        """Look at a file's first bytes; return it as a member, or None where it is none.
+    def add(self, file: TarHeader, take: ReadExactly) -> Entry | None:
+        """Classify a file by its first bytes; return it as a member, or None for another file.
 
         Args:
             file: its tar header.
             take: reads the archive.
         """
-        if why := _foreign(file):
+        if why := _reason_not_member(file):
             self.others.append(Other(file.name, why, False))
             return None
         named = file.name.lower().endswith(".safetensors")
@@ -187,13 +187,13 @@ class Contents:
             return None
         path = f"{file.name!r} in {self.archive}"
         try:
-            lead = 0 if what_is(first) else 8 + header_length(first, file.size, path)
+            lead = 0 if guess_kind(first) else 8 + header_length(first, file.size, path)
             if lead > MOST_LEAD:
                 raise DamagedError(f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{lead:,}")
         except DamagedError as error:
             self.others.append(Other(file.name, str(error), named))
             return None
-        raw = first if len(first) >= lead else take(file.data, lead)  # what it raises is the archive's damage
+        raw = first if len(first) >= lead else take(file.data, lead)  # an error here means that the archive is damaged
         try:
             head = self._head(raw, lead, file.size, path)
         except DamagedError as error:
@@ -203,11 +203,11 @@ class Contents:
         return self.entries[-1]
 
     def _head(self, raw: bytes, lead: int, size: int, path: str) -> int:
-        """Read a member's own header, unless one of the same bytes was read before; return its head's position."""
+        """Parse a member's header, once for equal bytes; return the position of its head."""
         key = hashlib.sha256(raw[:lead]).digest(), size
         if key not in self._known:
             header = parse_header(raw, size, path)
-            head = Head(lead, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
+            head = MemberHeader(lead, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
             if not head.tensors:
                 raise DamagedError(f"header of {path}", expected="tensors", found="none")
             if head not in self.heads:
@@ -216,7 +216,7 @@ class Contents:
         return self._known[key]
 
     def index(self, size: int) -> Index:
-        """Return the index: of files with one name the last counts, as it does where a tar is unpacked."""
+        """Return the index. If several files have one name, the last one wins, as in unpacking a tar."""
         last = {e.name: e for e in self.entries}
         twice = [e for e in self.entries if last[e.name] is not e]
         others = [Other(e.name, "a later file has the same name", False) for e in twice]
@@ -224,8 +224,8 @@ class Contents:
         return Index(self.archive, size, "tar", tuple(self.heads), entries, (*self.others, *others))
 
 
-def _foreign(file: TarHeader) -> str:
-    """Say why a file can be no member, by its tar header; return "" if it can."""
+def _reason_not_member(file: TarHeader) -> str:
+    """Return the reason why a file can't be a member by its tar header, "" if it can."""
     if leads_out(file.name) or "\0" in file.name:
         return "a name that leads out of the archive's folder"
     if file.kind:
@@ -240,30 +240,30 @@ def numbers_in(name: str) -> list[int]:
     return [int(digits) for digits in re.findall("[0-9]{1,18}", name)]
 
 
-def tensors_of(head: Head) -> Mapping[str, tuple[str, Shape]]:
-    """Return stored name -> (dtype, shape) of a head's tensors, as they lie."""
+def tensors_of(head: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
+    """Return stored name -> (dtype, shape) of a head's tensors, in order."""
     return {name: (dtype, shape) for name, dtype, shape in head.tensors}
 
 
 def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list[str] | None:
-    """Continue sampled names to all, in the order of numbers or of text; return None if neither fits.
+    """Predict all names from sampled ones, in numeric or alphabetic order; return None if neither order fits.
 
     Args:
-        sampled: place in the archive -> name there.
+        sampled: position in the archive -> name.
         count: of all names.
-        archive: its name: the numbers in it may be the first one's.
+        archive: its name, whose numbers may include the first member's.
 
     >>> names_in_order({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
     """
-    found = [_LAST_NUMBER.fullmatch(name) for name in sampled.values()]
-    whole = [match for match in found if match]
-    if len({(m["before"], m["after"]) for m in whole}) != 1 or len(whole) < len(found):
+    matches = [_LAST_NUMBER.fullmatch(name) for name in sampled.values()]
+    numbered = [match for match in matches if match]
+    if len({(m["before"], m["after"]) for m in numbered}) != 1 or len(numbered) < len(matches):
         return None
-    numbers = [int(m["number"]) for m in whole]
-    padding = {len(m["number"]) for m in whole} if any(m["number"].startswith("0") for m in whole) else set()
+    numbers = [int(m["number"]) for m in numbered]
+    padding = {len(m["number"]) for m in numbered} if any(m["number"].startswith("0") for m in numbered) else set()
     width = padding.pop() if len(padding) == 1 else 0
-    before, after = whole[0]["before"], whole[0]["after"]
+    before, after = numbered[0]["before"], numbered[0]["after"]
     hints = [int(digits) for digits in re.findall("[0-9]{1,9}", archive)]
     for first in dict.fromkeys([min(numbers), max(numbers) - count + 1, *hints]):
         if first < 0:
@@ -276,16 +276,16 @@ def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list
 
 
 def numbers_of(names: Sequence[str]) -> list[int]:
-    """Number an archive's members; return a number for each, all different.
+    """Number an archive's members; return a different number for each.
 
-    The last number in the files' own names, or in the whole names, where every member has another one; else its place.
+    It is the last number in the file's name, or in the whole path, if these differ for all members; else the position.
 
     >>> numbers_of(["net/version_7.safetensors", "net/version_3.safetensors"]), numbers_of(["a", "b"])
     ([7, 3], [0, 1])
     """
     for part in ([name.rpartition("/")[2] for name in names], names):
-        found = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in part]
-        numbers = [int(match["number"]) for match in found if match]
+        matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in part]
+        numbers = [int(match["number"]) for match in matches if match]
         if len(numbers) == len(names) and len(set(numbers)) == len(names) and max(numbers, default=0) < 2**30:
             return numbers
     return list(range(len(names)))

@@ -1,4 +1,4 @@
-"""Indexes of the archives of a source: each is found once, and kept in the member cache beside the members."""
+"""Indexes of the archives of a source: each is built once, and stored in the member cache."""
 
 from __future__ import annotations
 
@@ -13,170 +13,171 @@ from typing import Any
 from checkpoints_zoo.errors import FormatError, NetworkError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Archives
-from checkpoints_zoo.formats.shard_files import stamp_of
+from checkpoints_zoo.formats.shard_files import file_stamp
 from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
 
 SUFFIXES = (".tgz", ".tar", ".tar.gz")
-AT_ONCE = 3  # archives; each is read over several connections
+ARCHIVES_AT_ONCE = 3  # each is read over several connections
 
-_indexes: dict[tuple[Any, ...], Index] = {}  # each is read or found once in a process
+_indexes: dict[tuple[Any, ...], Index] = {}  # each is loaded or built once in a process
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Opened:
-    """An archive whose members can be read.
+class OpenedArchive:
+    """An indexed archive.
 
     Args:
-        inside: its path in the source.
-        index: what it holds.
-        path: of the file on this disk that its members' offsets count in: the archive, or the tar that a gzipped one
-            became; None for one on the Hub, of which members are read by ranges.
+        source_path: its path in the source.
+        path: of the tar on this disk: the archive, or the unpacked one if it is gzipped; None for a tar on the Hub,
+            whose members are read by ranges.
     """
 
-    inside: str
+    source_path: str
     index: Index
     path: Path | None
 
 
 def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
-    """Pick a collection's archives from a source's files; return their paths in the order of the numbers in them."""
-    inside = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(SUFFIXES)]
-    return sorted(inside, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
+    """Select a collection's archives from a source's files; return their paths, ordered by the numbers in them."""
+    selected = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(SUFFIXES)]
+    return sorted(selected, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
-def on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
-    """List a collection's archives in a repo, by one request for a commit; return their paths.
+def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
+    """List a collection's archives in a repo, by one request for each commit; return their paths.
 
     Raises:
-        NetworkError: no answer; or offline, and the repo was never listed here.
+        NetworkError: no answer; or offline, and the commit was never listed here.
     """
-    where = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
-    kept = _kept(repo.id, where)
-    if not (isinstance(kept, list) and all(isinstance(p, str) and not manifest.path_problem(p) for p in kept)):
-        kept = archives_in(hub.files(repo, archives.folder), archives)
-        if kept:
-            _keep(repo.id, where, kept)
-    return archives_in(kept, archives)
+    record = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
+    paths = _load_json(repo.id, record)
+    if not (isinstance(paths, list) and all(isinstance(p, str) and not manifest.path_problem(p) for p in paths)):
+        paths = archives_in(hub.list_files(repo, archives.folder), archives)
+        if paths:
+            _save_json(repo.id, record, paths)
+    return archives_in(paths, archives)
 
 
-def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[Opened]:
-    """Index archives of a repo, those not indexed before by a few range reads each; return them.
+def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
+    """Index archives of a repo, by a few range reads each if there is no stored index; return them.
 
     Raises:
-        NetworkError, AccessError, SourceNotFound: see `hub.resolve`.
-        DamagedError: no archive, or one that is cut.
+        NetworkError, AccessError, SourceNotFound: see `hub.resolve_address`.
+        DamagedError: a file that is no archive, or is cut.
     """
     if len(paths) == 1:
-        return [_open_remote(repo, paths[0], archive.index)]
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zoo-index") as pool:
-        return list(pool.map(lambda inside: _open_remote(repo, inside, archive.index), paths))
+        return [_open_remote(repo, paths[0], archive.index_archive)]
+    with ThreadPoolExecutor(ARCHIVES_AT_ONCE, thread_name_prefix="zoo-index") as pool:
+        return list(pool.map(lambda source_path: _open_remote(repo, source_path, archive.index_archive), paths))
 
 
-def walk_remote(repo: hub.Repo, inside: str) -> None:
-    """Read all headers of an archive of a repo, and keep that index in place of the predicted one."""
-    at = cache.recall(repo.id, repo.commit, inside)
-    kept = _known(repo.id, _place_of(at[0]), at[1]) if at else None
-    if kept and all(e.verified for e in kept.entries):  # another process has been there
-        _indexes[repo, inside] = kept
+def walk_remote(repo: hub.Repo, source_path: str) -> None:
+    """Read all headers of an archive of a repo, and store that index in place of the predicted one."""
+    record = cache.read_file_record(repo.id, repo.commit, source_path)
+    index = _load_index(repo.id, _index_path(record[0]), record[1]) if record else None
+    if index and all(e.verified for e in index.entries):  # another process has read all headers
+        _indexes[repo, source_path] = index
     else:
-        _open_remote(repo, inside, archive.walk, anew=True)
+        _open_remote(repo, source_path, archive.walk_archive, anew=True)
 
 
-def _open_remote(repo: hub.Repo, inside: str, find: Callable[..., Index], anew: bool = False) -> Opened:
+def _open_remote(
+    repo: hub.Repo, source_path: str, build_index: Callable[..., Index], anew: bool = False
+) -> OpenedArchive:
     from huggingface_hub import is_offline_mode
 
-    key = (repo, inside)
+    key = (repo, source_path)
     if not anew and key in _indexes:
-        return _with_tar(repo, inside, _indexes[key])
-    at, index = cache.recall(repo.id, repo.commit, inside), None
-    if at is not None and not anew:
-        index = _known(repo.id, _place_of(at[0]), at[1])
+        return _unpack_if_gzipped(repo, source_path, _indexes[key])
+    record, index = cache.read_file_record(repo.id, repo.commit, source_path), None
+    if record is not None and not anew:
+        index = _load_index(repo.id, _index_path(record[0]), record[1])
     if index is None and is_offline_mode():
         raise NetworkError(
-            f"index of {inside} of {repo.label}", expected="it in the cache, since HF_HUB_OFFLINE is set",
-            found="nothing there", do="Load a member of the collection once online", path=inside,
+            f"index of {source_path} of {repo.label}", expected="it in the cache, since HF_HUB_OFFLINE is set",
+            found="nothing there", do="Load a member of the collection once online", path=source_path,
         )  # fmt: skip
     if index is None:
-        remote = fetching.remote(repo, inside)
-        cache.note(cache.writable(repo.id), repo.commit, inside, remote.etag, remote.size)
-        index = find(remote.bytes_at, remote.size, f"{inside} of {repo.label}")
-        _keep(repo.id, _place_of(remote.etag), index.to_json())
-    opened = _with_tar(repo, inside, index)
+        remote = fetching.remote_file(repo, source_path)
+        cache.write_file_record(cache.writable_folder(repo.id), repo.commit, source_path, remote.etag, remote.size)
+        index = build_index(remote.bytes_at, remote.size, f"{source_path} of {repo.label}")
+        _save_json(repo.id, _index_path(remote.etag), index.to_json())
+    opened = _unpack_if_gzipped(repo, source_path, index)
     with _lock:
         _indexes[key] = index
     return opened
 
 
-def _with_tar(repo: hub.Repo, inside: str, index: Index) -> Opened:
-    """Unpack an archive if it is gzipped, which can't be read in part; return it opened."""
+def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index) -> OpenedArchive:
+    """Unpack an archive if it is gzipped; return it."""
     if index.kind != "gzip":
-        return Opened(inside, index, None)
-    path = hub.cached(repo, inside) or hub.fetch(repo, inside)
-    return _as_tar(path, inside, path.resolve().name, cache.writable(repo.id))
+        return OpenedArchive(source_path, index, None)
+    path = hub.cached_file(repo, source_path) or hub.fetch_file(repo, source_path)
+    return _open_unpacked(path, source_path, path.resolve().name, cache.writable_folder(repo.id))
 
 
-def _place_of(etag: str) -> Path:
+def _index_path(etag: str) -> Path:
     return Path("indexes", f"{hashlib.sha256(etag.encode()).hexdigest()[:32]}.json")
 
 
-def _known(repo: str, where: Path, size: int) -> Index | None:
-    """Read an index that was kept; return None where there is none that can be used."""
+def _load_index(repo: str, file_name: Path, size: int) -> Index | None:
+    """Load a stored index; return None if there is none, or one of another file."""
     try:
-        index = Index.from_json(_kept(repo, where))
+        index = Index.from_json(_load_json(repo, file_name))
     except FormatError:
         return None
     return index if index.size == size else None
 
 
-def _kept(repo: str, where: Path) -> Any:
-    for place in cache.places(repo):
+def _load_json(repo: str, file_name: Path) -> Any:
+    for folder in cache.cache_folders(repo):
         try:
-            return catalog.read_json(place / where)
+            return catalog.read_json(folder / file_name)
         except (OSError, FormatError):
             continue
     return None
 
 
-def _keep(repo: str, where: Path, values: Any) -> None:
-    place = cache.writable(repo)
+def _save_json(repo: str, file_name: Path, values: Any) -> None:
+    folder = cache.writable_folder(repo)
     try:
-        catalog.write_json(values, place / where)
+        catalog.write_json(values, folder / file_name)
     except OSError as error:
-        raise cache.full(place, error) from error
+        raise cache.disk_full(folder, error) from error
 
 
-def in_folder(root: Path, archives: Archives) -> list[str]:
+def list_in_folder(root: Path, archives: Archives) -> list[str]:
     """List a collection's archives in a folder; return their paths in it."""
-    found = (p for p in (root / archives.folder).glob("*") if p.is_file())
-    return archives_in((p.relative_to(root).as_posix() for p in found), archives)
+    files = (p for p in (root / archives.folder).glob("*") if p.is_file())
+    return archives_in((p.relative_to(root).as_posix() for p in files), archives)
 
 
-def open_local(root: Path, paths: Sequence[str]) -> list[Opened]:
+def open_local(root: Path, paths: Sequence[str]) -> list[OpenedArchive]:
     """Index archives on this disk, every header read; return them.
 
     Raises:
-        DamagedError: no archive, or one that is cut.
-        StorageError: no room for what a gzipped one unpacks to.
+        DamagedError: a file that is no archive, or is cut.
+        StorageError: no room to unpack a gzipped one.
     """
-    return [_open_local(root / inside, inside) for inside in paths]
+    return [_open_local(root / source_path, source_path) for source_path in paths]
 
 
-def _open_local(path: Path, inside: str) -> Opened:
-    key = (str(path), stamp_of(path))
+def _open_local(path: Path, source_path: str) -> OpenedArchive:
+    key = (str(path), file_stamp(path))
     if key not in _indexes:
         _indexes[key] = archive.index_file(path)
     if _indexes[key].kind != "gzip":
-        return Opened(inside, _indexes[key], path)
+        return OpenedArchive(source_path, _indexes[key], path)
     stamp = hashlib.sha256(repr(key).encode()).hexdigest()
-    return _as_tar(path, inside, stamp, cache.writable("local/archives"))
+    return _open_unpacked(path, source_path, stamp, cache.writable_folder("local/archives"))
 
 
-def _as_tar(path: Path, inside: str, key: str, place: Path) -> Opened:
-    tar = streams.unpacked(path, key, place)
-    stamp = (str(tar), stamp_of(tar))
+def _open_unpacked(path: Path, source_path: str, key: str, place: Path) -> OpenedArchive:
+    tar = streams.unpack_once(path, key, place)
+    stamp = (str(tar), file_stamp(tar))
     if stamp not in _indexes:
         _indexes[stamp] = archive.index_file(tar)
-    return Opened(inside, _indexes[stamp], tar)
+    return OpenedArchive(source_path, _indexes[stamp], tar)

@@ -1,7 +1,7 @@
-"""Upstream's tensor names and ours, as rules that are data, and which net the tensors of a file are.
+"""Rules between upstream's tensor names and ours, and the recognition of a network by its tensors.
 
-The members that lie on the Hub carry torch-uncertainty's names; ours are timm's. Values never change, nor does
-the order of their bytes: a filter response norm's (1, C, 1, 1) is read as (C,).
+Members on the Hub have torch-uncertainty's names; ours are timm's. Values and the order of bytes never change; the
+shape (1, C, 1, 1) of a filter response norm is read as (C,).
 """
 
 from __future__ import annotations
@@ -12,56 +12,58 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from checkpoints_zoo.errors import LayoutError
-from checkpoints_zoo.formats.layout import FLOATS, Shape, differences, is_counter
+from checkpoints_zoo.formats.layout import FLOATS, Shape, compare_shapes, is_counter
 
-# What DataParallel, torch.compile, Lightning, Fabric, Opacus and people put before every name of a module they wrap.
+# Prefixes that DataParallel, torch.compile, Lightning, Fabric, Opacus and people put before all names of a module.
 WRAPPERS = (
     "module.", "_orig_mod.", "model.", "net.", "network.", "_forward_module.", "_module.", "_fsdp_wrapped_module.",
 )  # fmt: skip
-# What wrapping a part of a net puts into the names below it: features.module.0.weight.
+# Parts that a wrapped submodule adds inside names: features.module.0.weight.
 INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def fit(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
-    """Take wrappers off the names of tensors until these fit exactly, by name and shape; return stored -> bare name.
+def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> dict[str, str]:
+    """Remove wrappers' prefixes until names and shapes match exactly; return stored name -> name without wrappers.
 
     Args:
-        stored, wanted: name -> shape; counters may lack on either side.
+        stored, expected: name -> shape; counters may be missing on either side.
 
     Raises:
-        LayoutError: nothing fits; what is missing, extra and misshapen at the best is named.
+        LayoutError: nothing matches; the closest try is named, with its missing, extra and misshapen tensors.
 
-    >>> fit({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
+    >>> unwrap_names({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
     {'module.features._orig_mod.0.bias': 'features.0.bias'}
-    >>> fit({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
+    >>> unwrap_names({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
-    target = {name: shape for name, shape in wanted.items() if not is_counter(name)}
+    target = {name: shape for name, shape in expected.items() if not is_counter(name)}
     tried: list[tuple[list[str], str]] = []
-    for bare in _bare(list(stored)):
-        if len(set(bare)) < len(bare):  # what was taken off told two tensors apart
+    for bare in _unwrapped_everywhere(list(stored)):
+        if len(set(bare)) < len(bare):  # two tensors differ in the removed part alone
             continue
-        found = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
-        wrong, phrase = differences(found, target)
-        if not wrong:
+        shapes = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
+        names_that_differ, phrase = compare_shapes(shapes, target)
+        if not names_that_differ:
             return dict(zip(stored, bare, strict=True))
-        tried.append((wrong, phrase))
-    wrong, phrase = min(tried, key=lambda one: len(one[0]))
-    raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=wrong[0])
+        tried.append((names_that_differ, phrase))
+    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
+    raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=names_that_differ[0])
 
 
-def _bare(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names with ever more of what wraps them off."""
+def _unwrapped_everywhere(names: list[str]) -> Iterator[list[str]]:
+    """Yield the names with more and more wrappers removed, at the start and inside."""
     yield from unwrapped(names)
     parts = [name.split(".") for name in names]
-    present = [inside for inside in INSIDE if any(inside in some[1:] for some in parts)]
+    present = [inside for inside in INSIDE if any(inside in name_parts[1:] for name_parts in parts)]
     for count in range(1, len(present) + 1):
         for dropped in combinations(present, count):
-            yield from unwrapped([".".join([some[0], *(p for p in some[1:] if p not in dropped)]) for some in parts])
+            yield from unwrapped(
+                [".".join([name_parts[0], *(p for p in name_parts[1:] if p not in dropped)]) for name_parts in parts]
+            )
 
 
 def unwrapped(names: list[str]) -> Iterator[list[str]]:
-    """Yield names as they are, then with one prefix after the other off, while all share one."""
+    """Yield the names, then without their first common wrapper, then without the second, and so on."""
     yield names
     while names and (wrapper := next((w for w in WRAPPERS if all(n.startswith(w) for n in names)), "")):
         names = [name.removeprefix(wrapper) for name in names]
@@ -73,10 +75,10 @@ class KeyMap:
     """Rules between stored names and ours.
 
     Args:
-        parts: (stored, ours): what a part between dots is called.
-        norms: endings of the names, ours, of layers whose tensors are called otherwise and stored as (1, C, 1, 1).
-        leaves: (stored, ours): what the tensors of those layers are called.
-        by_shape: nobody knows what the stored tensors are called, and their shapes all differ.
+        parts: (stored, ours) for a part of a name between dots.
+        norms: endings of our names of the layers whose tensors have other names and the shape (1, C, 1, 1).
+        leaves: (stored, ours) for the tensors of these layers.
+        by_shape: whether stored names are unknown, so that tensors are matched by their shapes, which all differ.
     """
 
     parts: tuple[tuple[str, str], ...] = ()
@@ -128,12 +130,12 @@ UPSTREAM: dict[str, KeyMap] = {
 
 
 class Recognised(NamedTuple):
-    """A net told by its tensors.
+    """A network recognised by its tensors.
 
     Args:
         architecture: a name in `ARCHITECTURES`.
-        arguments: what that function takes.
-        tensors: our name -> (dtype, shape as ours), in the order of the stored tensors, counters where stored.
+        arguments: of the function that builds it.
+        tensors: our name -> (dtype, our shape), in the order of the stored tensors; counters only if stored.
     """
 
     architecture: str
@@ -142,13 +144,13 @@ class Recognised(NamedTuple):
 
 
 def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
-    """Tell which of upstream's nets a member is by its tensors; return it with the tensors under our names.
+    """Recognise one of upstream's networks by its tensors; return it with the tensors under our names.
 
     Args:
-        tensors: stored name -> (dtype, shape) of one member, whatever wraps it; counters of any dtype, or none.
+        tensors: stored name -> (dtype, shape) of one member, with or without wrappers and counters.
 
     Raises:
-        LayoutError: it is none of them, naming what differs from the nearest one; or a weight is no float.
+        LayoutError: it is none of them (the differences from the nearest one are named), or a weight is no float.
 
     >>> recognise({"a": ("F16", (2, 1, 4, 4)), "b": ("F16", (10, 1, 5, 5)),
     ...            "c.w": ("F16", (10, 10)), "c.b": ("F16", (10,))}).arguments
@@ -158,34 +160,34 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
     tried = []
     for architecture in UPSTREAM:
         for renamed in _renamings(architecture, bare, tensors):
-            found = {name: shape for name, (_, shape) in renamed.items()}
-            arguments = _NETS[architecture].arguments(found)
-            wanted = tensor_shapes(architecture, **arguments)
-            wanted = {n: s for n, s in wanted.items() if n in found or not is_counter(n)}
-            wrong, phrase = differences(found, wanted)
-            if not wrong:
+            shapes = {name: shape for name, (_, shape) in renamed.items()}
+            arguments = _NETS[architecture].arguments(shapes)
+            expected = tensor_shapes(architecture, **arguments)
+            expected = {n: s for n, s in expected.items() if n in shapes or not is_counter(n)}
+            names_that_differ, phrase = compare_shapes(shapes, expected)
+            if not names_that_differ:
                 _check_floats(renamed)
                 return Recognised(architecture, arguments, renamed)
-            tried.append((wrong, f"{phrase}, against {architecture}"))
-    wrong, phrase = min(tried, key=lambda one: len(one[0]))
+            tried.append((names_that_differ, f"{phrase}, against {architecture}"))
+    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
     raise LayoutError(
         "tensors of a member",
         expected=f"those of {' or '.join(UPSTREAM)} by name and shape",
         found=phrase,
         do="Give the architecture that the members were trained with",
-        tensor=wrong[0],
+        tensor=names_that_differ[0],
     )
 
 
 def _renamings(
     architecture: str, bare: list[str], tensors: Mapping[str, tuple[str, Shape]]
 ) -> Iterator[dict[str, tuple[str, Shape]]]:
-    """Yield the tensors under our names: by the rules, then by shape where the names are not known."""
+    """Yield the tensors under our names: by the rules, then by shape if the stored names are unknown."""
     key_map = UPSTREAM[architecture]
     renamed: dict[str, tuple[str, Shape]] = {}
     for name, (dtype, shape) in zip(bare, tensors.values(), strict=True):
         ours, flat = key_map.ours(name, shape)
-        # Two stored names may have one of ours: the second is then found to be extra.
+        # Two stored names may map to one of ours: then the second counts as extra.
         renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
     yield renamed
     if key_map.by_shape:
@@ -258,29 +260,29 @@ def _optunet(classes: int, hidden: int | None) -> dict[str, Shape]:
 _OPTUNETS: tuple[dict[str, Any], ...] = ({"classes": 10, "hidden": None}, {"classes": 10, "hidden": 3})
 
 
-class _Net(NamedTuple):
+class _UpstreamNet(NamedTuple):
     shapes: Callable[..., dict[str, Shape]]
     arguments: Callable[[Mapping[str, Shape]], dict[str, Any]]
 
 
-def _rows(found: Mapping[str, Shape], name: str) -> int:
-    """Return how many rows a matrix has; 10 where there is none, so that it is found to be misshapen."""
-    shape = found.get(name, ())
+def _row_count(shapes: Mapping[str, Shape], name: str) -> int:
+    """Return the number of rows of a matrix; 10 if it is missing, so that it counts as misshapen."""
+    shape = shapes.get(name, ())
     return shape[0] if len(shape) == 2 and shape[0] > 0 else 10
 
 
 _NETS = {
-    "resnet18": _Net(_resnet18, lambda found: {"classes": _rows(found, "fc.weight")}),
-    "resnet20-frn-silu": _Net(
+    "resnet18": _UpstreamNet(_resnet18, lambda found: {"classes": _row_count(found, "fc.weight")}),
+    "resnet20-frn-silu": _UpstreamNet(
         _resnet20,
-        lambda found: {"classes": _rows(found, "fc.weight"), "conv_bias": "conv1.bias" in found},
+        lambda found: {"classes": _row_count(found, "fc.weight"), "conv_bias": "conv1.bias" in found},
     ),
-    "optunet": _Net(
+    "optunet": _UpstreamNet(
         _optunet,
         lambda found: (
-            {"classes": _rows(found, "fc2.weight"), "hidden": _rows(found, "fc1.weight")}
+            {"classes": _row_count(found, "fc2.weight"), "hidden": _row_count(found, "fc1.weight")}
             if "fc1.weight" in found
-            else {"classes": _rows(found, "fc.weight"), "hidden": None}
+            else {"classes": _row_count(found, "fc.weight"), "hidden": None}
         ),
     ),
 }

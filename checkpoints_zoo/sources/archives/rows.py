@@ -1,4 +1,4 @@
-"""From the index of archives to the rows of a manifest, and the layouts that their members' bytes have."""
+"""Rows of a manifest, and layouts, from the indexes of archives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
-from checkpoints_zoo.sources.archives.contents import Head, Index, numbers_of, tensors_of
+from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of
 from checkpoints_zoo.sources.archives.keymaps import Recognised, recognise, tensor_shapes
 
 if TYPE_CHECKING:
@@ -23,71 +23,71 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class MemberRange:
     """The byte range of one member inside a file of a source.
 
     Args:
-        name: of its own file, which may have its number.
+        name: of its file, which may contain its number.
         path: of the file in the source that holds its bytes.
-        offset: of its first tensor there.
-        head: what its tensors are.
+        offset: of its first tensor in that file.
+        head: its tensors.
     """
 
     name: str
     path: str
     offset: int
-    head: Head
+    head: MemberHeader
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Members that are numbered together, those of one archive or one folder.
+class MemberGroup:
+    """Members that are numbered together: those of one archive or one folder.
 
     Args:
-        members: with their places.
-        broken: (name, why) of damaged ones.
-        numbers: of the members, then of the damaged ones; () for what their names say.
+        members: their byte ranges.
+        broken: (name, reason) of damaged members.
+        numbers: of the members, then of the damaged ones; () to take them from the names.
     """
 
-    members: Sequence[Lying]
+    members: Sequence[MemberRange]
     broken: Sequence[tuple[str, str]] = ()
     numbers: Sequence[int] = ()
 
 
-# Says which net a head's tensors are, and how they lie; raises LayoutError for tensors that are of none.
-Tell = Callable[[Head], tuple[Recognised, Layout]]
+# Recognises the network of a head's tensors; returns it and the layout, or raises LayoutError.
+IdentifyNet = Callable[[MemberHeader], tuple[Recognised, Layout]]
 
 
-def layout_of_head(head: Head) -> tuple[Recognised, Layout]:
-    """Tell which net a header's tensors are; return that and their layout under our names.
+def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
+    """Recognise the network of a header's tensors; return it, and the layout under our names.
 
     Raises:
-        LayoutError: none that is known.
+        LayoutError: an unknown network.
     """
     stored = tensors_of(head)
     net = recognise(stored)
-    wanted = tensor_shapes(net.architecture, **net.arguments)
+    expected = tensor_shapes(net.architecture, **net.arguments)
     tensors = (
-        (ours, dtype, shape, name, was)
-        for (ours, (dtype, shape)), (name, (_, was)) in zip(net.tensors.items(), stored.items(), strict=True)
+        (ours, dtype, shape, name, stored_shape)
+        for (ours, (dtype, shape)), (name, (_, stored_shape)) in zip(net.tensors.items(), stored.items(), strict=True)
     )
-    missing = [name for name in wanted if is_counter(name) and name not in net.tensors]
+    missing = [name for name in expected if is_counter(name) and name not in net.tensors]
     return net, Layout.of_stored(tensors, missing, head.lead)
 
 
-def rows_of(
+def rows_of_archives(
     indexes: Mapping[str, Index],
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Write the manifest of a collection that lies in archives; return rows, layouts, and architecture with arguments.
+    """Make the manifest of a collection in archives; return rows, layouts, and the architecture with its arguments.
 
-    A member's id is the number in its name; where an archive's numbers were taken by those before, it counts on after
-    the largest of them. Members of other nets than most are `excluded`, damaged ones `failed`.
+    A member's id is the number in its name. If earlier archives use one of an archive's numbers, all its numbers are
+    shifted behind the largest. Members of another network than most are `excluded`, damaged ones `failed`.
 
     Args:
         indexes: path in the source -> index, in the collection's order.
 
     Raises:
-        LayoutError: the members are none of the nets that are known.
+        LayoutError: members of unknown networks.
         DamagedError: no members.
         UsageError: a gzipped archive.
     """
@@ -99,62 +99,64 @@ def rows_of(
                 found="a gzipped one",
                 do="It can only be read from front to back: `stream` yields its members",
             )
-    return rows_of_lots([lot_of(path, index) for path, index in indexes.items()], layout_of_head)
+    return rows_of_groups([archive_group(path, index) for path, index in indexes.items()], layout_of_head)
 
 
-def lot_of(path: str, index: Index) -> Lot:
-    """Return an archive's members with their places, given its path in the source."""
+def archive_group(path: str, index: Index) -> MemberGroup:
+    """Return the members of an archive, given its path in the source."""
     heads = index.heads
-    members = [Lying(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
-    return Lot(members, [(other.name, other.why) for other in index.others if other.member])
+    members = [MemberRange(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
+    return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
 
 
-def rows_of_lots(lots: Sequence[Lot], tell: Tell) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Write the manifest of members wherever they lie, numbered as `rows_of` says; return what it returns.
+def rows_of_groups(
+    groups: Sequence[MemberGroup], identify: IdentifyNet
+) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
+    """Make the manifest of groups of members; ids and result as in `rows_of_archives`.
 
     Args:
-        lots: in the collection's order.
-        tell: which net a head's tensors are.
+        groups: in the collection's order.
+        identify: recognises the network of a head's tensors.
 
     Raises:
-        LayoutError: no member is of a net that is known.
+        LayoutError: no member of a known network.
         DamagedError: no members.
     """
-    # By identity: heads are few, and a hash over all of their names takes long.
-    heads = {id(m.head): m.head for lot in lots for m in lot.members}
-    nets = {key: _told(head, tell) for key, head in heads.items()}
-    majority = _majority(Counter(id(m.head) for lot in lots for m in lot.members), nets)
-    rows, layouts, taken = list[dict[str, Any]](), dict[str, Layout](), set[int]()
-    alike = {key: _of_head(net, majority, layouts) for key, net in nets.items()}
-    for lot in lots:
-        names = [*(m.name for m in lot.members), *(name for name, _ in lot.broken)]
-        numbers = list(lot.numbers) or numbers_of(names)
-        if taken & set(numbers):
-            shift = max(taken) + 1 - min(numbers)
+    # Keyed by identity: heads are few, and hashing all of their names takes long.
+    heads = {id(m.head): m.head for group in groups for m in group.members}
+    nets = {key: _identify(head, identify) for key, head in heads.items()}
+    majority = _majority_net(Counter(id(m.head) for group in groups for m in group.members), nets)
+    rows, layouts, used_numbers = list[dict[str, Any]](), dict[str, Layout](), set[int]()
+    shared_columns = {key: _shared_columns(net, majority, layouts) for key, net in nets.items()}
+    for group in groups:
+        names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
+        numbers = list(group.numbers) or numbers_of(names)
+        if used_numbers & set(numbers):
+            shift = max(used_numbers) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]
-        taken |= set(numbers)
-        # The numbers of the damaged members come last; their rows are made below.
-        for member, number in zip(lot.members, numbers[: len(lot.members)], strict=True):
-            row = _row(number) | alike[id(member.head)]
+        used_numbers |= set(numbers)
+        # The numbers of the damaged members come last.
+        for member, number in zip(group.members, numbers[: len(group.members)], strict=True):
+            row = _new_row(number) | shared_columns[id(member.head)]
             if row["status"] == "ok":
                 row |= {"path": member.path, "offset": member.offset}
             rows.append(row)
-        for (_, why), number in zip(lot.broken, numbers[len(lot.members) :], strict=True):
-            rows.append(_row(number) | {"status": "failed", "reason": why})
+        for (_, why), number in zip(group.broken, numbers[len(group.members) :], strict=True):
+            rows.append(_new_row(number) | {"status": "failed", "reason": why})
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
 
 
-def _told(head: Head, tell: Tell) -> tuple[Recognised, Layout] | LayoutError:
+def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[Recognised, Layout] | LayoutError:
     try:
-        return tell(head)
+        return identify(head)
     except LayoutError as error:
         return error
 
 
-def _of_head(
+def _shared_columns(
     net: tuple[Recognised, Layout] | LayoutError, majority: Recognised, layouts: dict[str, Layout]
 ) -> dict[str, Any]:
-    """Return what the rows of members with one header have in common, its layout among those known by now."""
+    """Return the columns that all members with one header share; its layout is added to `layouts`."""
     if isinstance(net, LayoutError):
         return {"status": "excluded", "reason": str(net)}
     if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
@@ -164,12 +166,12 @@ def _of_head(
     return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
 
 
-def _row(number: int) -> dict[str, Any]:
+def _new_row(number: int) -> dict[str, Any]:
     return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
-def _majority(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
-    """Return the net that most members are, given how many have each head."""
+def _majority_net(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
+    """Return the network of most members, given the number of members of each head."""
     if not counts:
         raise DamagedError("archives or folder", expected="members", found="none")
     votes: dict[str, tuple[int, Recognised]] = {}
@@ -184,37 +186,37 @@ def _majority(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, La
 
 
 def layout_key(architecture: str, layout: Layout) -> str:
-    """Name a layout; return a key that is the same for the same layout."""
+    """Return the key of a layout: its architecture and a hash."""
     text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
     return f"{architecture}-{hashlib.sha256(text).hexdigest()[:8]}"
 
 
 def source_of_archive(
-    paths: Path | Iterable[Path], root: Path | None = None, known: Mapping[str, Any] | None = None
+    paths: Path | Iterable[Path], root: Path | None = None, facts: Mapping[str, Any] | None = None
 ) -> tuple[Description, pa.Table]:
-    """Walk archives on disk; return the description and manifest of the collection that lies in them.
+    """Index local archives; return the description and manifest of the collection in them.
 
     Args:
         paths: of the archives, in the collection's order.
-        root: the source's folder, from which the rows' paths count; None for that of the first archive.
-        known: what the archives can't tell, as fields of `Description`: name, title, dataset, classes and so on.
+        root: the source's folder, to which the rows' paths are relative; None for that of the first archive.
+        facts: fields of `Description` that archives don't hold: name, title, dataset, classes and so on.
 
     Raises:
-        DamagedError, LayoutError, UsageError: see `index` and `rows_of`.
+        DamagedError, LayoutError, UsageError: see `index` and `rows_of_archives`.
     """
     files = [paths] if isinstance(paths, Path) else list(paths)
     if not files:
         raise UsageError("archives", expected="one path or more", found="none")
     base = (files[0].parent if root is None else root).resolve()
     indexes = {path.resolve().relative_to(base).as_posix(): index_file(path) for path in files}
-    rows, layouts, net = rows_of(indexes)
+    rows, layouts, net = rows_of_archives(indexes)
     fields: dict[str, Any] = {
         "name": files[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (), "preprocessing": {},
         "licence": "", "citation": "", **net, "layouts": layouts,
     }  # fmt: skip
-    description = Description(**fields | dict(known or {}))
-    table = manifest.table(rows)
-    manifest.validate(table, description, files[0])
+    description = Description(**fields | dict(facts or {}))
+    table = manifest.build_manifest(rows)
+    manifest.check_rows(table, description, files[0])
     return description, table
 
 
@@ -222,19 +224,21 @@ def index_file(path: Path) -> Index:
     """Index an archive on disk, every header read; return the index.
 
     Raises:
-        DamagedError: see `walking.index`.
+        DamagedError: see `walking.index_archive`.
     """
     with path.open("rb", buffering=0) as file:
 
         def read(offset: int, length: int) -> bytes:
             file.seek(offset)
-            pieces, left = [], length
-            while left and (piece := file.read(left)):
+            pieces, missing = [], length
+            while missing and (piece := file.read(missing)):
                 pieces.append(piece)
-                left -= len(piece)
+                missing -= len(piece)
             return b"".join(pieces)
 
         size = path.stat().st_size
-        found = walking.index(read, size, str(path), threads=1)
-        # On disk headers cost next to nothing: nothing stays predicted.
-        return found if all(e.verified for e in found.entries) else walking.walk(read, size, str(path), threads=1)
+        index = walking.index_archive(read, size, str(path), threads=1)
+        # Reading all headers of a local file is cheap: no member stays predicted.
+        return (
+            index if all(e.verified for e in index.entries) else walking.walk_archive(read, size, str(path), threads=1)
+        )

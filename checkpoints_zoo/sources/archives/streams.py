@@ -1,4 +1,4 @@
-"""Gzipped archives, which can't be read in part: unpacked once into the member cache, or read from front to back."""
+"""Gzipped archives: unpacked once into the member cache, or read once from start to end."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.disk import replacing
+from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
-from checkpoints_zoo.sources.archives.tar import LARGEST, damaged, header_at, plain
+from checkpoints_zoo.sources.archives.tar import LARGEST, damage_error, header_at, tidy_name
 
-MOST_GROWTH = 200  # what unpacks to more times its size holds no weights
+MOST_GROWTH = 200  # times its size: no archive of weights unpacks to more
 PIECE = 2**20
 LARGEST_MEMBER = 2**33
-MOST_AFTER = 2**26  # bytes after the end mark that are looked at, for gzip's own checksum at its end
+MOST_AFTER = 2**26  # bytes that are read after the end mark, up to gzip's checksum
 
 
-def unpacked(path: Path, key: str, place: Path) -> Path:
-    """Unpack a gzipped file, unless that was done before; return where it lies.
+def unpack_once(path: Path, key: str, place: Path) -> Path:
+    """Unpack a gzipped file, once; return the path of the tar.
 
     Args:
         path: of the file.
-        key: names its content.
+        key: identifies its content.
         place: a repo's folder in the cache.
 
     Raises:
-        DamagedError: the file is cut, or unpacks to far more than weights would.
+        DamagedError: the file is cut, or unpacks to more than `MOST_GROWTH` times its size.
         StorageError: the disk is full.
     """
     target = place / "unpacked" / f"{key}.tar"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with cache.locked(place, f"unpacked {key}"):
-            if not target.is_file():  # another process may have been faster
+        with cache.locked_key(place, f"unpacked {key}"):
+            if not target.is_file():  # another process may have unpacked it
                 _unpack(path, target)
     return target
 
 
 def _unpack(path: Path, target: Path) -> None:
-    most = path.stat().st_size * MOST_GROWTH + 2**20
+    limit = path.stat().st_size * MOST_GROWTH + 2**20
     try:
-        with gzip.open(path) as packed, replacing(target, "wb") as file:
+        with gzip.open(path) as packed, replace_file(target, "wb") as file:
             while raw := packed.read(2**20):
-                if file.tell() + len(raw) > most:
+                if file.tell() + len(raw) > limit:
                     expected = f"at most {MOST_GROWTH} times its size unpacked"
                     raise DamagedError(f"archive {path}", expected=expected, found="more", path=path)
                 file.write(raw)
@@ -57,44 +57,44 @@ def _unpack(path: Path, target: Path) -> None:
             f"archive {path}", expected="a whole gzip file", found=str(error), do="Get it again", path=path
         ) from error
     except OSError as error:
-        raise cache.full(target.parent, error) from error
+        raise cache.disk_full(target.parent, error) from error
 
 
-def stream(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
-    """Read a gzipped tar once; yield (name, header, the whole file's bytes) of each member, one in memory at a time.
+def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
+    """Read a gzipped tar once; yield (name, header, bytes of the file) of each member, one in memory at a time.
 
     Args:
         file: opened for reading bytes.
         name: of the archive, for errors.
-        largest: bytes of a member that are still accepted.
+        largest: limit of a member's bytes.
 
     Raises:
         DamagedError: the archive is cut, no gzipped tar, or has a damaged or too large member.
     """
     with gzip.GzipFile(fileobj=file) as unpacked:
-        tape, start = _Forward(unpacked, name), 0
+        tape, start = _ForwardReader(unpacked, name), 0
         while True:
             tape.forget(start)
-            found = header_at(tape.take, start, LARGEST, name)
-            if found is None:
+            header = header_at(tape.take, start, LARGEST, name)
+            if header is None:
                 break
             contents = Contents(name)
-            member = contents.add(found, tape.take)
+            member = contents.add(header, tape.take)
             if broken := next((other for other in contents.others if other.member), None):
                 raise DamagedError(broken.why.rstrip("."), path=name)
             if member:
-                if found.size > largest:
+                if header.size > largest:
                     expected = f"at most {largest:,} bytes a member"
-                    raise damaged(name, start, expected, f"{found.size:,} for {found.name!r}")
-                raw = tape.take(found.data, found.size)
-                yield plain(found.name), parse_header(raw, found.size, f"{found.name!r} in {name}"), raw
-            start = found.end
+                    raise damage_error(name, start, expected, f"{header.size:,} for {header.name!r}")
+                raw = tape.take(header.data, header.size)
+                yield tidy_name(header.name), parse_header(raw, header.size, f"{header.name!r} in {name}"), raw
+            start = header.end
         tape.finish(MOST_AFTER)
 
 
 @dataclass
-class _Forward:
-    """Bytes of a stream from where it was last told to forget on."""
+class _ForwardReader:
+    """The bytes of a stream that `forget` has not dropped yet."""
 
     file: gzip.GzipFile
     name: str
@@ -106,29 +106,29 @@ class _Forward:
             return self.file.read(length)
         except (OSError, EOFError, zlib.error) as error:
             at = self.begin + len(self.kept)
-            raise damaged(self.name, at, "a whole gzip file", str(error) or "its end") from error
+            raise damage_error(self.name, at, "a whole gzip file", str(error) or "its end") from error
 
     def take(self, offset: int, length: int) -> bytes:
         pieces, end = [self.kept], offset + length - self.begin
-        there = len(self.kept)
-        while there < end:  # piece by piece: a size that is a lie costs no memory
-            pieces.append(self._read(min(PIECE, end - there)))
-            there += len(pieces[-1])
+        available = len(self.kept)
+        while available < end:  # piece by piece: a false size costs no memory
+            pieces.append(self._read(min(PIECE, end - available)))
+            available += len(pieces[-1])
             if not pieces[-1]:
-                raise damaged(self.name, offset, f"{length:,} bytes more", "the end of the tar: it is cut")
+                raise damage_error(self.name, offset, f"{length:,} bytes more", "the end of the tar: it is cut")
         self.kept = b"".join(pieces)
         return self.kept[offset - self.begin :][:length]
 
     def forget(self, start: int) -> None:
-        """Leave out everything before a byte."""
+        """Drop everything before an offset."""
         while self.begin + len(self.kept) < start:
             self.begin, self.kept = self.begin + len(self.kept), b""
             self.kept = self._read(min(PIECE, start - self.begin))
             if not self.kept:
-                raise damaged(self.name, start, "an end mark of zeros", "the end of the tar: it is cut")
+                raise damage_error(self.name, start, "an end mark of zeros", "the end of the tar: it is cut")
         self.begin, self.kept = start, self.kept[start - self.begin :]
 
     def finish(self, most: int) -> None:
-        """Read what follows the end mark, so that gzip compares its checksum."""
+        """Read the bytes after the end mark, so that gzip compares its checksum."""
         while most > 0 and (raw := self._read(PIECE)):
             most -= len(raw)

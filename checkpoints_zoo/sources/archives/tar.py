@@ -1,4 +1,8 @@
-"""Headers of tar files, read with distrust: ustar, pax, GNU and the oldest format."""
+"""Headers of tar files: ustar, pax, GNU and the oldest format. Every field that is used is checked.
+
+Not `tarfile.TarInfo.frombuf`: it accepts the sizes "-5", "0o5" and "1_0", refuses a header whose mode or owner is no
+number although nothing depends on them, and joins the times in an old GNU header to the name.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,14 @@ from dataclasses import dataclass
 from checkpoints_zoo.errors import DamagedError
 
 BLOCK = 512
-MOST_EXTRA = 2**20  # bytes of pax records and long names before one header
-MOST_RECORDS = 8  # of them
+MOST_EXTRA = 2**20  # bytes of pax records and long names before one file
+MOST_RECORDS = 8  # pax records and long names before one file
 LARGEST = 2**62
 
 # (offset, length) -> exactly so many bytes of the archive.
-Take = Callable[[int, int], bytes]
+ReadExactly = Callable[[int, int], bytes]
 
-REFUSED = {
+OTHER_KINDS = {
     "1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "5": "a folder", "6": "a pipe",
 }  # fmt: skip
 _PAX_LENGTH = re.compile(rb"([0-9]{1,8}) ")
@@ -24,14 +28,14 @@ _PAX_LENGTH = re.compile(rb"([0-9]{1,8}) ")
 
 @dataclass(frozen=True, slots=True)
 class TarHeader:
-    """What a tar says of one of its files.
+    """The header of one file in a tar.
 
     Args:
-        name: without "./" and doubled slashes; anything else may stand in it.
-        start: first byte of all that belongs to the file, pax records and long names before its header included.
+        name: without "./" and doubled slashes; otherwise unchecked.
+        start: first byte of the file's records: pax records and long names come before its header.
         data: first byte of its contents.
         size: of its contents, in bytes.
-        kind: "" for a plain file, or what else it is.
+        kind: "" for a plain file, else a noun for its kind.
     """
 
     name: str
@@ -42,39 +46,39 @@ class TarHeader:
 
     @property
     def end(self) -> int:
-        """Where the next one starts."""
-        return self.data + padded(self.size)
+        """Offset of the next file."""
+        return self.data + padded_size(self.size)
 
 
-def padded(size: int) -> int:
+def padded_size(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def damaged(archive: str, at: int, expected: str, found: str, do: str = "Get the archive again") -> DamagedError:
+def damage_error(archive: str, at: int, expected: str, found: str, do: str = "Get the archive again") -> DamagedError:
     return DamagedError(f"archive {archive} at byte {at:,}", expected=expected, found=found, do=do, path=archive)
 
 
 def is_header(block: bytes) -> bool:
-    """Say whether a block of 512 bytes is the header of a file in a tar: its checksum says so."""
+    """Say whether a block of 512 bytes is the header of a file in a tar, by its checksum."""
     if len(block) < BLOCK or not block.rstrip(b"\0"):
         return False
     stored = re.match(rb" *([0-7]{1,7})[ \0]", block[148:156])
     rest = block[:148] + b" " * 8 + block[156:BLOCK]
-    # Some old programs added the bytes up as signed ones.
+    # Some old programs summed signed bytes.
     return stored is not None and int(stored[1], 8) in (sum(rest), sum(b - 256 * (b > 127) for b in rest))
 
 
-def header_at(take: Take, start: int, size: int, archive: str) -> TarHeader | None:
-    """Read the header of the file that starts at a byte of a tar; return it, or None at the tar's end mark.
+def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHeader | None:
+    """Read the header of the file at an offset of a tar; return it, or None at the end mark.
 
     Args:
         take: reads the archive.
-        start: where, in bytes.
-        size: of the archive; `LARGEST` where it isn't known.
-        archive: what to call it in errors.
+        start: the offset.
+        size: of the archive; `LARGEST` if it is unknown.
+        archive: its name in errors.
 
     Raises:
-        DamagedError: no header there, one that contradicts itself, or contents that reach beyond the archive.
+        DamagedError: no header at the offset, an inconsistent one, or contents beyond the archive's end.
     """
     at, extra, long, pax = start, 0, "", dict[str, str]()
     for _ in range(MOST_RECORDS + 1):
@@ -82,89 +86,91 @@ def header_at(take: Take, start: int, size: int, archive: str) -> TarHeader | No
         if at == start and not block.rstrip(b"\0"):
             return None
         if not is_header(block):
-            raise damaged(archive, at, "the header of a file", "none, by its checksum")
-        kind, count = block[156:157].decode("latin-1"), _number(block[124:136], at, archive)
+            raise damage_error(archive, at, "the header of a file", "none, by its checksum")
+        kind, count = block[156:157].decode("latin-1"), _parse_number(block[124:136], at, archive)
         if kind not in "xXgLK":
-            return _file(block, kind, count, TarHeader(pax.get("path", long), start, at, 0, ""), size, archive, pax)
+            return _build_header(
+                block, kind, count, TarHeader(pax.get("path", long), start, at, 0, ""), size, archive, pax
+            )
         extra += count
         if extra > MOST_EXTRA:
-            raise damaged(archive, at, f"at most {MOST_EXTRA:,} bytes of records before a file", f"{extra:,}")
+            raise damage_error(archive, at, f"at most {MOST_EXTRA:,} bytes of records before a file", f"{extra:,}")
         raw = take(at + BLOCK, count)
         if kind in "xXg":
-            records = _pax(raw, at, archive)
+            records = _parse_pax(raw, at, archive)
             if kind == "g" and records.keys() & {"path", "size"}:
-                raise damaged(archive, at, "a path and a size for one file", "one for all files")
+                raise damage_error(archive, at, "a path and a size for one file", "one for all files")
             pax |= records if kind != "g" else {}
         elif kind == "L":
-            long = _text(raw)
-        at += BLOCK + padded(count)
-    raise damaged(archive, start, f"at most {MOST_RECORDS} records before a file", "more")
+            long = _decode(raw)
+        at += BLOCK + padded_size(count)
+    raise damage_error(archive, start, f"at most {MOST_RECORDS} records before a file", "more")
 
 
-def _file(
+def _build_header(
     block: bytes, kind: str, count: int, known: TarHeader, size: int, archive: str, pax: dict[str, str]
 ) -> TarHeader:
-    """Put a header block and what the records before it said together; return the header."""
-    at, name = known.data, known.name or _text(block[:100])
-    if not known.name and block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
+    """Combine a header block with the records before it; return the header."""
+    at, name = known.data, known.name or _decode(block[:100])
+    if not known.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
         name = f"{prefix}/{name}"
     if "size" in pax:
         if not re.fullmatch("[0-9]{1,18}", pax["size"]):
-            raise damaged(archive, at, "a size in the pax records", repr(pax["size"][:40]))
+            raise damage_error(archive, at, "a size in the pax records", repr(pax["size"][:40]))
         count = int(pax["size"])
     if kind == "S" or any(key.startswith("GNU.sparse") for key in pax):
-        raise damaged(
+        raise damage_error(
             archive, at, "whole files", f"a sparse one, {name[:200]!r}", "Unpack it and give the files' folder"
         )
-    what = "" if kind in "0\0007" else REFUSED.get(kind, f"of kind {kind!r}, which nobody knows")
+    kind_text = "" if kind in "0\0007" else OTHER_KINDS.get(kind, f"of kind {kind!r}, which nobody knows")
     if kind == "\0" and name.endswith("/"):
-        what = REFUSED["5"]
+        kind_text = OTHER_KINDS["5"]
     data = at + BLOCK
-    count = 0 if what and kind in "123456\0" else count  # links and folders may have a size, but no contents
+    count = 0 if kind_text and kind in "123456\0" else count  # links and folders may state a size, but have no contents
     if data + count > size:
         expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
-        raise damaged(archive, at, expected, "an archive that is cut, or a wrong size")
-    return TarHeader(plain(name), known.start, data, count, what)
+        raise damage_error(archive, at, expected, "an archive that is cut, or a wrong size")
+    return TarHeader(tidy_name(name), known.start, data, count, kind_text)
 
 
-def plain(name: str) -> str:
-    """Leave out of a name what changes nothing: "./" and doubled slashes; return it."""
+def tidy_name(name: str) -> str:
+    """Remove "./" and doubled slashes from a name; return it."""
     parts = "/".join(part for part in name.split("/") if part not in ("", "."))
     return f"/{parts}" if name.startswith("/") else parts
 
 
 def leads_out(name: str) -> bool:
-    """Say whether a name would leave the folder that a tar is unpacked in."""
+    """Say whether a name leads out of the folder that a tar is unpacked in."""
     return name.startswith("/") or ".." in name.split("/")
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def _number(field: bytes, at: int, archive: str) -> int:
-    """Read a size: octal, or base 256 where it is too large for that."""
+def _parse_number(field: bytes, at: int, archive: str) -> int:
+    """Parse a size: octal, or base 256 for a large one."""
     if field[0] in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     else:
         digits = field.partition(b"\0")[0].strip(b" ")
         if not re.fullmatch(rb"[0-7]*", digits):
-            raise damaged(archive, at, "a size in octal digits", repr(field))
+            raise damage_error(archive, at, "a size in octal digits", repr(field))
         value = int(digits or b"0", 8)
     if not 0 <= value < LARGEST:
-        raise damaged(archive, at, "a size that a file can have", f"{value:,}")
+        raise damage_error(archive, at, "a size that a file can have", f"{value:,}")
     return value
 
 
-def _pax(raw: bytes, at: int, archive: str) -> dict[str, str]:
-    """Read pax records, "LENGTH KEY=VALUE\\n" each; return the values by key."""
+def _parse_pax(raw: bytes, at: int, archive: str) -> dict[str, str]:
+    """Parse pax records, "LENGTH KEY=VALUE\\n" each; return the values by key."""
     records, begin = {}, 0
     while begin < len(raw) and raw[begin:].strip(b"\0"):
-        found = _PAX_LENGTH.match(raw, begin)
-        end = begin + int(found[1]) if found else 0
-        key, equals, value = raw[found.end() : end - 1].partition(b"=") if found else (b"", b"", b"")
-        if not found or end > len(raw) or end <= found.end() or raw[end - 1 : end] != b"\n" or not equals:
-            raise damaged(archive, at, "pax records of the length they say", repr(raw[begin : begin + 40]))
+        match = _PAX_LENGTH.match(raw, begin)
+        end = begin + int(match[1]) if match else 0
+        key, equals, value = raw[match.end() : end - 1].partition(b"=") if match else (b"", b"", b"")
+        if not match or end > len(raw) or end <= match.end() or raw[end - 1 : end] != b"\n" or not equals:
+            raise damage_error(archive, at, "pax records of the length they say", repr(raw[begin : begin + 40]))
         records[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
         begin = end
     return records

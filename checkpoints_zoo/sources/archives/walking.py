@@ -1,4 +1,4 @@
-"""The index of a tar: predicted from a few of its headers where they are regular, else read header by header."""
+"""Indexing a tar: predicted from a few headers if they are regular, else read header by header."""
 
 from __future__ import annotations
 
@@ -7,101 +7,111 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats.shard_files import what_is
+from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.archives.contents import MOST_LEAD, Contents, Entry, Index, names_in_order
-from checkpoints_zoo.sources.archives.tar import BLOCK, MOST_EXTRA, Take, damaged, header_at, is_header, padded
+from checkpoints_zoo.sources.archives.tar import (
+    BLOCK,
+    MOST_EXTRA,
+    ReadExactly,
+    damage_error,
+    header_at,
+    is_header,
+    padded_size,
+)
 
-# (offset, length) -> the bytes there, fewer at the end; called from several threads unless told otherwise.
-Read = Callable[[int, int], bytes]
+# (offset, length) -> bytes, fewer at the end of the file; called from several threads.
+ReadRange = Callable[[int, int], bytes]
 
 FIRST = 2**16  # bytes of the first read
-SMALL = 2**18  # members closer together than this are read in pieces of PIECE bytes, several at a time
+SMALL = 2**18  # if members are smaller than this, PIECE bytes are read at a time
 PIECE = 2**20
 LEAST = 2**14
 SAMPLES = 27
 MOST_FILES = 2**20
 
 
-def index(read: Read, size: int, name: str, threads: int = 8) -> Index:
-    """Find out what an archive holds from few of its bytes; return its index.
+def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
+    """Index an archive by reading few of its bytes; return the index.
 
-    Where all sampled headers fit one size and the numeric or lexicographic order of names, the others are predicted:
-    `is_as_predicted` tells, once a member is read, whether it is the right one. Otherwise the archive is walked.
+    If all sampled headers have one size and their names are in numeric or alphabetic order, the other headers are
+    predicted; `is_as_predicted` checks the prediction when a member is read. Otherwise all headers are read.
 
     Args:
-        read: (offset, length) -> bytes, a request each; called from several threads at once.
+        read: (offset, length) -> bytes by one request; called from several threads.
         size: of the archive, in bytes.
         name: of the archive, for errors.
-        threads: reads at once; 1 calls `read` from this thread alone.
+        threads: number of parallel reads; 1 reads in this thread.
 
     Raises:
-        DamagedError: no tar, nor a gzipped one; or a tar that is cut or contradicts itself.
+        DamagedError: neither a tar nor a gzipped one; or a tar that is cut or inconsistent.
     """
     first = read(0, min(size, FIRST))
     if first[:2] == b"\x1f\x8b":
         return Index(name, size, "gzip")
     if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
-        raise damaged(name, 0, "a tar, or a gzipped one", what_is(first) or f"something else: {first[:16]!r}")
-    tape = _Tape(read, size, name, threads, {0: first})
-    return _predicted(tape) or _walked(_Tape(read, size, name, threads, tape.kept, spare=-len(tape.kept)))
+        raise damage_error(name, 0, "a tar, or a gzipped one", guess_kind(first) or f"something else: {first[:16]!r}")
+    tape = _Window(read, size, name, threads, {0: first})
+    return _predict_index(tape) or _index_by_walking(
+        _Window(read, size, name, threads, tape.kept, spare=-len(tape.kept))
+    )
 
 
-def walk(read: Read, size: int, name: str, threads: int = 8) -> Index:
-    """Read a whole tar header by header; return its index.
+def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
+    """Read all headers of a tar; return its index.
 
-    One read a file, and at most twice as many and four in all; where sizes repeat, the next ones are read at once.
+    One read for each file, at most twice as many plus four; if sizes repeat, the next headers are read in parallel.
 
     Args:
-        read, size, name, threads: as for `index`.
+        read, size, name, threads: as for `index_archive`.
 
     Raises:
-        DamagedError: as for `index`.
+        DamagedError: as for `index_archive`.
     """
-    return _walked(_Tape(read, size, name, threads, {}))
+    return _index_by_walking(_Window(read, size, name, threads, {}))
 
 
-def is_as_predicted(window: bytes, entry: Entry, of: Index) -> bool:
-    """Say whether the headers in front of a member's tensors are what the index says; if not, walk the archive.
+def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
+    """Say whether the headers in front of a member's tensors agree with the index.
 
     Args:
-        window: bytes of the archive from `entry.start` to its tensors, or further.
+        window: bytes of the archive from `entry.start` to the tensors, or more.
         entry: the member.
-        of: the index that it is from.
+        index: the index of the archive.
     """
-    contents = Contents(of.name)
+    contents = Contents(index.name)
     try:
-        take = _taker(window, entry.start, of.name)
-        file = header_at(take, entry.start, of.size, of.name)
-        there = file and contents.add(file, take)
+        take = _reader_of(window, entry.start, index.name)
+        file = header_at(take, entry.start, index.size, index.name)
+        member = file and contents.add(file, take)
     except DamagedError:
         return False
-    head = of.heads[entry.head]
-    return bool(there and (there.name, there.data) == (entry.name, entry.data) and contents.heads == [head])
+    head = index.heads[entry.head]
+    return bool(member and (member.name, member.data) == (entry.name, entry.data) and contents.heads == [head])
 
 
-def _taker(piece: bytes, start: int, archive: str) -> Take:
-    """Return what reads an archive of which one piece is known, the one that starts at a byte."""
+def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
+    """Return a reader of an archive that has one piece of it, which starts at an offset."""
 
     def take(offset: int, length: int) -> bytes:
         raw = piece[offset - start :][:length]
         if len(raw) < length:
-            raise damaged(archive, offset, f"{length:,} bytes", f"{len(raw):,}")
+            raise damage_error(archive, offset, f"{length:,} bytes", f"{len(raw):,}")
         return raw
 
     return take
 
 
 @dataclass
-class _Tape:
-    """Bytes of an archive around the file that is looked at, and some of those after it.
+class _Window:
+    """A window on an archive: the bytes at the current file, and pieces that were read ahead.
 
     Args:
-        read, size, name, threads: as for `index`.
-        kept: pieces that were read already, by offset.
-        spare: reads that may still turn out to be useless, without more than two a file in all.
+        read, size, name, threads: as for `index_archive`.
+        kept: pieces that were read before, by offset.
+        spare: reads ahead that may be useless, so that there are at most two reads for each file.
     """
 
-    read: Read
+    read: ReadRange
     size: int
     name: str
     threads: int
@@ -110,25 +120,25 @@ class _Tape:
     begin: int = 0
     piece: bytes = b""
     wanted: int = FIRST
-    most: int = BLOCK  # bytes that one file needed
+    most: int = BLOCK  # bytes that the headers of one file took at most
     files: int = 0
     count_ahead: int = 1
     ahead: dict[int, bytes] = field(default_factory=dict)
     strides: list[int] = field(default_factory=list)
 
     def goto(self, start: int) -> None:
-        """Move to the file that starts at a byte."""
+        """Move to the file at an offset."""
         needed = min(start + self.most, self.size)
         if self.begin <= start and needed <= self.begin + len(self.piece):
             return
         if start not in self.kept and start not in self.ahead:
             self.count_ahead = 1 if self.ahead else self.count_ahead
             self._read_on(start)
-        found = self.kept.get(start)
-        self.begin, self.piece = start, self.ahead.pop(start) if found is None else found
+        piece = self.kept.get(start)
+        self.begin, self.piece = start, self.ahead.pop(start) if piece is None else piece
 
     def _read_on(self, start: int) -> None:
-        """Read from a byte on, and at once where the next files start if sizes repeat."""
+        """Read a piece at an offset; if sizes repeat, also the pieces of the next files, in parallel."""
         count = 0
         even = len(self.strides) == 2 and self.strides[0] == self.strides[1] > self.wanted
         if even and self.threads > 1:
@@ -140,7 +150,7 @@ class _Tape:
         self.ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
 
     def read_all(self, starts: list[int], length: int) -> list[bytes]:
-        """Read pieces of one length, several at once; return them."""
+        """Read pieces of one length in parallel; return them."""
 
         def one(at: int) -> bytes:
             return self._whole(at, min(length, self.size - at))
@@ -153,38 +163,40 @@ class _Tape:
     def _whole(self, offset: int, length: int) -> bytes:
         raw = self.read(offset, length)
         if len(raw) != length:
-            raise damaged(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
+            raise damage_error(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
         return raw
 
     def take(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file that is looked at, reading on where they aren't at hand."""
-        begin, there = offset - self.begin, len(self.piece)
+        """Return bytes of the current file; missing ones are read."""
+        begin, available = offset - self.begin, len(self.piece)
         if offset + length > self.size:
-            raise damaged(self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut")
-        if begin + length > there:
-            # Records and a member's own header are limited: where reads must be spared one is enough for both.
+            raise damage_error(
+                self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut"
+            )
+        if begin + length > available:
+            # Records and header have limited sizes: if reads must be saved, one read gets both.
             room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
             until = min(begin + length + room, self.size - self.begin)
-            self.piece += self._whole(self.begin + there, until - there)
+            self.piece += self._whole(self.begin + available, until - available)
             self.spare -= 1
         return self.piece[begin : begin + length]
 
     def passed(self, start: int, end: int, lead_end: int) -> None:
-        """Learn from a file that was looked at: how far apart they are, and how many bytes to read of each."""
+        """Update the distance of files, and the bytes to read of each, after a file."""
         self.files += 1
         self.spare += 1
         self.strides = [*self.strides[-1:], end - start]
         if self.files > MOST_FILES:
-            raise damaged(self.name, start, f"at most {MOST_FILES:,} files", "more")
-        self.most = max(self.most, padded(lead_end - start))
+            raise damage_error(self.name, start, f"at most {MOST_FILES:,} files", "more")
+        self.most = max(self.most, padded_size(lead_end - start))
         small = len(self.strides) == 2 and max(self.strides) < SMALL
         self.wanted = PIECE if small else max(self.most, LEAST)
 
 
-def _next(tape: _Tape, start: int, contents: Contents) -> int | None:
-    """Look at the file that starts at a byte; return where the next one starts, or None at the end mark."""
+def _read_next_file(tape: _Window, start: int, contents: Contents) -> int | None:
+    """Read the header of the file at an offset; return the offset of the next file, None at the end mark."""
     if start >= tape.size:
-        raise damaged(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
+        raise damage_error(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
     tape.goto(start)
     file = header_at(tape.take, start, tape.size, tape.name)
     if file is None:
@@ -195,26 +207,26 @@ def _next(tape: _Tape, start: int, contents: Contents) -> int | None:
     return file.end
 
 
-def _walked(tape: _Tape) -> Index:
+def _index_by_walking(tape: _Window) -> Index:
     contents, start = Contents(tape.name), 0
-    while (after := _next(tape, start, contents)) is not None:
+    while (after := _read_next_file(tape, start, contents)) is not None:
         start = after
     if not contents.entries:
         pickles = any(other.name.lower().endswith((".pt", ".pth", ".ckpt")) for other in contents.others)
-        found = f"none among {len(contents.others)} files"
+        count_text = f"none among {len(contents.others)} files"
         raise DamagedError(
             f"archive {tape.name}", expected="safetensors files in the tar", path=tape.name,
-            found=f"{found}, but files of torch.save" if pickles else found,
+            found=f"{count_text}, but files of torch.save" if pickles else count_text,
             do="Unpack it and give the folder: only there are such files opened" if pickles else "",
         )  # fmt: skip
     return contents.index(tape.size)
 
 
-def _predicted(tape: _Tape) -> Index | None:
-    """Predict a regular tar from its first two members and a few others; return None where they don't fit."""
+def _predict_index(tape: _Window) -> Index | None:
+    """Predict the index of a regular tar from its first two members and a few others; return None for another tar."""
     contents, after = Contents(tape.name), 0
     for _ in range(8):
-        following = _next(tape, after, contents)
+        following = _read_next_file(tape, after, contents)
         if following is None:
             return None
         after = following
@@ -222,37 +234,37 @@ def _predicted(tape: _Tape) -> Index | None:
             break
     else:
         return None
-    one, two = contents.entries
-    stride, before = two.start - one.start, two.data - two.start
-    alike = after - two.start == stride and one.head == two.head and one.data - one.start == before
-    count, rest = divmod(tape.size - one.start, stride)
-    if not alike or stride < SMALL or rest < BLOCK or count < 2:
+    first, second = contents.entries
+    stride, before = second.start - first.start, second.data - second.start
+    is_regular = after - second.start == stride and first.head == second.head and first.data - first.start == before
+    count, rest = divmod(tape.size - first.start, stride)
+    if not is_regular or stride < SMALL or rest < BLOCK or count < 2:
         return None
     places = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)} - {0, 1})
     pieces = tape.read_all(
-        [one.start + count * stride, *(one.start + k * stride for k in places)], before + contents.heads[0].lead
+        [first.start + count * stride, *(first.start + k * stride for k in places)], before + contents.heads[0].lead
     )
     tape.kept |= {tape.begin: tape.piece}
-    tape.kept |= {one.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
+    tape.kept |= {first.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
     if pieces[0].strip(b"\0"):
         return None
     for k, piece in zip(places, pieces[1:], strict=True):
-        if not _fits(contents, tape, piece, one.start + k * stride, before, one.head):
+        if not _resembles_first(contents, tape, piece, first.start + k * stride, before, first.head):
             return None
     sampled = dict(zip((0, 1, *places), (e.name for e in contents.entries), strict=True))
     names = names_in_order(sampled, count, tape.name)
     if names is None:
         return None
     entries = tuple(
-        Entry(name, one.start + k * stride, one.data + k * stride, one.head, k in sampled)
+        Entry(name, first.start + k * stride, first.data + k * stride, first.head, k in sampled)
         for k, name in enumerate(names)
     )
     return Index(tape.name, tape.size, "tar", tuple(contents.heads), entries, tuple(contents.others))
 
 
-def _fits(contents: Contents, tape: _Tape, piece: bytes, start: int, before: int, head: int) -> bool:
-    """Say whether a sampled piece is the beginning of a member like the first."""
-    take = _taker(piece, start, tape.name)
+def _resembles_first(contents: Contents, tape: _Window, piece: bytes, start: int, before: int, head: int) -> bool:
+    """Say whether a sampled piece begins a member with the first member's header."""
+    take = _reader_of(piece, start, tape.name)
     try:
         file = header_at(take, start, tape.size, tape.name)
         entry = file and contents.add(file, take)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources.source import find
+from checkpoints_zoo.networks.modules import build_architecture, check_module
+from checkpoints_zoo.sources.source import select_members
 from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
@@ -65,6 +65,7 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
 
 
 def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], name: str) -> Table:
+    check_module(module, f"network {name}")
     states = module.state_dict(keep_vars=True)
     floats = next((t for t in states.values() if t.is_floating_point()), torch.zeros(()))
     moved = tuple(x.to(floats.device, floats.dtype if x.is_floating_point() else x.dtype) for x in examples)
@@ -87,7 +88,7 @@ def _image_shape(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]
 def _table_of_name(name: str) -> Table:
     if name in ARCHITECTURES:
         return _table_of_architecture(name, name, {}, IMAGES[name])
-    description = find(name).description
+    description = select_members(name).description
     image = _image_shape(name, description.preprocessing)
     return _table_of_architecture(name, description.architecture, description.arguments, image)
 

@@ -1,0 +1,456 @@
+"""Columns of the manifest and facts of the description that the user gives, since files of weights do not hold them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats.catalog import Description, Listing
+from checkpoints_zoo.formats.columns import SCHEMA
+from checkpoints_zoo.formats.disk import replace_file
+from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.manifest import LOCATION
+from checkpoints_zoo.formats.text import did_you_mean, first_few
+from checkpoints_zoo.interop.ingest.measuring import FIGURES
+from checkpoints_zoo.interop.ingest.networks import Build
+from checkpoints_zoo.sources.source import FolderSource, open_source
+
+Row = dict[str, Any]
+# Maps file -> member to member -> columns.
+ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
+FILE_COLUMN = "file"  # the column of a table with the file of each row
+IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # columns that the import fills itself
+SPLITS = ("train", "validation", "test")
+EMPTY_FACTS: dict[str, Any] = {
+    "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
+}  # fmt: skip
+IMAGE_FACTS = ("dataset", "classes", "preprocessing")
+FORWARD_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AssertionError,
+    IndexError,
+)  # exceptions of nets for inputs of a wrong shape
+
+
+def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
+    """Check columns; return member -> column -> value.
+
+    Args:
+        columns: column -> one value for all members, or a value for each, in the order of their ids.
+        ids: of the members.
+
+    Raises:
+        UsageError: an unknown column, one that the import fills, a value of another type, or too few values.
+    """
+    check_names(columns)
+    rows: dict[int, Row] = {member: {} for member in sorted(ids)}
+    for name, values in columns.items():
+        member_values = values_per_member(values)
+        if member_values is None:
+            member_values = [values] * len(rows)
+        if len(member_values) != len(rows):
+            raise UsageError(
+                f"column {name!r}",
+                expected=f"{len(rows)} values, one for each member, or a single value",
+                found=f"{len(member_values)}",
+            )
+        for (member, row), value in zip(rows.items(), member_values, strict=True):
+            row[name] = convert_value(name, value, f"member {member}")
+    return rows
+
+
+def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
+    """Check a table of columns by file; return member -> column -> value.
+
+    Args:
+        table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
+        files: path -> member.
+
+    Raises:
+        UsageError: a file without a row, a row without a file, or a column or value as in `columns_of_members`.
+    """
+    check_names({name for row in table.values() for name in row})
+    names = [path.rpartition("/")[2] for path in files]
+    counts = Counter(names)
+    unique_names = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
+    rows: dict[int, Row] = {}
+    unknown = []
+    for file, values in table.items():
+        path = file if file in files else unique_names.get(file)
+        if path is None or files[path] in rows:
+            unknown.append(file)
+            continue
+        rows[files[path]] = {name: convert_value(name, value, f"file {file}") for name, value in values.items()}
+    missing = [path for path, member in files.items() if member not in rows]
+    if unknown or missing:
+        found = [
+            f"{what} {first_few(names, 5)}" for what, names in (("no row for", missing), ("rows for", unknown)) if names
+        ]
+        raise UsageError(
+            "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
+        )
+    return rows
+
+
+def read_csv(path: Path) -> dict[str, Row]:
+    """Read a CSV table with a column "file"; return file -> column -> text, None for empty cells.
+
+    Raises:
+        SourceNotFound: the file is missing or can't be read.
+        FormatError: the file is no table, lacks that column, or has two rows for a file.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            names, rows = list(reader.fieldnames or ()), list(reader)
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise SourceNotFound(f"file {path}", expected="a table", found=found, path=path) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise FormatError(f"file {path}", expected="a table with commas", found=str(error), path=path) from error
+    if (
+        FILE_COLUMN not in names
+        or len(set(names)) < len(names)
+        or any(None in row or None in row.values() for row in rows)
+    ):
+        found = f"columns {', '.join(map(str, names[:12]))}" if FILE_COLUMN not in names else "rows of other lengths"
+        raise FormatError(
+            f"file {path}", expected=f"a column {FILE_COLUMN!r} and others, each once", found=found, path=path
+        )
+    return rows_by_file(rows, f"file {path}")
+
+
+def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Row]:
+    """Return the rows of a table by file.
+
+    Raises:
+        FormatError: two rows for a file.
+    """
+    table: dict[str, Row] = {}
+    for row in rows:
+        name = str(row[FILE_COLUMN])
+        if name in table:
+            raise FormatError(source, expected="each file once", found=f"{name} twice")
+        table[name] = {column: None if value == "" else value for column, value in row.items() if column != FILE_COLUMN}
+    return table
+
+
+def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
+    """Return the function that maps a table's columns to members.
+
+    Args:
+        table: file -> column -> value.
+        measured: whether test figures are measured; then the table may not contain them.
+
+    Raises:
+        UsageError: unknown columns.
+    """
+    names = {name for row in table.values() for name in row}
+    check_names(names)
+    if measured:
+        check_unmeasured(names)
+    return lambda files: columns_of_files(table, files)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check that columns exist in the manifest and are not filled by the import.
+
+    Raises:
+        UsageError: one is not; the error names it.
+    """
+    allowed = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
+    for name in names:
+        if name in IMPORT_COLUMNS:
+            raise UsageError(
+                f"column {name!r}", expected="a column that the import does not fill", found="one that it fills"
+            )
+        if name not in allowed:
+            raise UsageError(
+                f"column {name!r}",
+                expected=f"one of the manifest's: {', '.join(allowed)}",
+                found="no such column",
+                do=did_you_mean(str(name), allowed, cutoff=0.6, shown=repr)
+                or "manifests/README.md says what each means",
+            )
+
+
+def check_unmeasured(names: Iterable[str]) -> None:
+    """Check that the user gives no figure that is measured.
+
+    Raises:
+        UsageError: one is given.
+    """
+    if repeated := [name for name in names if name in FIGURES]:
+        raise UsageError("test figures", expected="columns with figures, or images to measure them on",
+                         found=f"both, for {', '.join(repeated)}")  # fmt: skip
+
+
+def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write the user's columns into a manifest, if they differ from its columns.
+
+    Args:
+        source, name: of the collection.
+        columns: member -> columns.
+    """
+    if not columns:
+        return
+    table = source.read_collection(name)[1]
+    rows = [row | columns.get(row["member"], {}) for row in table.to_pylist()]
+    if not (now := manifest.build_manifest(rows)).equals(table):
+        manifest.write_manifest(now, source.manifest_path(name))
+
+
+def files_path(root: Path, name: str) -> Path:
+    """Return the path of the table with the original file of each member."""
+    return root / "files" / f"{name}.csv"
+
+
+def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
+    """Write the table with the original file of each member, by rename.
+
+    Args:
+        root: of the source.
+        name: of the collection.
+        files: path in the imported folder -> member.
+    """
+    if not files:
+        return
+    path = files_path(root, name)
+    with replace_file(path) as file:
+        csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
+
+
+def read_files(root: Path, name: str) -> dict[int, str]:
+    """Return member -> original file from the table of `write_files`; {} without a table."""
+    path = files_path(root, name)
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {int(row["member"]): row[FILE_COLUMN] for row in csv.DictReader(file)}
+
+
+def values_per_member(values: Any) -> list[Any] | None:
+    """Return the values of a column with a value for each member; None for a single value."""
+    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order
+    if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
+        return None
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def convert_value(name: str, value: Any, owner: str) -> Any:
+    """Convert a value to its column's type; return it, None for a missing value.
+
+    Args:
+        name: of the column.
+        value: of Python, numpy or pandas; or text of a table.
+        owner: member or file of the value, for errors.
+
+    Raises:
+        UsageError: the value has another type, or is out of range.
+    """
+    kind = SCHEMA.field(name).type
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+            return None
+        converted = _convert(kind, value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors with several numbers
+        converted = None
+    if converted is None or not _in_range(name, converted):
+        raise UsageError(f"column {name!r} of {owner}", expected=_expected(name, kind), found=repr(value)[:80])
+    return converted
+
+
+def _convert(kind: pa.DataType, value: Any) -> Any:
+    """Return a value in a column's type, None if the conversion would lose something."""
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else None
+    if pa.types.is_timestamp(kind):
+        when = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if not isinstance(when, datetime):
+            return None
+        return (when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)).replace(microsecond=0)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    number = float(value) if pa.types.is_floating(kind) or isinstance(value, float) else int(value)
+    if not math.isfinite(number):
+        return None
+    return number if pa.types.is_floating(kind) else int(number) if int(number) == number else None
+
+
+def _in_range(name: str, value: Any) -> bool:
+    if name == "split":
+        return value in SPLITS
+    if name.endswith("_accuracy") or name == "test_ece":
+        return bool(0 <= value <= 1)
+    return not isinstance(value, int) or 0 <= value < 2**31
+
+
+def _expected(name: str, kind: pa.DataType) -> str:
+    if name == "split":
+        return f"one of {', '.join(SPLITS)}"
+    if name.endswith("_accuracy") or name == "test_ece":
+        return "a share in 0..1"
+    kinds = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
+             (pa.types.is_floating, "a finite number"))  # fmt: skip
+    return next((words for is_kind, words in kinds if is_kind(kind)), "a whole number in [0, 2³¹)")
+
+
+def make_description(
+    name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], given: Mapping[str, Any], like: str | None
+) -> Description:
+    """Return the description of a collection from the user's facts, the catalog and the members.
+
+    Args:
+        name: of the collection. Facts that the user does not give come from the catalog, if it has this name.
+        net: architecture and arguments of the members.
+        layouts: of the members.
+        given: the user's facts: title, dataset, classes, preprocessing, licence and citation.
+        like: another collection of the catalog, for the same images.
+
+    Raises:
+        CollectionNotFound: `like` is not in the catalog.
+        UsageError: facts of another name or type, or that contradict the members.
+        FormatError: invalid preprocessing.
+    """
+    if unknown := sorted(set(given) - set(EMPTY_FACTS)):
+        raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY_FACTS)}", found=", ".join(unknown))
+    facts = dict(EMPTY_FACTS)
+    listing = catalog.collections().get(name)
+    if listing:
+        facts |= _facts_of_listing(listing)
+        if listing.architecture != net["architecture"]:
+            raise UsageError(
+                f"collection {name}",
+                expected=f"members of {listing.architecture}, as the catalog says",
+                found=net["architecture"],
+                do="Give the collection another name",
+                collection=name,
+            )
+    if like is not None:
+        like_facts = _facts_of_listing(catalog.find_listing(like))
+        facts |= {fact: like_facts[fact] for fact in IMAGE_FACTS}
+    names = given.get("classes", ())
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UsageError("classes of a collection", expected="a list of names", found=repr(names)[:80])
+    if "preprocessing" in given:
+        from checkpoints_zoo.images import Preprocess
+
+        Preprocess.from_json(given["preprocessing"])
+    facts |= given
+    values = {
+        "format_version": catalog.FORMAT_VERSION, "name": name, **facts, "classes": list(facts["classes"]), **net,
+        "layouts": {key: layout.to_json() for key, layout in layouts.items()},
+    }  # fmt: skip
+    description = Description.from_json(values, Path(f"of {name}"))
+    classes = net["arguments"].get("classes", len(description.classes))
+    if description.classes and len(description.classes) != classes:
+        raise UsageError(
+            f"classes of {name}",
+            expected=f"{classes}, as many as the members' logits",
+            found=f"{len(description.classes)}",
+            collection=name,
+        )
+    return description
+
+
+def check_net(description: Description, build: Build | None) -> None:
+    """Check that the user's net takes the images of its description and returns a logit for each class.
+
+    Args:
+        description: of the members; without classes or preprocessing there is no check.
+        build: builds the net; None for a net of the package.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if build is None or not description.classes or not description.preprocessing:
+        return
+    import torch
+
+    from checkpoints_zoo.images import Preprocess
+
+    preprocess = Preprocess.from_json(description.preprocessing)
+    shape = (2, preprocess.channels, *preprocess.size)
+
+    def run(device: str) -> Any:
+        with torch.device(device), torch.no_grad():
+            return build().eval()(torch.zeros(shape))
+
+    try:
+        logits = run("meta")
+    except FORWARD_ERRORS:  # some nets fail on the meta device only
+        try:
+            logits = run("cpu")
+        except FORWARD_ERRORS as error:
+            raise UsageError(
+                f"architecture of {description.name}",
+                expected=f"a net for inputs {(*shape[1:],)}, the shape in its preprocessing",
+                found=f"{type(error).__name__}: {error}".partition("\n")[0][:160],
+                collection=description.name,
+            ) from error
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        raise UsageError(f"architecture of {description.name}", expected="a net that returns logits (input, class)",
+                         found=found, collection=description.name)  # fmt: skip
+    if logits.shape[1] != len(description.classes):
+        raise UsageError(
+            f"classes of {description.name}",
+            expected=f"{logits.shape[1]}, as many as the members' logits",
+            found=f"{len(description.classes)}",
+            collection=description.name,
+        )
+
+
+def _facts_of_listing(listing: Listing) -> dict[str, Any]:
+    """Return the facts of a collection from the catalog, or from the source that the catalog names."""
+    archives = listing.archives
+    if archives is None:
+        description = open_source(None, listing.name).read_collection(listing.name)[0]
+        return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY_FACTS}
+    facts = {fact: getattr(archives, fact) for fact in ("classes", "preprocessing", "citation")}
+    return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
+
+
+def keep_earlier_facts(
+    description: Description, given: Mapping[str, Any], like: str | None, target: FolderSource
+) -> Description:
+    """Return a description with the earlier facts of the folder for facts that the user does not give now.
+
+    Args:
+        description: the new one.
+        given, like: as of `make_description`.
+        target: the folder.
+    """
+    path = target.description_path(description.name)
+    if not path.is_file() or not target.manifest_path(description.name).is_file():
+        return description
+    return with_earlier_facts(description, given, like, Description.from_json(catalog.read_json(path), path))
+
+
+def with_earlier_facts(
+    description: Description, given: Mapping[str, Any], like: str | None, old: Description
+) -> Description:
+    """Return a description with the facts of an earlier one, except those that the user gives now.
+
+    Args:
+        description: the new one.
+        given, like: as of `make_description`.
+        old: the earlier one, whose facts may have been edited by hand.
+    """
+    replaced = {*given, *(IMAGE_FACTS if like is not None else ())}
+    keep_earlier_facts = {fact: getattr(old, fact) for fact in EMPTY_FACTS if fact not in replaced}
+    values = {f.name: getattr(description, f.name) for f in fields(description)}
+    return Description(**{**values, **keep_earlier_facts})

@@ -1,0 +1,123 @@
+"""The report page of members: measuring, and putting the parts together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.evaluation.evaluating import SUBSETS, check_arguments
+from checkpoints_zoo.formats.text import counted
+from checkpoints_zoo.images import ImageInput
+from checkpoints_zoo.networks.device import check_device
+from checkpoints_zoo.predictions import Predictions
+from checkpoints_zoo.publishing.html_report import (
+    calibration,
+    detection,
+    mass,
+    origin,
+    pairs,
+    population,
+    summary,
+    symmetry,
+)
+from checkpoints_zoo.publishing.html_report.measurements import Measurements, Scaling, measure
+from checkpoints_zoo.publishing.html_report.page import Page, path_of
+
+DEFAULT = "default"
+OOD = {"digits": "photos"}  # images of the members' -> images out of distribution that come with the package
+
+
+def report_page(
+    members: Collection | Predictions,
+    data: ImageInput | Predictions | None = None,
+    ood: ImageInput | Predictions | None = DEFAULT,
+    *,
+    path: str | Path | None = None,
+    sizes: Iterable[int] | None = None,
+    temperature: bool = False,
+    held_out: float | ImageInput | Predictions | None = None,
+    within: Mapping[str, float | str] | None = None,
+    subsets: int = SUBSETS,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    say: Callable[[str], object] = lambda text: None,
+) -> Page:
+    """Measure members in every way and put the figures into one HTML file; return the Page.
+
+    The file needs no other file and no network; the same input gives the same bytes. Members are run once. Weights are
+    read again for symmetries and mass, of the first 128 members and no more than 2 GiB; if `data` are stored
+    predictions, no weights are read. If a part can't be shown, the page says why.
+
+    Args:
+        members: a collection, or stored predictions on labelled images.
+        data: labelled images, as `evaluate` takes them, or the members' stored predictions on them; None for the
+            collection's own test set.
+        ood: images out of distribution, or stored predictions on them; None for none; "default" for those that come
+            with the package: patches of photographs for members that were trained on digits.
+        path: of the file, which ends in .html; None for a Page that is not saved.
+        sizes: of the ensembles on the curves; None for the powers of two and all members.
+        temperature, held_out, within: as in `evaluate`.
+        subsets: random ensembles drawn for a size.
+        device: what the members run on.
+        seed: of the draws.
+        say: called with what is being done, a line at a time.
+
+    Raises:
+        UsageError: as in `evaluate`, a mixture of images and predictions, or a path without the ending of a page.
+        DamagedError, NetworkError, SourceNotFound: members that can't be read, or are not finite.
+
+    >>> import checkpoints_zoo as zoo
+    >>> page = zoo.report_page(zoo.load("convnet-digits", n=4), subsets=4)
+    >>> page.title, list(page.panels)[0]
+    ('convnet-digits: a population of 4 networks', 'member-accuracy')
+    """
+    place = None if path is None else path_of(path)
+    if isinstance(ood, str) and ood == DEFAULT:
+        runs = isinstance(members, Collection) and not isinstance(data, Predictions)
+        ood = OOD.get(members.description.dataset) if runs and isinstance(members, Collection) else None
+    sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
+    checked_sizes, checked_held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    device = check_device(device)
+    origin.page_day()  # checked before anything is measured
+    scaling = Scaling(temperature, held_out, within)
+    command = origin.command_of(members, data, ood, sizes, scaling, subsets, device, seed)
+    scaling = Scaling(temperature, checked_held_out, within)
+    measured = measure(members, data, ood, checked_sizes, scaling, subsets, device, seed, command, say)
+    page = assemble(measured)
+    return page if place is None else replace(page, path=page.save(place))
+
+
+def assemble(measured: Measurements) -> Page:
+    """Lay out measurements in parts; return the page."""
+    parts = [
+        summary.build_part(measured),
+        population.build_part(measured),
+        calibration.build_part(measured),
+        summary.build_sizes_part(measured),
+        detection.build_part(measured),
+        pairs.build_part(measured),
+        symmetry.build_part(measured),
+        mass.build_part(measured),
+    ]
+    title = f"{measured.name}: a population of {counted(measured.report.members, 'network')}"
+    members = measured.members
+    subtitle = members.description.title if isinstance(members, Collection) else "From stored predictions"
+    return Page(title, subtitle, parts, origin.origin_of(measured), _numbers(measured))
+
+
+def _numbers(measured: Measurements) -> dict[str, Any]:
+    """Return the figures that the page shows as JSON values, as their own reports have them."""
+    weights = measured.weights
+    reports = {
+        "evaluation": measured.report,
+        "pairwise": measured.pairs,
+        "mmd": None if weights is None else weights.before,
+        "ns": None if weights is None else weights.after,
+    }
+    return {name: json.loads(report.to_json()) for name, report in reports.items() if report is not None}

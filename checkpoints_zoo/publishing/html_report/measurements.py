@@ -1,0 +1,360 @@
+"""The measurements that a page shows. Members are run once; weights are read again for symmetries and mass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo import images, predictions
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import SymmetryError, UsageError
+from checkpoints_zoo.evaluation import arguments, metrics
+from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
+from checkpoints_zoo.evaluation.held_out import draw_held_out
+from checkpoints_zoo.evaluation.metrics import Reliability
+from checkpoints_zoo.formats.text import counted, format_bytes
+from checkpoints_zoo.images import ImageData, ImageInput
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
+from checkpoints_zoo.populations.alignment_table import Alignment, alignment
+from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
+from checkpoints_zoo.populations.mass import minimal_mass
+from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
+from checkpoints_zoo.predictions import Predictions, check_same
+from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.symmetry import Table
+from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
+
+MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read
+MOST_PAIRED = 2000  # members whose pairs are compared
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Everything that a page shows.
+
+    Args:
+        members: a collection, or predictions if there is no collection.
+        inside, outside: predictions in and out of distribution; `outside` is None without images out of distribution.
+        report: of the ensemble.
+        outputs, outputs_outside: the predictions, pooled.
+        pairs: None for one member.
+        weights: None if no weights were read.
+        command: that makes the same page again; "" if no command does.
+    """
+
+    members: Collection | Predictions
+    inside: Predictions
+    outside: Predictions | None
+    report: Report
+    outputs: PooledOutputs
+    outputs_outside: PooledOutputs | None
+    pairs: Pairwise | None
+    weights: WeightFigures | None
+    command: str
+
+    @property
+    def name(self) -> str:
+        """The collection's name."""
+        return self.report.collection
+
+    @property
+    def subject(self) -> str:
+        """The ensemble, in words."""
+        count = self.report.members
+        return "the one member" if count == 1 else f"all {count:,} members as one ensemble"
+
+    @property
+    def interval_note(self) -> str:
+        """The kind of the intervals in brackets; "" if there are none."""
+        return " (95 % jackknife intervals)" if self.report.members > 2 else ""
+
+    @property
+    def images(self) -> str:
+        """The images in distribution and their number."""
+        return f"{self.report.data.split(' ')[0]}, n = {self.report.inputs:,} inputs"
+
+    @property
+    def images_ood(self) -> str:
+        """The images out of distribution and their number."""
+        return f"{self.report.ood.split(' ')[0]}, n = {self.report.ood_inputs:,} inputs"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The arguments of `evaluate` on temperature scaling and limits."""
+
+    temperature: bool
+    held_out: float | ImageInput | Predictions | None
+    within: Mapping[str, float | str] | None
+
+
+def measure(
+    members: Collection | Predictions,
+    data: ImageInput | Predictions | None,
+    ood: ImageInput | Predictions | None,
+    sizes: Iterable[int] | None,
+    scaling: Scaling,
+    subsets: int,
+    device: str | torch.device,
+    seed: int,
+    command: str,
+    say: Say,
+) -> Measurements:
+    """Measure members or their stored predictions; return everything that a page shows.
+
+    Args, Raises: as in `report_page`.
+    """
+    inside, outside = _predict(members, data, ood, scaling.held_out, device, say)
+    say(f"{inside.facts.collection}: random ensembles of every size …")
+    report = evaluate(
+        members, inside, outside, sizes=sizes, temperature=scaling.temperature, held_out=scaling.held_out,
+        within=scaling.within, device=device, subsets=subsets, seed=seed,
+    )  # fmt: skip
+    pairs = None
+    if len(inside) > 1:
+        say(f"{report.collection}: pairs of members …")
+        first = slice(MOST_PAIRED)
+        pairs = pairwise(inside[first], None, None if outside is None else outside[first], device=device, seed=seed)
+    weights = None
+    if isinstance(members, Collection) and not isinstance(data, Predictions):
+        weights = measure_weights(members, device, seed, say)
+    outputs_outside = None if outside is None else pool_outputs(outside, None)
+    measured = None
+    if report.calibrated is not None and report.calibrated.share is not None:
+        measured, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+    outputs = pool_outputs(inside, inside.labels, measured)
+    return Measurements(members, inside, outside, report, outputs, outputs_outside, pairs, weights, command)
+
+
+def _predict(
+    members: Collection | Predictions,
+    data: ImageInput | Predictions | None,
+    ood: ImageInput | Predictions | None,
+    held_out: float | ImageInput | Predictions | None,
+    device: str | torch.device,
+    say: Say,
+) -> tuple[Predictions, Predictions | None]:
+    """Run members unless their predictions are given; return the predictions in and out of distribution.
+
+    Raises:
+        UsageError: a mixture of predictions and images, or predictions of other members.
+    """
+    inside = data if isinstance(data, Predictions) else members
+    if isinstance(inside, Predictions):
+        arguments_given = (data, ood, None if isinstance(held_out, float | int) else held_out)
+        if any(x is not None and not isinstance(x, Predictions) for x in arguments_given):
+            raise _images_for_predictions(inside)
+        check_same(inside, members)
+        say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
+        return inside, ood if isinstance(ood, Predictions) else None
+    test_set = (
+        arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
+    )
+    others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
+    against = "" if others is None else f" against {others.name}"
+    say(
+        f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {test_set.name}{against} …"
+    )
+    predicted = compute_predictions(inside, test_set, device, labelled=True)
+    if isinstance(others, ImageData):
+        return predicted, compute_predictions(inside, others, device, labelled=False)
+    return predicted, others
+
+
+def _images_for_predictions(inside: Predictions) -> UsageError:
+    return UsageError(
+        f"images for predictions {inside.name}",
+        expected="stored predictions on them, since no members are run",
+        found="images",
+        do="Give predictions for all, or images for all",
+    )
+
+
+class ComputedPredictions(Predictions):
+    """Predictions in memory, computed in float32.
+
+    Args:
+        members: that made them.
+        inside: the images.
+        values: (member, input, class) logits.
+        labels: (input,), None for images without.
+    """
+
+    def __init__(self, members: Collection, inside: ImageData, values: Tensor, labels: Tensor | None) -> None:
+        _, inputs, classes = values.shape
+        facts = SetDescription(
+            collection=members.name, set=f"{inside.name}-{inside.split}", data=inside.name, split=inside.split,
+            revision=inside.revision, fingerprint=inside.fingerprint, inputs=inputs, classes=members.classes,
+            preprocessing=dict(members.description.preprocessing), computed="float32",
+            view="; ".join(map(str, members._view.steps)), version="", citation="",
+            layouts={LOGITS: layout_of(inputs, classes, "F32")},
+            labels=None if labels is None else tuple(labels.tolist()),
+        )  # fmt: skip
+        super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members._commit))
+        self.members, self.inside, self.values, self.truth = members, inside, values, labels
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def citation(self) -> str:
+        return self.members.citation
+
+    @property
+    def keys(self) -> list[tuple[int, int, str]]:
+        hashes = self.rows.column("sha256").to_pylist()
+        return [(*key, digest or "") for key, digest in zip(self.members._keys, hashes, strict=True)]
+
+    def block(self, begin: int, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.values[:, begin:end].to(dtype)
+
+    def one(self, at: int) -> Tensor:
+        return self.values[at]
+
+    def _select(self, positions: list[int]) -> Predictions:
+        if not positions:
+            return super()._select(positions)
+        neighbours = slice(positions[0], positions[-1] + 1)  # a slice of the values is not a copy
+        chosen = neighbours if positions == list(range(neighbours.start, neighbours.stop)) else positions
+        return ComputedPredictions(self.members.take(positions), self.inside, self.values[chosen], self.truth)
+
+
+def compute_predictions(
+    members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool
+) -> Predictions:
+    """Run members on images; return their predictions.
+
+    Args:
+        members: to run.
+        inside: the images.
+        device: what the members run on, in float32.
+        labelled: whether labels are needed.
+
+    Raises:
+        UsageError: images without labels of the members' classes where they are needed, or of a size that the members
+            can't take.
+        DamagedError: members whose weights or logits are not finite.
+    """
+    labels = None
+    if labelled:
+        inside, labels = arguments.require_labels(inside, members.description)
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
+        return ComputedPredictions(members, inside, predictions.logits(members, inside, device), labels)
+
+
+@dataclass(frozen=True)
+class PooledOutputs:
+    """Outputs of members, pooled over the members for each input and over the inputs for each member.
+
+    Args:
+        largest: (input,) largest mean probability.
+        nll: (member,) mean negative log-likelihood of the labels in nats; empty without labels.
+        pooled: the bars of a reliability diagram over the inputs of all single members; None without labels.
+    """
+
+    largest: Tensor
+    nll: Tensor
+    pooled: Reliability | None
+
+
+def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: Tensor | None = None) -> PooledOutputs:
+    """Read predictions once, in blocks of inputs; return the pooled outputs.
+
+    Args:
+        predicted: the predictions.
+        labels: (input,), None for images without.
+        counted_inputs: positions of the inputs that count, rising; None for all.
+    """
+    members = predicted.shape[0]
+    nll = torch.zeros(members, dtype=torch.float64)
+    largest: list[Tensor] = []
+    bars: list[Reliability] = []
+    at = count = 0
+    with one_thread(math.prod(predicted.shape) < SMALL_LOGITS):
+        for block in predicted.blocks():
+            here = torch.arange(at, at + block.shape[1])
+            at += block.shape[1]
+            if counted_inputs is not None:
+                counts = torch.isin(here, counted_inputs)
+                here, block = here[counts], block[:, counts]
+            count += len(here)
+            if not len(here):
+                continue
+            log_probs = block.log_softmax(-1)
+            probs = log_probs.exp()
+            largest.append(probs.mean(0).amax(-1))
+            if labels is not None:
+                true = labels[here].expand(members, -1)
+                nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
+                bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
+    pooled = None if labels is None else _join_bars(bars)
+    return PooledOutputs(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
+
+
+def _join_bars(bars: Sequence[Reliability]) -> Reliability:
+    """Join the bars of blocks of inputs."""
+    count = torch.stack([b.inputs for b in bars]).sum(0)
+    confidence = torch.stack([torch.nan_to_num(b.confidence).double() * b.inputs for b in bars]).sum(0)
+    accuracy = torch.stack([torch.nan_to_num(b.accuracy).double() * b.inputs for b in bars]).sum(0)
+    return Reliability(confidence / count, accuracy / count, count)
+
+
+@dataclass(frozen=True)
+class WeightFigures:
+    """The figures that are computed from the weights of members.
+
+    Args:
+        members: the first members, whose weights are read.
+        total: how many members there are.
+        table: of the symmetries; None if it can't be derived.
+        reason: why there is no table.
+        before, after: MMD² of the members at even positions against the members at odd positions, with and without
+            symmetries; None for fewer than 4 members, and `after` is None without a table.
+        aligned: to the first member; None for one member, and without a table.
+        masses: None without a table.
+    """
+
+    members: Collection
+    total: int
+    table: Table | None
+    reason: str
+    before: MMD | None
+    after: MMD | None
+    aligned: Alignment | None
+    masses: MinimalMass | None
+
+
+def measure_weights(members: Collection, device: str | torch.device, seed: int, say: Say) -> WeightFigures:
+    """Compute the figures of weights, of the first 128 members and no more than 2 GiB; return them.
+
+    Args:
+        members: whose weights are read.
+        device: where to compute.
+        seed: of the permutations of the test.
+        say: called with what is being done.
+
+    Raises:
+        DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
+    """
+    first = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
+    say(f"{members.name}: weights of {counted(len(first), 'member')}, {format_bytes(first.nbytes)} …")
+    table, reason = None, ""
+    try:
+        table = first.symmetry_table
+    except SymmetryError as error:
+        reason = str(error)
+    before = after = None
+    if len(first) >= 4 and table is None:
+        before = mmd(first, device=device, seed=seed)
+    elif len(first) >= 4:
+        both = ns(first, device=device, seed=seed)
+        before, after = both.mmd, both.ns
+    aligned = alignment(first, to=first.ids[0]) if table is not None and len(first) > 1 else None
+    masses = None if table is None else minimal_mass(first, device=device)
+    return WeightFigures(first, len(members), table, reason, before, after, aligned, masses)

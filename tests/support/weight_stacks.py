@@ -1,0 +1,34 @@
+"""MMD² of two stacks of weights that are no collections, by the code behind `zoo.mmd`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from checkpoints_zoo.populations.discrepancy import MMD, Groups, compare_blocks
+from checkpoints_zoo.populations.kernels import Grid, Stacked, choose_groups
+
+
+def mmd_of_stacks(
+    first: Stacked,
+    second: Stacked,
+    *,
+    groups: Groups = "layer",
+    permutations: int = 999,
+    grid: Grid = "pooled",
+    widths: Mapping[str, Sequence[float]] | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+) -> MMD:
+    """Compare two stacks, name -> (member, …); the options are those of `zoo.mmd`."""
+    names = list(first)
+    counts = (len(next(iter(first.values()), ())), len(next(iter(second.values()), ())))
+
+    def blocks(start: int) -> Iterator[Stacked]:
+        for stacked, count in zip((first, second), counts, strict=True):
+            if start < count:
+                yield {name: tensor[start:] for name, tensor in stacked.items()}
+            start = max(0, start - count)
+
+    return compare_blocks(
+        blocks, counts, choose_groups(groups, names), ("", ""), permutations, grid, widths, device, seed
+    )
