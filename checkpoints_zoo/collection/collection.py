@@ -538,8 +538,7 @@ class Collection:
         maps.check_options(scale, permute)
         # Impossible options and architectures without a table are refused here, not at the first batch.
         table = self.symmetry_table
-        if scale is not None and permute == "norm":
-            maps.check_norms(table, streams, approximate)
+        maps.check_scaling(table, scale, permute, streams, approximate)
         return self._viewed(Canonical(scale, permute, streams, approximate))
 
     def align(self, to: int | str | Member | None = None) -> Collection:
@@ -602,7 +601,8 @@ class Collection:
         return self._viewed(Transformed(rows, element, origin))
 
     def symmetry(self, position: int) -> Element:
-        """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value).
+        """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value),
+        signs (value).
 
         `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
         rescaled ones up to rounding. The table is `members.symmetry_table`.
@@ -610,9 +610,7 @@ class Collection:
         Raises:
             MemberNotFound, UsageError: no such position.
         """
-        element = self._select([self._position(position)]).symmetries()
-        permutations = {name: p[0] for name, p in element.permutations.items()}
-        return Element(permutations, {name: s[0] for name, s in element.scales.items()})
+        return self._select([self._position(position)]).symmetries().select(0)
 
     def symmetries(self) -> Element:
         """Return the symmetries that this view applies: permutations (member, unit), scales (member, value)."""
