@@ -160,7 +160,7 @@ def alone(repeats: int) -> dict[str, Any]:
     ratios: dict[str, Any] = {}
     for name in ("convnet-digits", "resnet8-digits"):
         members, digits = zoo.load(name), zoo.images.load("digits")
-        module, stacked = members[0].model(), members.stack()
+        module, stacked = members[0].model().float(), members.stack(dtype=torch.float32)
         inputs = members.preprocess(digits.images)
 
         def member(state: Mapping[str, Tensor], x: Tensor, module: nn.Module = module) -> Tensor:
@@ -185,14 +185,19 @@ def alone(repeats: int) -> dict[str, Any]:
             }
             with torch.inference_mode():
                 expected = sides["loop"]()
+                first_s = {}
                 for side, run in sides.items():
+                    start = time.perf_counter()
+                    run()
+                    first_s[side] = round(time.perf_counter() - start, 1)
                     error = float((run() - expected).abs().max() / expected.abs().max())
                     if error > 1e-5:
                         raise RuntimeError(f"{name}, {side}: logits differ by {error:.1e} of the largest")
                 times = [statistics.median(each) for each in timed(list(sides.values()), repeats)]
             slower = {side: round(ms / times[0], 2) for side, ms in zip(sides, times, strict=True) if side != "ours"}
             print(f"{name} n{len(members)} b{batch}: ours {times[0]:.1f} ms; times longer: {slower}", flush=True)
-            ratios[f"{name} b{batch}"] = {"ours_ms": round(times[0], 2), **slower}
+            print(f"  seconds of the first call: {first_s}", flush=True)
+            ratios[f"{name} b{batch}"] = {"ours_ms": round(times[0], 2), **slower, "compile_s": first_s["compiled"]}
     return ratios
 
 

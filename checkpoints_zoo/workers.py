@@ -632,7 +632,7 @@ def _import_ray() -> Any:
             "Ray",
             expected="the package ray",
             found=f"that it is not installed ({error})",
-            do="Install the extra: `pip install 'checkpoints-zoo[ray]'`",
+            do="Install ray: `pip install 'ray>=2.40,<3'`",
         ) from error
     return ray
 

@@ -11,6 +11,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options, parse_reference
+from checkpoints_zoo.evaluation.drawing import PICTURES
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -50,7 +51,7 @@ ROWS = {
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the networks on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the samples and the random halves.")
 @click.option(
-    "--plot", type=OutputFile(".png"), metavar="PNG", help="Draw standard deviations, accuracies and pruning."
+    "--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw standard deviations, accuracies and pruning."
 )
 @format_option
 def compact_command(

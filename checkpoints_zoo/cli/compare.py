@@ -11,6 +11,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options
+from checkpoints_zoo.evaluation.drawing import PICTURES
 
 if TYPE_CHECKING:
     from checkpoints_zoo.methods.comparing.prepared import RemainingWork
@@ -75,7 +76,7 @@ def _parse_draws(
 @click.option("--workers", type=int, metavar="N", help="Processes; one a core if not given.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to fit and measure on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of fits, permutations and subsets.")
-@click.option("--plot", type=OutputFile(".png"), metavar="PNG", help="Draw each figure against MMD and NS.")
+@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw each figure against MMD and NS.")
 @click.option("--json", "json_file", type=OutputFile(".json"), metavar="JSON", help="Write the result as JSON.")
 @click.option("--latex", "latex_file", type=OutputFile(".tex"), metavar="TEX", help="Write the table for LaTeX.")
 @click.option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option
-from checkpoints_zoo.cli.measure import report_table, report_values
+from checkpoints_zoo.cli.measure import report_values
 from checkpoints_zoo.cli.options import OutputFolder
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -45,7 +45,7 @@ def command(folder: Path, out: Output) -> None:
     out.say(f"  {time.perf_counter() - start:.1f} s\n")
     path = report.plot(folder / PICTURE)
     sizes = [size for size in SIZES if size in report.curve]
-    out.data({**report_values(report), "picture": path}, report_table(report, sizes, FIGURES))
+    out.data({**report_values(report), "picture": path}, report.to_text(sizes, FIGURES))
     out.say(f"\nPicture: {path}\nThese members: {report.citation}\nNext: zoo-cli show {NAME}")
 
 

@@ -66,13 +66,18 @@ COMMANDS = {
     ),
     "plot": Command(
         "measure:plot_command",
-        "Measure an ensemble and draw the figures into a PNG.",
+        "Measure an ensemble and draw the figures into a PNG, PDF or SVG.",
         ("zoo-cli plot convnet-digits -n 8 --ood photos --out figures.png",),
     ),
     "pairwise": Command(
         "pairwise",
         "Compare every pair of members: mutual information ID and OOD, their correlation, disagreement.",
         ("zoo-cli pairwise convnet-digits --ood photos --out pairs.csv",),
+    ),
+    "compare-predictives": Command(
+        "compare_predictives",
+        "Compare the averaged predictions of two sets of members: agreement and total variation.",
+        ("zoo-cli compare-predictives convnet-digits -n 16",),
     ),
     "mmd": Command(
         "mmd",

@@ -6,7 +6,7 @@ Other commands use the options and the table too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.main import Output, format_option, table
+from checkpoints_zoo.cli.main import Output, format_option
 from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.figures import KNOWN
-from checkpoints_zoo.evaluation.tables import as_text
+from checkpoints_zoo.evaluation.drawing import PICTURES
 from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
@@ -174,59 +173,9 @@ def report_values(report: Report) -> dict[str, Any]:
     return values
 
 
-def report_table(report: Report, sizes: Iterable[int], figures: Iterable[str] = KNOWN) -> str:
-    """Lay out a report, one figure a row and one ensemble size a column, and explain the intervals; return the text."""
-    columns, names, rows = list(sizes), list(figures), []
-    for scaled, curve in (
-        (False, report.curve),
-        (True, None if report.calibrated is None else report.calibrated.curve),
-    ):
-        for name in names:
-            if curve is None or name not in curve[report.members]:
-                continue
-            label = f"{KNOWN[name].label}{', scaled' if scaled and name != 'temperature' else ''}"
-            scale = KNOWN[name].scale
-            rows.append({"ensemble of": label} | {f"{size:,}": as_text(curve[size][name], scale) for size in columns})
-    blocks = [table(rows, right=list(rows[0])[1:]), "\n".join(_members_needed(report)), _explanation(report)]
-    return "\n\n".join(block for block in blocks if block)
-
-
-def _members_needed(report: Report) -> Iterator[str]:
-    """Yield a line for each distance of --within: how many members are needed."""
-    for kind, answer in report.answers():
-        growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
-        scale = KNOWN[answer.figure].scale
-        name, _, unit = KNOWN[answer.figure].label.removesuffix(")").rpartition(" (")
-        within = f"{answer.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
-        limit = as_text(growths[answer.figure].limit, scale)
-        yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {answer}"
-
-
-def shown_sizes(sizes: Iterable[int]) -> list[int]:
-    """Return the sizes that a table shows: at most the smallest, a middle one and the largest."""
-    ordered = sorted(sizes)
-    return ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
-
-
-def _explanation(report: Report) -> str:
-    measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
-    if report.ood:
-        measured_on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
-    intervals = "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval."
-    if report.calibrated is not None:
-        measured_on += (
-            f". Temperature fitted to {report.calibrated.inputs:,} inputs of {report.calibrated.held_out.split(' ')[0]}"
-        )
-        if report.calibrated.at_bound:
-            measured_on += ", on which no temperature is best: it is at its bound"
-    if report.members < 3:
-        intervals = "There are no intervals for fewer than 3 members."
-    return f"Measured now on {measured_on}.\n{intervals}"
-
-
 @click.command()
 @measurement_options
-@click.option("--plot", type=OutputFile(".png"), metavar="PNG", help="Draw the figures too.")
+@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw the figures too.")
 @format_option
 def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -> None:
     """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
@@ -237,9 +186,7 @@ def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -
     report = measurement.report(out)
     if plot:
         out.say(f"picture: {report.plot(plot)}")
-    out.data(
-        report_values(report), report_table(report, report.curve if measurement.sizes else shown_sizes(report.curve))
-    )
+    out.data(report_values(report), report.to_text(report.curve if measurement.sizes else None))
 
 
 @click.command()
@@ -250,11 +197,11 @@ def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -
     help="Draw these figures against ensemble size instead, such as brier,auroc, or all.",
 )
 @click.option(
-    "-o", "--out", "path", type=OutputFile(".png"), required=True, metavar="PNG", help="The picture to write."
+    "-o", "--out", "path", type=OutputFile(*PICTURES), required=True, metavar="PICTURE", help="The picture to write."
 )
 @format_option
 def plot_command(measurement: Measurement, figures: str | None, path: Path, out: Output) -> None:
-    """Measure an ensemble and draw the figures into a PNG.
+    """Measure an ensemble and draw the figures into a PNG, PDF or SVG.
 
     Reliability, accuracy and NLL against ensemble size, the members' accuracies, mutual information.
     """

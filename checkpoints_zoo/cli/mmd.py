@@ -11,6 +11,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import NONE, OutputFile, Selection, network_options
+from checkpoints_zoo.evaluation.drawing import PICTURES
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -47,7 +48,7 @@ def _none_if_none(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--permutations", default=999, metavar="B", help="Permutations of the test; p is 1/(1 + B) or more.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="Where to compute, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the permutations.")
-@click.option("--plot", type=OutputFile(".png"), metavar="PNG", help="Draw MMD² and p-values, one layer a row.")
+@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw MMD² and p-values, one layer a row.")
 @format_option
 def command(
     selection: Selection,
@@ -69,7 +70,7 @@ def command(
     if other is None and other_source is not None:
         raise click.UsageError("--other-source needs an OTHER.")
     first = selection.load()
-    second = None if other is None else _load_other(selection, other, other_source)
+    second = None if other is None else load_other(selection, other, other_source)
     size = format_bytes(sum(c.nbytes for c in (first, second) if c is not None))
     against = "their other half" if second is None else f"{len(second)} of {second.name}"
     out.say(f"{first.name}: {len(first)} members against {against}, {size} …")
@@ -85,7 +86,7 @@ def command(
     out.data(json.loads(result.to_json()), _result_table(result), _explanation(result, halves=second is None))
 
 
-def _load_other(selection: Selection, name: str, source: str | None) -> Collection:
+def load_other(selection: Selection, name: str, source: str | None) -> Collection:
     """Return the second set of members."""
     if parse_citation(name):
         return Selection(name, None, None, None, None, source).load()
@@ -95,7 +96,7 @@ def _load_other(selection: Selection, name: str, source: str | None) -> Collecti
 def _result_table(result: MMD | NS) -> str:
     rows = []
     for row in result.rows():
-        texts = {NAMES[key]: f"{row[key]:.3g}" for key in NAMES if key in row}
+        texts = {NAMES[key]: "-" if row[key] is None else f"{row[key]:.3g}" for key in NAMES if key in row}
         rows.append({"layer": row["group"], "weights": f"{row['weights']:,}"} | texts)
     return table(rows, right=list(rows[0])[1:])
 
@@ -115,7 +116,11 @@ def _explanation(result: MMD | NS, halves: bool) -> str:
         permute = f"permute {result.permute}" if result.permute else ""
         removed = ", ".join(word for word in (scale, permute, "streams" if result.streams else "") if word) or "none"
         lines.append(f"NS: MMD² with symmetries removed ({removed}).")
-    lines.append(
-        f"p: share of {as_stored.permutations:,} permutations with at least this MMD²; not adjusted for many layers."
-    )
+    if as_stored.p_value is None:
+        lines.append("No p: a set has fewer than two independent members or runs, or both sets share one.")
+    else:
+        lines.append(
+            f"p: share of {as_stored.permutations:,} permutations with at least this MMD²; not adjusted for many"
+            " layers. Of draws, runs are exchanged, or one draw of each run."
+        )
     return "\n".join(lines)

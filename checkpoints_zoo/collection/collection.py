@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from checkpoints_zoo import predictions
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.dataset import WeightDataset, label_table
+from checkpoints_zoo.collection.joining import JoinedSource, join
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
@@ -95,6 +96,16 @@ class Collection:
     def __iter__(self) -> Iterator[Member]:
         return (self[i] for i in range(len(self)))
 
+    def __add__(self, other: Collection) -> Collection:
+        """Join the members of two collections of one network; see `load` for the ids.
+
+        Raises:
+            UsageError, LayoutError: other networks, views of other kinds, or a member twice.
+        """
+        if not isinstance(other, Collection):
+            return NotImplemented
+        return _join([self, other])
+
     def __repr__(self) -> str:
         network = f"{self.description.architecture} on {self.description.dataset}"
         steps = "".join(f", {step}" for step in self._view.steps)
@@ -143,6 +154,8 @@ class Collection:
     def citation(self) -> str:
         """Text that names this selection; `zoo.load` turns it into the same members."""
         self._check_not_empty()
+        if isinstance(self.source, JoinedSource):
+            return self.source.citation(self.rows)
         rows = self.source.updated_rows(self.name, self.rows)
         return selection.cite(self.source.label, self._commit, self.name, rows)
 
@@ -295,6 +308,11 @@ class Collection:
             self._locations()
             return self
         self._check_not_empty()
+        if isinstance(self.source, JoinedSource):
+            raise UsageError(
+                f"folder for {self.name}", expected="members of one collection", found="joined ones",
+                do="Download each collection by itself",
+            )  # fmt: skip
         copied = copying.copy_members(
             SelectedMembers(self.source, self._commit, self.description, self.rows, len(self)), Path(dest)
         )
@@ -520,8 +538,7 @@ class Collection:
         maps.check_options(scale, permute)
         # Impossible options and architectures without a table are refused here, not at the first batch.
         table = self.symmetry_table
-        if scale is not None and permute == "norm":
-            maps.check_norms(table, streams, approximate)
+        maps.check_scaling(table, scale, permute, streams, approximate)
         return self._viewed(Canonical(scale, permute, streams, approximate))
 
     def align(self, to: int | str | Member | None = None) -> Collection:
@@ -584,7 +601,8 @@ class Collection:
         return self._viewed(Transformed(rows, element, origin))
 
     def symmetry(self, position: int) -> Element:
-        """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value).
+        """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value),
+        signs (value).
 
         `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
         rescaled ones up to rounding. The table is `members.symmetry_table`.
@@ -592,9 +610,7 @@ class Collection:
         Raises:
             MemberNotFound, UsageError: no such position.
         """
-        element = self._select([self._position(position)]).symmetries()
-        permutations = {name: p[0] for name, p in element.permutations.items()}
-        return Element(permutations, {name: s[0] for name, s in element.scales.items()})
+        return self._select([self._position(position)]).symmetries().select(0)
 
     def symmetries(self) -> Element:
         """Return the symmetries that this view applies: permutations (member, unit), scales (member, value)."""
@@ -698,7 +714,7 @@ class Member:
 
 
 def load(
-    name: str,
+    name: str | Iterable[str | Collection],
     *,
     n: int | None = None,
     where: str | None = None,
@@ -711,7 +727,9 @@ def load(
     """Select members of a collection by its manifest, reading no weights yet; return the Collection.
 
     Args:
-        name: of the collection, or a citation.
+        name: of the collection, or a citation; or several names, citations and collections of one network, whose
+            members are joined in this order. Members of several collections get the ids 0, 1, 2, …, and the manifest
+            gets the columns `collection` and `member_of_collection`.
         n: how many: the first n, or with `sample` n drawn without replacement.
         where: an SQL condition on the manifest's columns ("test_accuracy > 0.97").
         members: ids, or their text ("0-99,205,7@40").
@@ -730,14 +748,55 @@ def load(
     >>> zoo.load("convnet-digits", n=8)
     Collection('convnet-digits', 8 members, convnet on digits, from embedded)
     """
+    if (not isinstance(name, str) and isinstance(name, Iterable)) or " + " in str(name):
+        options: dict[str, Any] = {
+            "n": n, "where": where, "members": members, "sample": sample, "snapshots": snapshots, "source": source,
+            "architecture": architecture,
+        }  # fmt: skip
+        parts = name.split(" + ") if isinstance(name, str) else name
+        return _join([part if isinstance(part, Collection) else load(part, **options) for part in parts])
     match = select_members(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
     return Collection(match.source, match.commit, match.description, match.rows, architecture)
 
 
+def _join(parts: Sequence[Collection]) -> Collection:
+    """Join the members of collections of one network; return them as one collection."""
+    if not parts:
+        raise UsageError("collections to join", expected="one or more", found="none")
+    for part in parts:
+        part._check_not_empty()
+        manifest.check_located(part.rows, part.name)
+    joined = join([SelectedMembers(p.source, p._commit, p.description, p.rows, len(p)) for p in parts])
+    view = parts[0]._view
+    canonical = all(isinstance(step, Canonical) for step in view.steps)
+    if any(p._view != view for p in parts) or (isinstance(joined.source, JoinedSource) and not canonical):
+        raise UsageError(
+            f"views of {joined.description.name}",
+            expected="the same canonical form of all members, or none",
+            found="; ".join(dict.fromkeys(", ".join(map(str, p._view.steps)) or "weights as stored" for p in parts)),
+            do="Join the members as they are stored, then call align() or canonicalize()",
+        )
+    builds = [p._architecture for p in parts if p._architecture is not None]
+    build = builds[0] if builds else None
+    return Collection(joined.source, joined.commit, joined.description, joined.rows, build, view=view)
+
+
 def collections() -> pd.DataFrame:
-    """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source."""
+    """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source.
+
+    `print` shows all its columns.
+    """
     import pandas as pd
+
+    class Catalog(pd.DataFrame):
+        """A DataFrame that prints all columns; operations on it return plain ones."""
+
+        def __str__(self) -> str:
+            return str(self.to_string(max_rows=60))
+
+        def __reduce__(self) -> Any:
+            return pd.DataFrame(self).__reduce__()  # another process gets a plain one
 
     listings = catalog.collections().values()
     columns = ("name", "title", "architecture", "dataset", "members", "bytes", "licence")
-    return pd.DataFrame([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])
+    return Catalog([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])

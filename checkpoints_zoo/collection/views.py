@@ -145,10 +145,8 @@ class Transformed:
                     member=member,
                 )
         rows = torch.tensor([self.rows[key] for key in keys])
-        permutations = {name: p[rows] for name, p in self.element.permutations.items()}
-        scales = {name: s[rows] for name, s in self.element.scales.items()}
         wide = {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
-        element = Element(permutations, scales)
+        element = self.element.select(rows)
         return apply(table, wide if self.scales else params, element), element
 
     def __str__(self) -> str:
@@ -219,10 +217,7 @@ class View:
         """Read members and return the symmetries that this view applies to them, one row a member."""
         cpu = torch.device("cpu")
         parts = [self(table, chunk, params)[1] for chunk, params in self._chunks(keys, locations, cpu)]
-        return Element(
-            {n: torch.cat([p.permutations[n] for p in parts]) for n in parts[0].permutations},
-            {n: torch.cat([p.scales[n] for p in parts]) for n in parts[0].scales},
-        )
+        return Element.concatenate(parts)
 
     def _chunks(
         self, keys: Sequence[Key], locations: Sequence[Location], device: torch.device

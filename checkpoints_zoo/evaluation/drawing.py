@@ -1,4 +1,4 @@
-"""Colours and style of all pictures, and the way they become files and SVG elements.
+"""Colours and style of all pictures, and the way they become files and elements of a page.
 
 Pictures are drawn with matplotlib's default settings on figures of their own: the caller's backend and style are
 neither used nor changed, and the same figure gives the same bytes.
@@ -10,7 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +36,12 @@ STYLE: Any = {
     "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
 }  # fmt: skip
+# Ending of a picture's name -> matplotlib's backend, and metadata without a date: the same figure gives the same bytes.
+PICTURES: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
+    ".png": ("agg", {"Software": "checkpoints_zoo"}),
+    ".pdf": ("pdf", {"Creator": "checkpoints_zoo", "CreationDate": None}),
+    ".svg": ("svg", {"Creator": "checkpoints_zoo", "Date": None}),
+}
 MOST_MARKS = 500  # of one kind in an SVG; more become an image
 MOST_LETTERS = 400  # of a line of text in a picture
 # Colours of an SVG element that depend on whether the page is light or dark -> the page's variable.
@@ -54,38 +60,59 @@ _POWER = re.compile(r"\$\\mathdefault\{(-?)(?:([\d.]+)\\times)?(\d+)\^\{(-?[\d.]
 
 
 def path_of(path: str | Path) -> Path:
-    """Check that the name of a picture ends in .png; return its path.
+    """Check that the name of a picture ends in .png, .pdf or .svg; return its path.
 
     Raises:
         UsageError: another ending.
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"picture {path}", expected="a name that ends in .png", found=repr(path.name), path=path)
+    if path.suffix.lower() not in PICTURES:
+        expected = f"a name that ends in {' or '.join(PICTURES)}"
+        raise UsageError(f"picture {path}", expected=expected, found=repr(path.name), path=path)
     return path
 
 
-def save(make: Callable[[], Figure], path: Path, title: str) -> Path:
+def save(make: Callable[[], Figure], path: Path, title: str, members: str = "") -> Path:
     """Draw a figure in the package's style and write it by temporary name and rename; return its path.
 
     Args:
         make: draws the figure.
-        path: of the PNG; its folder is made.
+        path: of the PNG, PDF or SVG; its folder is made.
         title: for the file's metadata.
+        members: their citation, for the file's metadata; "" for none.
 
     Raises:
         UsageError: a place that can't be written to.
     """
+    kind = path.suffix.lower()
+    backend, metadata = PICTURES[kind]
+    style = {**STYLE, "svg.hashsalt": title, "pdf.fonttype": 42}
     try:
-        with replace_file(path, "wb") as file, _drawing(STYLE):
-            metadata = {"Title": title, "Software": "checkpoints_zoo"}
-            _prepared(make()).savefig(file, format="png", backend="agg", metadata=metadata)
+        with replace_file(path, "wb") as file, _drawing(style):
+            metadata = {**metadata, "Title": _printable(title)}
+            if members:
+                metadata["Subject" if kind == ".pdf" else "Description"] = members
+            _prepared(make()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
             f"picture {path}", expected=expected, found=found, do="Give another path", path=path
         ) from error
     return path
+
+
+def png_bytes(make: Callable[[], Figure], title: str) -> bytes:
+    """Draw a figure in the package's style; return a PNG.
+
+    Args:
+        make: draws the figure.
+        title: for the metadata.
+    """
+    backend, metadata = PICTURES[".png"]
+    file = io.BytesIO()
+    with _drawing(STYLE):
+        _prepared(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
+    return file.getvalue()
 
 
 def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
@@ -100,6 +127,7 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
         size: width and height, inches.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     with _drawing({**_SVG_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
@@ -111,8 +139,12 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize(figure)
+        _prepared(figure).draw_without_rendering()
+        for axis in (axes.xaxis, axes.yaxis):  # the final layout must not choose other ticks, with wider labels
+            if isinstance(axis.get_major_locator(), MaxNLocator):
+                axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
-        _prepared(figure).savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
     return _inline(text.getvalue(), name)
 
 

@@ -18,9 +18,9 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, MEANS_OVER_MEMBERS, OOD_FIGURES
-from checkpoints_zoo.evaluation.growth import CONSTANT, Growth, check_distance, estimate_growth
+from checkpoints_zoo.evaluation.growth import CONSTANT, SENSITIVE, Growth, check_distance, estimate_growth
 from checkpoints_zoo.evaluation.held_out import check_measured, check_share, check_trained, draw_held_out
-from checkpoints_zoo.evaluation.metrics import Interval, Plan
+from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval, Plan
 from checkpoints_zoo.evaluation.report import Calibrated, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole_number
@@ -87,10 +87,10 @@ def evaluate(
     sizes, held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
     options = (device, dtype, batch)
     test, calibration = _split_held_out(members, _labelled_logits(members, data, options), held_out, options)
-    ood_logits = None if ood is None else _ood_logits(members, ood, options)
+    ood_logits = None if ood is None else _ood_logits(members, ood, options, test)
     count = len(members)
     plans = {
-        size: metrics.jackknife_plan(count, seed, subsets)
+        size: metrics.jackknife_plan(count, seed, subsets, skewness=True)
         if size == count
         else metrics.band_plan(count, size, seed, subsets)
         for size in sizes
@@ -165,14 +165,17 @@ def _summarise(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], 
         size: {n: KNOWN[n].within(x) for n, x in zip(names, plan.intervals(parts[size]), strict=True)}
         for size, plan in plans.items()
     }
+    curve[members] = {n: x.if_enough(members) if n in SENSITIVE else x for n, x in curve[members].items()}
     member: dict[str, Interval] = {}
     growths: dict[str, Growth] = {}
     for i, name in enumerate(names):
         if name in MEANS_OVER_MEMBERS:
-            member[name] = KNOWN[name].within(metrics.bootstrap_mean(singles[:, i], seed=seed))
+            member[name] = KNOWN[name].within(metrics.bootstrap_mean(singles[:, i], seed=seed)).if_enough(members)
         if name not in CONSTANT and members > 1 and bool(values[:, i].isfinite().all()):
             growth = estimate_growth(name, singles[:, i], {size: (plans[size], parts[size][:, i]) for size in plans})
-            growths[name] = replace(growth, limit=KNOWN[name].within(growth.limit))
+            growths[name] = replace(growth, limit=KNOWN[name].within(growth.limit).if_enough(members))
+            if members < FEWEST_SKEWED:
+                growths[name] = replace(growths[name], spread=None)
     return {"ensemble": curve[members], "member": member, "curve": curve, "growth": growths}
 
 
@@ -269,17 +272,33 @@ def _split_held_out(
 
 
 def _ood_logits(
-    members: Collection | Predictions, ood: ImageInput | Predictions, options: _ComputeOptions
+    members: Collection | Predictions,
+    ood: ImageInput | Predictions,
+    options: _ComputeOptions,
+    test: _LabelledLogits,
 ) -> _LabelledLogits:
-    """Return the members' logits on the images out of distribution."""
+    """Return the members' logits on the images out of distribution.
+
+    Raises:
+        UsageError: these images are the test set, which would give an AUROC of 0.5.
+    """
     if isinstance(ood, Predictions):
-        return _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
-    ood_images = images.of(ood)
-    if isinstance(members, Predictions):
-        raise _cannot_run(ood_images, members)
-    return _LabelledLogits(
-        _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
-    )
+        logits = _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
+    else:
+        ood_images = images.of(ood)
+        if isinstance(members, Predictions):
+            raise _cannot_run(ood_images, members)
+        logits = _LabelledLogits(
+            _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
+        )
+    both = logits.logits, test.logits
+    if logits.data == test.data or (
+        isinstance(both[0], Tensor) and isinstance(both[1], Tensor) and torch.equal(both[0], both[1])
+    ):
+        name = test.data.partition(" ")[0]
+        do = "Give images of another data set as `ood`"
+        raise UsageError("images out of distribution", expected=f"others than {name}", found="the same images", do=do)
+    return logits
 
 
 def _cannot_run(data: ImageData, members: Predictions) -> UsageError:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PROBABILITIES = "probabilities"  # metric(probabilities (input, class), labels (input,))
 LOG_PROBABILITIES = "log probabilities"  # metric(log probabilities (input, class), labels (input,))
+UNCERTAINTY = "uncertainty"  # metric(probabilities (input, class), labels (input,), uncertainty=(input,))
 SCORES = "scores"  # metric(scores (input,), whether each is out of distribution (input,))
 MEMBERS = "members"  # differences between members: a single member has none, and temperature scaling changes none
 
@@ -138,7 +139,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "lower",
         "area under the risk-coverage curve",
-        of=PROBABILITIES,
+        of=UNCERTAINTY,
         title="AURC",
         definition="Area under the risk-coverage curve: the error rate of the inputs that are kept, mean over all "
         "coverages, the most confident first.",
@@ -174,7 +175,7 @@ FIGURES: dict[str, Figure] = {
         "area under the ROC curve, out-of-distribution inputs positive",
         of=SCORES,
         title="AUROC",
-        definition="Area under the ROC curve, out-of-distribution inputs positive, by the score −(largest mean "
+        definition="Area under the ROC curve, out-of-distribution inputs positive, by the score 1 − (largest mean "
         "probability). 1/2 is chance.",
     ),
     "aupr": Figure(

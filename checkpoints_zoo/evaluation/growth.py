@@ -26,6 +26,7 @@ _NORMAL = 1.959964  # quantile, 95 % two-sided
 EXACT = ("brier",)  # figures for which a + b/k holds exactly
 SMOOTH = ("nll", "brier", "mi_id", "mi_ood", "temperature")  # smooth functions of the mean probabilities
 CONSTANT = ("disagreement",)  # means over pairs: the same for every size
+SENSITIVE = (*SMOOTH, *CONSTANT)  # a few members that are much worse than the others decide these
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Growth:
         distances: mean figure minus limit, of each size, in the figure's unit.
         limit: of the figure; low and high over members.
         spread: half the width of a 95 % interval of the distances over members, as a share of them; None for fewer
-            than three members.
+            than 32 members.
         noise: half the width of a 95 % interval of each distance, in the figure's unit: from the choice of random
             subsets, and for a figure that counts or sorts also from the figure of all members.
     """
@@ -97,9 +98,7 @@ class Growth:
         needed = self._first_size(distances, within, distances[-1] / within)
         low: int | None = None
         high: int | None = None
-        if (
-            self.spread is not None and not self.spread < _NO_SPREAD
-        ):  # halves are no better than single members: no bounds
+        if self.spread is not None and not self.spread < _NO_SPREAD:
             low = self.sizes[0]
         elif self.spread is not None:
             widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
@@ -212,10 +211,10 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
     """
     members = len(singles)
     plan, values = curve[members]
-    all_members, halves = values[0], values[1:]
+    all_members, halves = values[0], values[plan.random]
     measured = {size: subsets for size, subsets in curve.items() if 1 < size < members}
     if len(halves):
-        measured.setdefault(len(plan.chosen[1]), (plan, halves))
+        measured.setdefault(len(plan.chosen[1]), (plan, values))
     averages = {size: _mean_of_size(singles, *subsets) for size, subsets in sorted(measured.items())}
     means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in averages.items()}}
     if name in EXACT:
@@ -230,18 +229,20 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
         distances = [x - limit for x in (*means.values(), float(all_members))]
     limit_interval, spread = Interval(limit, None, None), None
     if len(halves):
-        single_means = torch.stack([singles[half].mean() for half in plan.chosen[1:]])
-        size = len(plan.chosen[1])
-        gains = (single_means - halves) * size / (size - 1)
-        limits = halves - gains / size
+        single_means = torch.stack([singles[subset].mean() for subset in plan.chosen[1:]])
+        subset_sizes = values.new_tensor([len(subset) for subset in plan.chosen[1:]])
+        gains = (single_means - values[1:]) * subset_sizes / (subset_sizes - 1)
+        limits = values[1:] - gains / subset_sizes
+        mean_gain = gains[: len(halves)].mean()
         limit_interval, gain_interval = plan.intervals(
-            torch.stack([torch.cat([halves.new_tensor([limit]), limits]), torch.cat([gains.mean()[None], gains])], 1)
+            torch.stack([torch.cat([values.new_tensor([limit]), limits]), torch.cat([mean_gain[None], gains])], 1)
         )
         if gain_interval.high is not None:
             spread = (gain_interval.high - gain_interval.value) / max(abs(gain_interval.value), 1e-300)
-        if limit_interval.high is not None:
-            half_width = max(math.hypot(limit_interval.high - limit, noise[-1]), noise[0])
-            limit_interval = Interval(limit, limit - half_width, limit + half_width)
+        if limit_interval.low is not None and limit_interval.high is not None:
+            below = max(math.hypot(limit - limit_interval.low, noise[-1]), noise[0])
+            above = max(math.hypot(limit_interval.high - limit, noise[-1]), noise[0])
+            limit_interval = Interval(limit, limit - below, limit + above)
     return Growth((*means, members), tuple(distances), limit_interval, spread, tuple(noise))
 
 
@@ -254,11 +255,11 @@ def _mean_of_size(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, T
     Args:
         singles: (member,) figures of the members.
         plan: the subsets.
-        values: (subset,) their figures.
+        values: (subset,) figures of all subsets of the plan; those of random ones are averaged.
     """
     if plan.complete:
-        return float(values.mean()), values.new_zeros(1)
-    chosen = plan.chosen[1:] if plan.whole else plan.chosen
+        return float(values[plan.random].mean()), values.new_zeros(1)
+    chosen, values = plan.chosen[plan.random], values[plan.random]
     single_means = torch.stack([singles[subset].mean() for subset in chosen])
     deviations = single_means - single_means.mean()
     slope = float(deviations @ values) / max(float(deviations @ deviations), 1e-300)

@@ -17,11 +17,12 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
-from checkpoints_zoo.evaluation.growth import Growth, Needed
+from checkpoints_zoo.evaluation.growth import SENSITIVE, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import RULE
-from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
-from checkpoints_zoo.formats.text import counted, finite_or_null
+from checkpoints_zoo.formats.printing import Printed
+from checkpoints_zoo.formats.text import align_columns, counted, finite_or_null, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 INCHES = (11.0, 8.4)  # width and height of a report's picture
 WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
 COLUMNS = 3  # of panels of curves
+MOST_SIZES = 3  # columns of a text table
 USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
+TITLE_PAD = 22  # points between a panel and its title, for a legend
+CALIBRATION = ("ece", "adaptive_ece", "ace")
 FEW_INPUTS = 10  # of a bin, whose bar is pale with fewer
 Curve = Mapping[int, Mapping[str, Interval]]
 Bins = Mapping[str, Sequence[float]]
@@ -86,8 +90,8 @@ class Calibrated:
         return {**facts, **asdict(self.temperature), "at_bound": self.at_bound}
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Printed):
     """The figures of an ensemble, each an Interval (value, low, high).
 
     Args:
@@ -129,6 +133,21 @@ class Report:
         """
         return figure_of(self.ensemble, figure)
 
+    def _one_line(self) -> str:
+        figures = ", ".join(f"{n} {self.ensemble[n].value:.4g}" for n in ("accuracy", "nll") if n in self.ensemble)
+        return f"{self.collection!r}, {counted(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
+
+    def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN) -> str:
+        """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
+
+        Args:
+            sizes: of the columns; None for at most the smallest, a middle one and the largest.
+            figures: names of the rows.
+        """
+        ordered = sorted(self.curve)
+        few = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+        return _text(self, few if sizes is None else list(sizes), list(figures))
+
     @property
     def limits(self) -> dict[str, Interval]:
         """Figure -> estimate for an infinite ensemble of such members; low and high over members."""
@@ -150,6 +169,11 @@ class Report:
         8 [7, 9]
         """
         return growth.needed(self.growth, figure, within)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that explain missing intervals, and figures that are best for a smaller size than all members."""
+        return [*_missing_intervals(self), *_smaller_is_better(self)]
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
         """Yield the members needed for each distance in `within`, after "" or, for scaled figures, "scaled"."""
@@ -187,6 +211,7 @@ class Report:
             "level": 0.95,
             "temperature": None if self.calibrated is None else self.calibrated.to_json(),
             "needed": needed,
+            "remarks": self.remarks,
             "limits": limits,
             "figures": self._rows(),
         }
@@ -203,7 +228,7 @@ class Report:
         Raises:
             UsageError: a name that does not end in .png, or a place that can't be written to.
         """
-        return save(lambda: draw(self), path_of(path), title(self))
+        return save(lambda: draw(self), path_of(path), title(self), public_members(self))
 
     def plot_curves(self, path: str | Path, figures: Iterable[str] | None = None) -> Path:
         """Draw figures over ensemble size, with bands, limits and the members needed, into a PNG; return its path.
@@ -216,7 +241,7 @@ class Report:
             UsageError: no such figure, a name that does not end in .png, or a place that can't be written to.
         """
         names = _select_figures(self, figures)
-        return save(lambda: draw_curves(self, names), path_of(path), title(self))
+        return save(lambda: draw_curves(self, names), path_of(path), title(self), public_members(self))
 
 
 def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
@@ -237,6 +262,101 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
             }  # fmt: skip
 
 
+def _text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
+    """Lay out a report and explain its intervals; return the text."""
+    header = ["ensemble of", *(f"{size:,}" for size in sizes)]
+    rows = []
+    for scaled, curve in ((False, report.curve), (True, report.calibrated.curve if report.calibrated else None)):
+        for name in figures:
+            if curve is None or name not in curve[report.members]:
+                continue
+            label = f"{KNOWN[name].label}{', scaled' if scaled and name != TEMPERATURE else ''}"
+            rows.append([label, *(as_text(curve[size][name], KNOWN[name].scale) for size in sizes)])
+    table = align_columns([header, *rows], range(1, len(header)))
+    blocks = [table, "\n".join(_members_needed(report)), _explanation(report)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _members_needed(report: Report) -> Iterator[str]:
+    """Yield a line for each distance in `within`: how many members are needed."""
+    for kind, answer in report.answers():
+        growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
+        scale = KNOWN[answer.figure].scale
+        name, _, unit = KNOWN[answer.figure].label.removesuffix(")").rpartition(" (")
+        within = f"{answer.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
+        limit = as_text(growths[answer.figure].limit, scale)
+        yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {answer}"
+
+
+def _explanation(report: Report) -> str:
+    """Say what was measured, what intervals mean, and the report's remarks."""
+    measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
+    if report.ood:
+        measured_on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
+    intervals = "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval."
+    if report.calibrated is not None:
+        measured_on += (
+            f". Temperature fitted to {report.calibrated.inputs:,} inputs of {report.calibrated.held_out.split(' ')[0]}"
+        )
+        if report.calibrated.at_bound:
+            measured_on += ", on which no temperature is best: it is at its bound"
+    lines = [one_line(f"Measured now on {measured_on}.", 400), *([intervals] if report.members >= 3 else [])]
+    return "\n".join([*lines, *(line for remark in report.remarks for line in wrap(remark, 118))])
+
+
+def _missing_intervals(report: Report) -> Iterator[str]:
+    """Say which intervals the report leaves out, and why."""
+    if report.members < 3:
+        yield "No intervals: they need 3 members or more."
+    elif report.members < FEWEST_SKEWED:
+        names = [KNOWN[name].title for name in KNOWN if name in SENSITIVE and name in report.ensemble]
+        share = 100 * 0.9**report.members
+        yield (
+            f"No intervals of limits, of means of members, and of the ensemble's {'; '.join(names)}: they need "
+            f"{FEWEST_SKEWED} members or more. If a tenth of the population is far worse than the others, "
+            f"{share:.0f} % of samples of {report.members} members have none of these, and an interval would miss the "
+            "truth."
+        )
+
+
+def _smaller_is_better(report: Report) -> Iterator[str]:
+    """Say which figures are best for a smaller size than all members, and why this can be."""
+    by_chance: list[str] = []
+    calibration: list[str] = []
+    others: list[str] = []
+    for name, full in report.ensemble.items():
+        sign = {"higher": 1, "lower": -1}.get(KNOWN[name].better)
+        if sign is None or name not in report.growth:
+            continue
+        values = {size: sign * figures[name].value for size, figures in report.curve.items() if name in figures}
+        best = max(values, key=lambda size: values[size])
+        if best == report.members or values[best] - values[report.members] <= FAINTEST:
+            continue
+        bound = full.high if sign > 0 else full.low
+        if bound is None or values[best] <= sign * bound:
+            by_chance.append(f"{KNOWN[name].title} (for {counted(best, 'member')})")
+            continue
+        scale = KNOWN[name].scale
+        ends = f"{report.curve[best][name].value * scale:.3g}", f"{full.value * scale:.3g}"
+        text = f"{KNOWN[name].title} ({ends[0]} for {counted(best, 'member')}, {ends[1]} for all)"
+        (calibration if name in CALIBRATION else others).append(text)
+    if calibration:
+        yield (
+            f"Worse for all members than for fewer: {', '.join(calibration)}. The mean of more members is less "
+            "confident; where confidence is below accuracy, calibration gets worse. Temperature scaling corrects this."
+        )
+    if others:
+        yield (
+            f"Worse for all members than for fewer: {', '.join(others)}. Averaging probabilities does not improve "
+            "every figure, and members that are worse than the others pull the mean down."
+        )
+    if by_chance:
+        yield (
+            f"Best for fewer than all members: {', '.join(by_chance)}. The difference is within the interval of all "
+            "members, so it may be chance."
+        )
+
+
 def draw(report: Report) -> Figure:
     """Draw a report's four panels; return the figure, whose axes have labels to find them by."""
     from matplotlib.figure import Figure
@@ -247,31 +367,41 @@ def draw(report: Report) -> Figure:
     figure.suptitle(f"{title(report)}\n", fontsize=14, fontweight="bold")
     figure.text(0.5, 0.958, about(report), ha="center", va="top", color=GREY, fontsize=10)
     figure.supxlabel(notes(report), fontsize=8, color=GREY)
-    panels = figure.add_gridspec(2, 2)
-    upper = panels[0, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.04)
-    bars = figure.add_subplot(upper[0], label="reliability")
+    grid = figure.add_gridspec(20, 2)  # one grid, so that the edges of panels above each other agree
+    bars = figure.add_subplot(grid[:8, 0], label="reliability")
     draw_reliability(report, bars)
     if report.calibrated is not None:
         draw_scaled_reliability(report, report.calibrated, bars)
+        bars.lines[-1].set_label("_scaled")  # named in a legend of its own
     bars.tick_params(labelbottom=False)
     _add_legend(bars, "a  Reliability diagram")
+    if report.calibrated is not None:
+        key = bars.get_legend()
+        label = f"scaled by T = {as_text(report.calibrated.temperature)}\nECE {as_text(report.calibrated['ece'])}"
+        box = bars.legend(
+            bars.lines[-1:], [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none"
+        )
+        box.set_in_layout(False)
+        if key is not None:  # the second legend replaced the first one: add it again
+            bars.add_artist(key)
     # Above the axes, since bars may be anywhere inside.
-    bars.set_title(f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=22, fontsize=10, fontweight="normal")
-    draw_confidences(report, figure.add_subplot(upper[1], label="counts", sharex=bars))
-    upper = panels[0, 1].subgridspec(2, 1, hspace=0.04)
-    accuracy = figure.add_subplot(upper[0], label="accuracy")
+    bars.set_title(
+        f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=TITLE_PAD, fontsize=10, fontweight="normal"
+    )
+    draw_confidences(report, figure.add_subplot(grid[8:10, 0], label="counts", sharex=bars))
+    accuracy = figure.add_subplot(grid[:5, 1], label="accuracy")
     draw_curve(report, accuracy, "accuracy")
     accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
     accuracy.tick_params(labelbottom=False)
     _add_legend(accuracy, "b  Accuracy and NLL against ensemble size")
-    nll = figure.add_subplot(upper[1], label="nll", sharex=accuracy)
+    nll = figure.add_subplot(grid[5:10, 1], label="nll", sharex=accuracy)
     draw_curve(report, nll, "nll")
     nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
     _add_panel_legend(nll)
-    members = figure.add_subplot(panels[1, 0], label="member accuracy", title="c  Accuracy of the members")
+    members = figure.add_subplot(grid[10:, 0], label="member accuracy", title="c  Accuracy of the members")
     draw_member_accuracies(report, members)
     information = figure.add_subplot(
-        panels[1, 1], label="information", title="d  Mutual information of label and member"
+        grid[10:, 1], label="information", title="d  Mutual information of label and member"
     )
     draw_information(report, information)
     return figure
@@ -279,7 +409,7 @@ def draw(report: Report) -> Figure:
 
 def _add_legend(axes: Axes, title: str) -> None:
     """Put the title of a panel above its axes, and the legend between them."""
-    axes.set_title(title, pad=22)
+    axes.set_title(title, pad=TITLE_PAD)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
     entries = [(line, name) for line, name in parts if name in USUAL_ENTRIES or axes.get_label() == "reliability"]
     key = axes.legend(
@@ -307,17 +437,13 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     confidence, accuracy, inputs = ([bins[n][b] for b in filled] for n in ("confidence", "accuracy", "inputs"))
     gaps = [c - a for c, a in zip(confidence, accuracy, strict=True)]
     opacities = [0.85 if n >= FEW_INPUTS else 0.2 for n in inputs]
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
-    axes.bar(
-        middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8,
-        label="accuracy",
-    )  # fmt: skip
-    axes.bar(
-        middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities],
-        label="gap to mean confidence",
-    )  # fmt: skip
-    if min(inputs) < FEW_INPUTS:
-        axes.plot([], [], "s", color=to_rgba(BLUE, 0.2), markersize=8, label=f"fewer than {FEW_INPUTS} inputs")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
+    axes.bar(middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8)
+    axes.bar(middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities])
+    # The legend would show the first bar, which may be pale.
+    pale = f" (pale: under {FEW_INPUTS} inputs)" if min(inputs) < FEW_INPUTS else ""
+    axes.plot([], [], "s", color=to_rgba(BLUE, 0.85), markersize=8, label=f"accuracy{pale}")
+    axes.plot([], [], "s", color=to_rgba(RED, 0.85), markersize=5, label="gap to confidence")
     if pooled is not None:
         points = _filled_points(pooled)
         axes.plot(*points, color=PURPLE, marker="o", markersize=4, linewidth=1.2, label="single members")
@@ -403,7 +529,8 @@ def draw_member_values(
     axes.set_ylim(0, float(max(heights)) * 1.5)
     ends = min(edges[0], everyone.value * scale), max(edges[-1], everyone.value * scale)
     margin = 0.05 * (ends[1] - ends[0])
-    axes.set_xlim(ends[0] - margin, ends[1] + margin)
+    right = ends[1] + margin
+    axes.set_xlim(ends[0] - margin, min(right, max(ends[1], 100)) if scale == 100 else right)
     axes.locator_params(axis="y", integer=True)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.legend(loc="upper left")
@@ -586,11 +713,16 @@ def about(report: Report) -> str:
     return about
 
 
+def public_members(report: Report) -> str:
+    """Return the citation of the members without the source, which may be a folder of this machine."""
+    return report.citation.rpartition("@")[2]
+
+
 def notes(report: Report) -> str:
     """Return the lines below a picture: the meaning of the intervals, the members needed, the members' ids."""
     text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
     text += " by a delete-d jackknife (a bootstrap for the mean of members)."
-    text = text if report.members >= 3 else "Too few members for intervals."
+    text = text if report.members >= 3 else ""
     if report.growth:
         text += "\nDashed: the limit, of an infinite ensemble."
     needed = [
@@ -599,8 +731,8 @@ def notes(report: Report) -> str:
     ]
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
-    text = "\n".join("\n".join(wrap(line, 170)) for line in text.split("\n"))
-    # Without the source, which may be a folder of this machine.
-    members = report.citation.rpartition("@")[2]
+    text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
+    # The file's metadata have the commit and the check.
+    members = public_members(report).partition("/")[2].rpartition("~")[0]
     shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shown}' if shown else ''}"

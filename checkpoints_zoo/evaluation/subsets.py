@@ -24,6 +24,7 @@ from checkpoints_zoo.evaluation.figures import (
     SCALED,
     SCORES,
     TEMPERATURE,
+    UNCERTAINTY,
 )
 
 MEMORY = 2**27  # bytes of mean probabilities in memory at a time
@@ -131,6 +132,7 @@ class DataSetLogits:
         mean_probs: (input, class) of all members.
         label_log_probs: (member, input) log probability of each label.
         votes: (member, input) most probable class.
+        log_others: (member, input) log(1 − p), p the largest probability; exact also where p rounds to 1.
     """
 
     def __init__(self, logits: Tensor | Logits, labels: Tensor | None) -> None:
@@ -144,7 +146,9 @@ class DataSetLogits:
         labelled = inputs if labels is not None else 0
         self.label_log_probs = torch.empty(members, labelled, dtype=dtype)
         self.votes = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
+        self.log_others = torch.empty(members, inputs, dtype=dtype)
         for span, span_logits in self.blocks():
+            self.log_others[:, span] = _log_others(span_logits)
             log_probs = span_logits.log_softmax(-1)
             probs = log_probs.exp()
             entropy = metrics.entropy(probs)
@@ -203,6 +207,21 @@ class DataSetLogits:
         step = max(1, VALUES_AT_ONCE // len(members))
         parts = [part.index_select(0, members).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)]
         return torch.cat(parts) - math.log(len(members))
+
+    def uncertainty(self, members: Tensor, largest: Tensor) -> Tensor:
+        """Return log(1 − p), p the largest mean probability of some members, (input,); exact also where p rounds to 1.
+
+        Args:
+            members: their positions.
+            largest: p, (input,).
+        """
+        uncertainty = torch.log1p(-largest.double().clamp(max=1))
+        # Where 1 − p is so small, all members agree on the class: 1 − p is the mean of their own.
+        close = largest > 1 - 0.5 / len(members)
+        if bool(close.any()):
+            own = self.log_others[:, close].index_select(0, members).double()
+            uncertainty[close] = own.logsumexp(0) - math.log(len(members))
+        return uncertainty.to(self.dtype)
 
     def disagreement(self, members: Tensor) -> Tensor:
         """Return the disagreement of some members, NaN for one, float64.
@@ -339,7 +358,8 @@ class Population:
             row_in_group: the subset's row in that group.
         """
         test = self.test
-        figures = self._of_probs(probs, None if ood is None else ood.largest[row_in_group])
+        uncertainty = test.uncertainty(subset, probs.amax(-1))
+        figures = self._of_probs(probs, uncertainty, None if ood is None else ood.uncertainty[row_in_group])
         figures["nll"] = -test.log_probs_of_labels(subset).double().mean()
         figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - test.entropy[subset].mean()).clamp(
             min=0
@@ -349,29 +369,34 @@ class Population:
             figures["mi_ood"] = (ood.entropy[row_in_group].double() - self.ood.entropy[subset].mean()).clamp(min=0)
         row = [figures[n] for n in self.names]
         if temperature is not None:
-            log_probs = metrics.tempered(test.log_probs(subset, probs), temperature.to(probs.dtype))
-            figures = self._of_probs(log_probs.exp(), None if ood is None else ood.scaled[row_in_group])
+            unscaled = test.log_probs(subset, probs)
+            log_probs = metrics.tempered(unscaled, temperature.to(probs.dtype))
+            # By the formula of the inputs out of distribution, so that equal inputs of both data sets get equal values.
+            uncertainty = _log_others(unscaled / temperature.to(probs.dtype))
+            figures = self._of_probs(log_probs.exp(), uncertainty, None if ood is None else ood.scaled[row_in_group])
             figures["nll"] = metrics.nll(log_probs, self.labels, check=False)
             figures[TEMPERATURE] = temperature
             row += [figures[n] for n in self.scaled_names]
         return torch.stack([x.double() for x in row])
 
-    def _of_probs(self, probs: Tensor, largest: Tensor | None) -> dict[str, Tensor]:
+    def _of_probs(self, probs: Tensor, uncertainty: Tensor, ood_uncertainty: Tensor | None) -> dict[str, Tensor]:
         """Return the figures that depend on the probabilities alone.
 
         Args:
             probs: (input, class).
-            largest: the largest probability of each input out of distribution, (input,).
+            uncertainty: log(1 − largest probability), (input,).
+            ood_uncertainty: the same of each input out of distribution, (input,).
         """
         figures = self._metrics(PROBABILITIES, probs, self.labels)
-        if largest is not None:
-            figures |= self._metrics(SCORES, -torch.cat([probs.amax(-1), largest]), self.is_ood)
+        figures |= self._metrics(UNCERTAINTY, probs, self.labels, uncertainty=uncertainty)
+        if ood_uncertainty is not None:
+            figures |= self._metrics(SCORES, torch.cat([uncertainty, ood_uncertainty]), self.is_ood)
         return figures
 
-    def _metrics(self, of: str, values: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the figures computed from probabilities, or from scores, each by the metric of the same name."""
+    def _metrics(self, of: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
+        """Return the figures with some input, each by the metric of the same name."""
         names = [name for name in self.names if FIGURES[name].of == of]
-        return {name: getattr(metrics, name)(values, targets, check=False) for name in names}
+        return {name: getattr(metrics, name)(*tensors, **named, check=False) for name in names}
 
     def drawing(self, temperature: float | None = None) -> dict[str, Any]:
         """Return the values for pictures: bins of a reliability diagram, mutual information of each input.
@@ -397,12 +422,12 @@ class _OodPredictions:
     """Predictions of some subsets on the inputs out of distribution.
 
     Args:
-        largest: mean probability, (subset, input).
+        uncertainty: log(1 − largest mean probability), (subset, input).
         entropy: mean over the inputs, (subset,).
-        scaled: `largest` after temperature scaling.
+        scaled: `uncertainty` after temperature scaling.
     """
 
-    largest: Tensor
+    uncertainty: Tensor
     entropy: Tensor
     scaled: Tensor
 
@@ -416,28 +441,35 @@ class _OodPredictions:
             temperatures: (subset,), None for no scaling.
         """
         largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.dtype)
-        scaled = torch.empty_like(largest) if temperatures is not None else largest
+        scaled = torch.empty_like(largest)
         entropy = torch.zeros(len(weights), dtype=torch.float64)
         for span, means in data.means(weights):
             largest[:, span] = means.amax(-1)
             entropy += metrics.entropy(means, check=False).double().sum(1)
             if temperatures is not None:
                 log_probs = means.clamp_min_(torch.finfo(means.dtype).tiny).log_()
-                scaled[:, span] = (
-                    metrics.tempered(log_probs, temperatures.to(means.dtype)[:, None, None]).amax(-1).exp()
-                )
-        return cls(largest, entropy / largest.shape[1], scaled)
+                scaled[:, span] = _log_others(log_probs / temperatures.to(means.dtype)[:, None, None])
+        subsets = [row.nonzero().flatten() for row in weights]
+        uncertainty = torch.stack([data.uncertainty(s, p) for s, p in zip(subsets, largest, strict=True)])
+        return cls(uncertainty, entropy / largest.shape[1], uncertainty if temperatures is None else scaled)
 
     @classmethod
     def of_member(cls, data: DataSetLogits, at: int, temperature: Tensor | None) -> _OodPredictions:
         """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
         logits = data.logits.one(at).to(data.dtype)
         probs = logits.softmax(-1)  # as in `_single`, so that equal inputs of both data sets get equal values
-        largest = probs.amax(-1)[None]
-        scaled = largest
+        uncertainty = data.uncertainty(torch.tensor([at]), probs.amax(-1))[None]
+        scaled = uncertainty
         if temperature is not None:
-            scaled = metrics.tempered(logits.log_softmax(-1), temperature.to(data.dtype)).exp().amax(-1)[None]
-        return cls(largest, metrics.entropy(probs, check=False).double().mean()[None], scaled)
+            scaled = _log_others(logits.log_softmax(-1) / temperature.to(data.dtype))[None]
+        return cls(uncertainty, metrics.entropy(probs, check=False).double().mean()[None], scaled)
+
+
+def _log_others(logits: Tensor) -> Tensor:
+    """Return log(1 − p), p the largest probability of an input, (…, input), computed in float64 from (…, class)."""
+    wide = logits.double()
+    others = wide.scatter(-1, wide.argmax(-1, keepdim=True), -math.inf)
+    return (others.logsumexp(-1) - wide.logsumexp(-1)).to(logits.dtype)
 
 
 def _subsets_at_once(data: DataSetLogits) -> int:

@@ -8,6 +8,7 @@ value is run.
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from checkpoints_zoo.formats.text import did_you_mean
 FORMAT_VERSION = 1
 CATALOG = Path(__file__).parents[1] / "manifests"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+MAX_INPUT_VALUES = 2**26
 _BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
 
 
@@ -125,6 +127,7 @@ class Description:
             raise FormatError(
                 f"description {path}", expected="class names and a layout or more", found="others", path=path
             )
+        _check_input_size(checked["preprocessing"], path)
         checked["classes"] = tuple(checked["classes"])
         layouts = {}
         for key, layout in checked["layouts"].items():
@@ -135,6 +138,20 @@ class Description:
                 error.thing, error.path = f"{tensor}layout {key!r} in description {path}", str(path)
                 raise
         return cls(**{**checked, "layouts": layouts})
+
+
+def _check_input_size(preprocessing: Mapping[str, Any], path: Path) -> None:
+    """Check that one input of the members is not absurdly large, since networks are traced and tried on such an input.
+
+    Raises:
+        FormatError: more than MAX_INPUT_VALUES.
+    """
+    size, channels = preprocessing.get("size"), preprocessing.get("channels")
+    counts = [n for n in (channels, *(size if isinstance(size, list) else ())) if type(n) is int]
+    if any(n > MAX_INPUT_VALUES for n in counts) or math.prod(counts) > MAX_INPUT_VALUES:
+        expected = f"inputs of at most {MAX_INPUT_VALUES:,} values (channels · height · width)"
+        found = reprlib.repr({"size": size, "channels": channels})
+        raise FormatError(f"preprocessing of description {path}", expected=expected, found=found, path=path)
 
 
 def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
@@ -156,7 +173,7 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
             f"description {path}",
             expected=f"format version {FORMAT_VERSION} or older",
             found=f"version {version}",
-            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            do="It was written by a newer checkpoints-zoo: install a newer one",
             path=path,
         )
     for key, kind in kinds.items():

@@ -42,10 +42,10 @@ COLUMNS: tuple[Column, ...] = (
         method="`independent`, or the posterior's method the draw comes from: `dropout`, `swag`, `laplace`, …",
     ),
     *_columns(False, pa.int32(), run="run of the method", draw="draw within the run"),
+    *_columns(False, pa.int64(), seed="the member's seed, in [0, 2³²); of a member trained here, below 2³¹"),
     *_columns(
         False,
         pa.int32(),
-        seed="the member's seed, in [0, 2³¹)",
         seed_init="seed of the initial weights, derived from `seed`",
         seed_order="seed of the order of the training images, derived from `seed`",
         seed_augment="seed of the augmentation, derived from `seed`",

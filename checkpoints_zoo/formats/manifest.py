@@ -156,7 +156,7 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
             f"manifest {path}",
             expected=f"schema version {newest} or older",
             found=f"version {text}",
-            do="It was written by a newer checkpoints-zoo: upgrade with `pip install -U checkpoints-zoo`",
+            do="It was written by a newer checkpoints-zoo: install a newer one",
             path=path,
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.reading import Columns, ImageBuffer, PixelFormat, RawImages
+from checkpoints_zoo.images.reading import MODES, Columns, ImageBuffer, PixelFormat, RawImages
 
 PIXEL_DTYPE = np.dtype(np.uint8)
 INPUT_DTYPE = np.dtype(np.float32)
@@ -132,6 +132,12 @@ def _check_array(images: Any, dtype: np.dtype[Any], channels_last: bool, image_n
         expected = f"axes ({axes}), or (input, {axes})"
         raise UsageError(image_name, expected=expected, found=f"shape ({', '.join(map(str, array.shape))})")
     array = array if array.ndim == 4 else array[None]
+    channels, other = (array.shape[3], array.shape[1]) if channels_last else (array.shape[1], array.shape[3])
+    if channels not in MODES and other in (1, 2, 3, 4) and other < channels:
+        expected = f"axes (input, {'height, width, channel' if channels_last else 'channel, height, width'})"
+        do = "Leave channels_last out" if channels_last else "Give `channels_last=True`"
+        found = f"shape ({', '.join(map(str, array.shape))}): {channels} channels"
+        raise UsageError(image_name, expected=expected, found=found, do=do)
     if dtype == INPUT_DTYPE and not np.isfinite(array).all():
         raise FormatError(image_name, expected="finite inputs", found="infinite ones or NaN")
     return np.moveaxis(array, -1, 1) if channels_last else array

@@ -145,7 +145,9 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
             load(name)
         except UsageError as error:
             error.expected += f"; or a place: {PLACES}"
-            error.do += ", or give a path that exists or contains a slash"
+            error.do = (
+                f"{error.do} Give {'another name, or ' * (not error.do)}a path that exists or contains a slash".strip()
+            )
             raise
     if inside and split and inside != split:
         raise UsageError(f"split of {text!r}", expected=repr(inside), found=repr(split))

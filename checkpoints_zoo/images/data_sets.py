@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats.text import first_few, nearest_name
+from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.classes import CLASSES
 from checkpoints_zoo.images.image_data import ImageData
@@ -199,7 +199,7 @@ def load(name: str, split: str = "test") -> ImageData:
             f"data set {name!r}",
             expected=f"one of {', '.join(DATASETS)}",
             found=repr(name),
-            do=f"Use the nearest name, {nearest_name(name, DATASETS)!r}",
+            do=did_you_mean(name, DATASETS, shown=repr),
         )
     splits = DATASETS[name]
     if split not in splits:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.images.preprocess import Preprocess
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -27,8 +28,8 @@ OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 """Other spellings of class names -> our name. Case, spaces, hyphens and underscores are ignored anyway."""
 
 
-@dataclass(frozen=True, eq=False)
-class ImageData:
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageData(Printed):
     """One split of a data set.
 
     Args:
@@ -45,6 +46,22 @@ class ImageData:
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     revision: str = ""
+
+    def _one_line(self) -> str:
+        inputs = " × ".join(f"{size:,}" for size in self.images.shape)
+        labels = f"{len(self.classes)} classes" if self.labels is not None else "no labels"
+        return f"{self.name!r}, {self.split!r}, {inputs}, {labels}"
+
+    def to_text(self) -> str:
+        """Return a table of what the data set has."""
+        names = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
+        facts = {
+            "name": f"{self.name}/{self.split}", "images": " × ".join(f"{size:,}" for size in self.images.shape),
+            "pixels": str(self.images.dtype).removeprefix("torch."), "classes": names or None,
+            "labels": "yes" if self.labels is not None else "no", "fingerprint": self.fingerprint,
+            "revision": self.revision or None,
+        }  # fmt: skip
+        return text_table([{"": key, "value": value} for key, value in facts.items()])
 
     def __len__(self) -> int:
         return len(self.images)
@@ -92,7 +109,7 @@ class ImageData:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prepared(ImageData):
     """One split of a data set whose images are preprocessed already: members use them unchanged.
 

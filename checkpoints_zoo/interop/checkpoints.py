@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from torch import nn
 
 from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection, load
-from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError
+from checkpoints_zoo.errors import LeftOut, SourceNotFound, UsageError, ZooError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.interop.ingest import NetSpec, ingest, user_columns
@@ -25,6 +25,7 @@ from checkpoints_zoo.sources.source import FolderSource
 if TYPE_CHECKING:
     import pandas as pd
 
+Result = TypeVar("Result")
 MAX_LISTED = 5  # members in a warning
 
 
@@ -113,6 +114,36 @@ def from_checkpoints(
     root = Path(out).expanduser().absolute()
     warn_of_left_out(FolderSource(root, root.as_uri()), name, user_columns.read_files(root, name))
     return load(name, source=root, architecture=chosen_net.build)
+
+
+class ArgumentChecks:
+    """Runs the checks of a call's arguments, and raises what all of them find in one error.
+
+    Args:
+        call: name of the function, for the error.
+    """
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        self.problems: list[ZooError] = []
+
+    def run(self, check: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Call a check; return its result, or None if it raises an error of the package."""
+        try:
+            return check(*arguments)
+        except ZooError as error:
+            self.problems.append(error)
+            return None
+
+    def raise_problems(self) -> None:
+        """Raise the only problem as it is, several as one UsageError that lists them."""
+        if len(self.problems) == 1:
+            raise self.problems[0]
+        if self.problems:
+            listed = " ".join(f"({at}) {problem}" for at, problem in enumerate(self.problems, 1))
+            raise UsageError(
+                f"arguments of {self.call}", expected="valid ones", found=f"{len(self.problems)} problems: {listed}"
+            ) from self.problems[0]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,14 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.images import ImageInput
-from checkpoints_zoo.interop.checkpoints import Facts, choose_net, facts_to_json, warn_of_left_out
+from checkpoints_zoo.interop.checkpoints import (
+    ArgumentChecks,
+    ChosenNet,
+    Facts,
+    choose_net,
+    facts_to_json,
+    warn_of_left_out,
+)
 from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
@@ -99,14 +106,23 @@ def from_samples(
     ...     drawn.stack()["weight"].shape
     torch.Size([5, 2, 3])
     """
-    _check_names(catalog.check_name(name), method)
+    checks = ArgumentChecks("from_samples")
+    draw_count = checks.run(count_draws, samples)
+    chosen_net: ChosenNet | None = checks.run(choose_net, architecture, arguments)
+    checks.run(_check_names, name, method)
+    checked_columns = checks.run(_check_columns, columns, method, run, evaluate is not None)
+    if draw_count is not None and checked_columns is not None:
+        checks.run(user_columns.columns_of_members, checked_columns, range(draw_count))
+    module = None if chosen_net is None else checks.run(chosen_net.module)
+    reader = None if module is None else checks.run(DrawReader, module, order, buffers)
+    if reader is not None and draw_count and isinstance(samples, Sequence | Mapping | Tensor | np.ndarray):
+        checks.run(reader, next(iterate_draws(samples)), 0)
+    json_facts = checks.run(facts_to_json, facts)
     if evaluate is not None:
-        check_device(device)
-    chosen_net, draw_count = choose_net(architecture, arguments), count_draws(samples)
-    checked_columns = _check_columns(columns, method, run, evaluate is not None)
-    if draw_count is not None:
-        user_columns.columns_of_members(checked_columns, range(draw_count))
-    reader, json_facts = DrawReader(chosen_net.module(), order, buffers), facts_to_json(facts)
+        checks.run(check_device, device)
+    checks.raise_problems()
+    if chosen_net is None or reader is None or checked_columns is None or json_facts is None:
+        raise RuntimeError("a check failed without an error")
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable_folder("local/copies")
@@ -146,6 +162,7 @@ def from_samples(
 
 
 def _check_names(name: str, method: str) -> None:
+    catalog.check_name(name)
     if not _METHOD_PATTERN.fullmatch(str(method)):
         raise UsageError("method", expected="a word in lower case, as swag, laplace or hmc", found=repr(method)[:80])
     if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", name):

@@ -26,13 +26,14 @@ from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, train_members
 from checkpoints_zoo.methods.dropout import Dropout
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
-from checkpoints_zoo.methods.method import Method, Run
+from checkpoints_zoo.methods.method import Method, Run, version_of
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import FORWARD_BATCH, Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
+from checkpoints_zoo.networks.device import is_tiny, one_thread
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
@@ -115,6 +116,7 @@ class Fit:
         seconds: time of fitting and drawing.
         facts: one mapping for each run: acceptance, evidence and the like.
         versions: of this package, torch, and the packages that the method needs.
+        method_version: of the method, see `version_of`; records of version 0.1 of this package have none.
     """
 
     collection: str
@@ -129,19 +131,31 @@ class Fit:
     seconds: float
     facts: Sequence[Mapping[str, float]]
     versions: Mapping[str, str]
+    method_version: int = 1
 
     @property
     def key(self) -> str:
         """Hash of everything that decides the draws."""
         return fit_key(self.method, self.settings, self.recipe_hash, self.data_fingerprint, self.runs, self.draws,
-                      self.seed)  # fmt: skip
+                       self.seed, self.method_version)  # fmt: skip
 
 
 def fit_key(
-    method: str, settings: Mapping[str, Any], recipe_hash: str, fingerprint: str, runs: int, draws: int, seed: int
+    method: str,
+    settings: Mapping[str, Any],
+    recipe_hash: str,
+    fingerprint: str,
+    runs: int,
+    draws: int,
+    seed: int,
+    version: int,
 ) -> str:
-    """Return 16 hex digits of the sha256 over everything that decides a method's draws."""
-    facts = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
+    """Return 16 hex digits of the sha256 over everything that decides a method's draws.
+
+    The version counts from 2 on: with version 1 the key is that of package versions that knew no version.
+    """
+    facts: list[Any] = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
+    facts += [version] if version > 1 else []
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -194,9 +208,9 @@ def fit(
             raise UsageError(what, expected=f"{least} or more", found=str(number))
     root = Path(out).expanduser().absolute()
     name = draws_name(recipe, chosen_method.name, 1 if chosen_method.independent else runs)
-    settings = asdict(chosen_method)
+    settings, version = asdict(chosen_method), version_of(chosen_method)
     fingerprint = recipe.split("train").fingerprint
-    key = fit_key(chosen_method.name, settings, recipe.hash, fingerprint, runs, draws, seed)
+    key = fit_key(chosen_method.name, settings, recipe.hash, fingerprint, runs, draws, seed, version)
     architecture = recipe.skeleton if recipe.build is not None else None
     known_fit = read_fit_record(root, name)
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
@@ -206,8 +220,8 @@ def fit(
         if known_fit is not None and not chosen_method.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
-                expected=f"none, or draws of {chosen_method.name} with settings {json.dumps(settings)}",
-                found=f"settings {json.dumps(dict(known_fit.settings))}",
+                expected=f"none, or draws of {chosen_method.name} with settings {_settings_text(settings, version)}",
+                found=f"settings {_settings_text(known_fit.settings, known_fit.method_version)}",
                 do=f"Give another folder, or delete manifests/{name}.parquet there",
                 collection=name,
             )
@@ -218,17 +232,21 @@ def fit(
         train_members(recipe, root, name, draws, device, say)
     else:
         problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
-        finished_runs = chosen_method.fit(problem, runs, draws, seed)
+        finished_runs = _fit_runs(chosen_method, problem, runs, draws, seed)
         with torch.random.fork_rng(devices=[]):  # networks are built there
             _store_draws(finished_runs, chosen_method, recipe, root, name, settings, device)
         facts = [dict(run.facts) for run in finished_runs]
     seconds = time.monotonic() - began
     record = Fit(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds,
-                 facts, _versions(chosen_method))  # fmt: skip
+                 facts, _versions(chosen_method), version)  # fmt: skip
     with replace_file(_record_path(root, name)) as file:
         file.write(json.dumps(asdict(record), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
     return load(name, source=root, architecture=architecture)
+
+
+def _settings_text(settings: Mapping[str, Any], version: int) -> str:
+    return json.dumps(dict(settings)) + (f" and version {version}" if version > 1 else "")
 
 
 def read_fit_record(root: Path, name: str) -> Fit | None:
@@ -237,6 +255,13 @@ def read_fit_record(root: Path, name: str) -> Fit | None:
         return Fit(**json.loads(_record_path(root, name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
+
+
+def _fit_runs(method: Method, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
+    """Fit a method, on one thread if the network is tiny; return its runs."""
+    parameters = sum(parameter.numel() for parameter in problem.network().parameters())
+    with one_thread(is_tiny(parameters, problem.device)):
+        return method.fit(problem, runs, draws, seed)
 
 
 def _record_path(root: Path, name: str) -> Path:
@@ -333,7 +358,7 @@ def search(
     for method in methods:
         began = time.monotonic()
         try:
-            finished_runs = method.fit(problem, runs, draws, seed)
+            finished_runs = _fit_runs(method, problem, runs, draws, seed)
             figures = [held_out_figures(problem, run.states) for run in finished_runs]
             accuracy, nll = (sum(values) / len(values) for values in zip(*figures, strict=True))
             failed = ""

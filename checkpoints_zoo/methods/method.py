@@ -45,6 +45,9 @@ class Method(Protocol):
         source: the paper.
         needs: packages that it needs beside this one, as pip takes them.
         independent: whether each run is one independently trained member.
+
+    A class may have a `version`, a whole number: it rises when the same settings give other draws, so that stored draws
+    are fitted again. Without one it is 1.
     """
 
     name: ClassVar[str]
@@ -71,6 +74,18 @@ class Method(Protocol):
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries on a problem."""
+
+
+def version_of(method: Method | type[Method]) -> int:
+    """Return the version of a method, 1 if its class has none.
+
+    Raises:
+        UsageError: a version that is not a whole number from 1.
+    """
+    version = getattr(method, "version", 1)
+    if not whole_number(1).fits(version):
+        raise UsageError(f"version of {method.name}", expected=whole_number(1).expected, found=repr(version))
+    return int(version)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ TRACE_ERRORS = (
 
 # Descriptions may come from anyone: a bound keeps a damaged one from taking all memory.
 _MAX_ARGUMENT = 65_536
+_MAX_LENGTH = 1_024
 
 Build = Callable[[], nn.Module]
 
@@ -49,8 +50,10 @@ _ARGUMENT_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int | None": (f"a whole number in 1-{_MAX_ARGUMENT}, or none", lambda value: value is None or _is_whole(value)),
     "bool": ("true or false", lambda value: type(value) is bool),
     "tuple[int, ...]": (
-        f"a list of whole numbers in 1-{_MAX_ARGUMENT}",
-        lambda value: isinstance(value, (list, tuple)) and all(_is_whole(v) for v in value),
+        f"a list of at most {_MAX_LENGTH:,} whole numbers in 1-{_MAX_ARGUMENT}",
+        lambda value: (
+            isinstance(value, (list, tuple)) and len(value) <= _MAX_LENGTH and all(_is_whole(v) for v in value)
+        ),
     ),
 }
 
@@ -85,7 +88,9 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
             )
         expected, fits = _ARGUMENT_TYPES[str(known[argument].annotation)]
         if not fits(value):
-            raise UsageError(f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value))
+            raise UsageError(
+                f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value)[:80]
+            )
     return ARCHITECTURES[name](
         **{argument: tuple(v) if isinstance(v, list) else v for argument, v in arguments.items()}
     )

@@ -15,6 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
@@ -29,8 +30,8 @@ _BATCH = 1 << 28  # bytes of members that are read at once
 PANEL = (4.6, 4.0)  # inches
 
 
-@dataclass(frozen=True, eq=False)
-class Alignment:
+@dataclass(frozen=True, eq=False, repr=False)
+class Alignment(Printed):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
@@ -52,8 +53,21 @@ class Alignment:
     before: Tensor
     after: Tensor
 
+    def _one_line(self) -> str:
+        return f"{self.collection!r}, {len(self)} members aligned to {self.to}"
+
+    def to_text(self) -> str:
+        """Return a table with one row a member."""
+        note = f"Aligned to {self.to}; random permutations need {self.expected:.4g} transpositions on average."
+        return f"{text_table(self.rows())}\n\n{note}"
+
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def moved(self) -> Tensor:
+        """Which members are not the reference itself, (member) bool: those at a distance from it."""
+        return self.before > 0
 
     @property
     def total(self) -> Tensor:
@@ -207,7 +221,9 @@ def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
 
 
 def draw_distances(axes: Axes, result: Alignment) -> None:
-    axes.scatter(result.before.tolist(), result.after.tolist(), s=14, color=BLUE, edgecolors="none")
+    """Draw the squared distance of each member but the reference, before and after alignment."""
+    shown = result.moved
+    axes.scatter(result.before[shown].tolist(), result.after[shown].tolist(), s=14, color=BLUE, edgecolors="none")
     most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, most)
@@ -218,9 +234,12 @@ def draw_distances(axes: Axes, result: Alignment) -> None:
 
 
 def draw_transpositions(axes: Axes, result: Alignment) -> None:
-    """Draw one box for each group: its transpositions as a share of the largest possible number."""
+    """Draw one box for each group: its transpositions as a share of the largest possible number.
+
+    The reference is left out: its own permutation is the identity.
+    """
     groups = [name for name, size in result.sizes.items() if size > 1]
-    shares = [(result.transpositions[name] / (result.sizes[name] - 1)).tolist() for name in groups]
+    shares = [(result.transpositions[name][result.moved] / (result.sizes[name] - 1)).tolist() for name in groups]
     if groups:
         axes.boxplot(shares, orientation="horizontal", widths=0.6, flierprops={"markersize": 3})
         axes.set_yticks(range(1, len(groups) + 1), [f"{n} ({result.sizes[n]})" for n in groups], parse_math=False)

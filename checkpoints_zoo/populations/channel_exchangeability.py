@@ -17,6 +17,7 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.text import align_columns
+from checkpoints_zoo.populations.independent_units import draw_one_a_unit, unit_numbers
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.table import Group
@@ -58,7 +59,7 @@ class Corollary:
     """The test of every layer.
 
     Args:
-        ids: of the members.
+        ids: of the members that were tested.
         layers: in topological order.
         simulations: of the null distribution, a layer.
         seed: of simulations, ties and random p-values.
@@ -92,12 +93,13 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
     """Test each layer: is its largest weight equally often in each of its units? Return the p-values.
 
     Args:
-        members: two or more of one architecture, independent of each other, one snapshot of each.
+        members: of one architecture, one snapshot of each. Members are independent; of draws, one of each run is
+            tested, chosen at random, as draws of one run depend on each other. Two members or runs, or more.
         seed, simulations: as in `check_layers`.
 
     Raises:
         SymmetryError: an architecture whose symmetries can't be derived.
-        UsageError: too few members, or several snapshots of one.
+        UsageError: fewer than two members or runs, or several snapshots of one member.
         SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
 
     >>> import checkpoints_zoo as zoo
@@ -113,6 +115,12 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         raise UsageError(
             f"members of {members.name}", expected="one snapshot of each", found="several", do="Leave snapshots out"
         )
+    numbers = unit_numbers(members)[0]
+    if len(set(numbers)) < 2:
+        do = "Select draws of several runs: draws of one run share its start"
+        found = f"{len(members)} of {len(set(numbers))} run"
+        raise UsageError(f"draws of {members.name}", expected="two runs or more", found=found, do=do)
+    members = members.take(sorted(draw_one_a_unit(numbers, seed)))
     parts: dict[str, list[Tensor]] = {}
     for _, params in members.batches(members._members_within(_BATCH)):
         for name, values in largest_weights(table, params).items():

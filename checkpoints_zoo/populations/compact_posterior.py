@@ -21,6 +21,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, panels_figure, path_of, save
 from checkpoints_zoo.evaluation.metrics import Interval
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
@@ -47,8 +48,8 @@ NAMES = {"members": "members", "q_d": "$q_d$, before alignment", "q_r": "$q_r$, 
 SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
 
 
-@dataclass(frozen=True, eq=False)
-class Compact:
+@dataclass(frozen=True, eq=False, repr=False)
+class Compact(Printed):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:
@@ -90,6 +91,22 @@ class Compact:
     levels: tuple[float, ...] = field(repr=False)
     pruning: Mapping[str, Mapping[str, tuple[float, ...]]] = field(repr=False)
     drawing: Mapping[str, tuple[float, ...]] = field(repr=False)
+
+    def _one_line(self) -> str:
+        return f"{self.collection!r}, {self.members} members aligned to {self.to}, gain {self.gain}"
+
+    def to_text(self) -> str:
+        """Return a table of the Gaussians' figures against the ensemble."""
+        names = list(dict.fromkeys(name for figures in self.table.values() for name in figures))
+        rows = [
+            {"figure": name}
+            | {of: str(figures[name]) if name in figures else "-" for of, figures in self.table.items()}
+            for name in names
+        ]
+        measured = (
+            f"on {self.data.split(' ')[0]}, {self.inputs:,} inputs; accuracy of q_r minus that of q_d: {self.gain}"
+        )
+        return f"{text_table(rows)}\n\n{self.members:,} members, {self.samples:,} samples, {measured}."
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a figure: of, figure, value, low, high, held_out."""

@@ -9,6 +9,7 @@ no unit and is not scaled. How the paper scales its column "MMD", and how it com
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import superseded_names
+from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
     ALL_TENSORS,
     Blocks,
@@ -32,9 +35,8 @@ from checkpoints_zoo.populations.kernels import (
     Stacked,
     choose_groups,
     choose_kernels,
-    draw_permutations,
+    estimate_mmd2,
     measure_distances,
-    permutation_test,
 )
 
 if TYPE_CHECKING:
@@ -58,18 +60,19 @@ class Discrepancy:
         kernels: (name, bandwidth) of each kernel.
         values: MMD² with each kernel, unbiased: it may be below 0.
         value: their mean, which is the MMD² of the mean of the kernels.
-        p_value: of the permutation test over all kernels: share of permutations at least as far apart.
+        p_value: of the permutation test over all kernels: share of permutations at least as far apart. None if a set
+            has fewer than two independent units, or if both have one in common: see `mmd`.
     """
 
     weights: int
     kernels: tuple[tuple[str, float], ...]
     values: tuple[float, ...]
     value: float
-    p_value: float
+    p_value: float | None
 
 
-@dataclass(frozen=True)
-class MMD:
+@dataclass(frozen=True, repr=False)
+class MMD(Printed):
     """MMD² of two sets of members, group by group of their tensors.
 
     Args:
@@ -85,14 +88,22 @@ class MMD:
     permutations: int
     groups: Mapping[str, Discrepancy]
 
+    def _one_line(self) -> str:
+        return f"{self.members[0]} and {self.members[1]} members, value={self.value:.4g}, p_value={self.p_value:.3g}"
+
+    def to_text(self) -> str:
+        """Return a table with one row a group of tensors."""
+        sets = f"{self.members[0]:,} against {self.members[1]:,} members; {self.permutations:,} permutations."
+        return f"{text_table(self.rows(), 60)}\n\n{sets}"
+
     @property
     def value(self) -> float:
         """MMD² of all weights together, mean over kernels."""
         return self.groups[ALL_TENSORS].value
 
     @property
-    def p_value(self) -> float:
-        """Of all weights together."""
+    def p_value(self) -> float | None:
+        """Of all weights together; None if there is no exact test."""
         return self.groups[ALL_TENSORS].p_value
 
     def __getitem__(self, group: str) -> Discrepancy:
@@ -143,8 +154,8 @@ class MMD:
         return {**sets, "permutations": self.permutations}
 
 
-@dataclass(frozen=True)
-class NS:
+@dataclass(frozen=True, repr=False)
+class NS(Printed):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
@@ -158,6 +169,19 @@ class NS:
     scale: str | None
     permute: str | None
     streams: bool
+
+    def _one_line(self) -> str:
+        first, second = self.mmd.members
+        removed = f"scale={self.scale!r}, permute={self.permute!r}, streams={self.streams}"
+        return f"{first} and {second} members, mmd={self.mmd.value:.4g}, ns={self.ns.value:.4g}, {removed}"
+
+    def to_text(self) -> str:
+        """Return a table with one row a group of tensors, before and after removing symmetries."""
+        sets = (
+            f"{self.mmd.members[0]:,} against {self.mmd.members[1]:,} members; {self.mmd.permutations:,} permutations."
+        )
+        removed = f"NS: symmetries removed by scale={self.scale}, permute={self.permute}, streams={self.streams}."
+        return f"{text_table(self.rows(), 60)}\n\n{sets}\n{removed}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a group: as of `mmd`, and without symmetries ns_mmd2 and ns_p_value."""
@@ -202,10 +226,15 @@ def mmd(
     the permutations and the data. So the level is exact for any number of kernels, members and permutations:
     p = (1 + number of the B permutations with a statistic at least as large) / (1 + B).
 
+    Permutations exchange independent units: members, or runs, as draws of one run depend on each other. If all runs
+    have the same number of draws, whole runs are exchanged; otherwise the test takes one draw of each run, chosen at
+    random, and MMD² all draws. p is None if a set has fewer than two units, such as draws of one run, or if both sets
+    share a unit. Runs of different methods that start at the same modes depend on each other too, which no row shows.
+
     Args:
         first, second: of one architecture, two members or more each; canonical or aligned views are read as such.
-            Without a second set, members at even positions are compared with those at odd ones. Running statistics
-            are no weights.
+            Without a second set, units at even positions are compared with those at odd ones (of one unit, its
+            members). Running statistics are no weights.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
         permutations: B.
         grid: the pairs that bandwidths are taken from. "pooled": all pairs, which permutations do not change. "cross":
@@ -216,7 +245,7 @@ def mmd(
         device: where to compute; it needs float64.
         memory: bytes of members in memory at once, beside 16 (m + n)² bytes a group of tensors. If it is too small
             for all members, they are read several times.
-        seed: of the permutations.
+        seed: of the permutations, and of the draws that take part.
 
     Raises:
         UsageError: one member, or groups, bandwidths, permutations or a device that do not exist.
@@ -233,9 +262,11 @@ def mmd(
     counts = len(first), len(second)
     citations = first.citation, second.citation
     read_blocks = _read_in_blocks(first, second, names, device, memory)
-    return compare_blocks(
-        read_blocks, counts, choose_groups(groups, names), citations, permutations, grid, widths, device, seed
-    )
+    arguments.check_draws(seed)
+    units = unit_numbers(first, second)
+    exchange = Exchange.of_units(units[0], units[1], seed)
+    tensors = choose_groups(groups, names)
+    return compare_blocks(read_blocks, counts, exchange, tensors, citations, permutations, grid, widths, device, seed)
 
 
 def ns(
@@ -298,7 +329,7 @@ def distances_between(
 
 
 def _check_sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
-    """Return both sets; without a second one, the members of the first at even positions and at odd ones.
+    """Return both sets; without a second one, the units of the first at even positions and at odd ones.
 
     Raises:
         UsageError: fewer than two members in one, or something that has no weights.
@@ -310,7 +341,7 @@ def _check_sets(first: Collection, second: Collection | None) -> tuple[Collectio
                 expected="collections, as `zoo.load` gives them: their weights are compared",
                 found=type(members).__name__,
             )
-    pair = (first[::2], first[1::2]) if second is None else (first, second)
+    pair = split_by_unit(first) if second is None else (first, second)
     _check_counts([len(members) for members in pair])
     return pair
 
@@ -346,6 +377,7 @@ def _read_in_blocks(
 def compare_blocks(
     read_blocks: Blocks,
     counts: tuple[int, ...],
+    exchange: Exchange | None,
     groups: Mapping[str, Sequence[str]],
     citations: tuple[str, str],
     permutations: int,
@@ -359,6 +391,7 @@ def compare_blocks(
     Args:
         read_blocks: gives the members of both sets from a position on, the first set first.
         counts: members of each set.
+        exchange: what the permutation test exchanges; None for no test.
         groups: name -> names of tensors.
         citations: of the two sets, "" for none.
         permutations, grid, widths, device, seed: as in `mmd`.
@@ -372,11 +405,11 @@ def compare_blocks(
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     place = _check_float64(device)
-    chosen = draw_permutations(first, second, permutations, seed).to(place)
     by_group = {}
     for name, distances in _check_finite(measure_distances(read_blocks, first + second, groups, place)).items():
         kernels = choose_kernels(distances, first, grid, widths)
-        values, p_value = permutation_test(distances, kernels, chosen)
+        values = estimate_mmd2(distances, kernels, first)
+        p_value = None if exchange is None else exchange.test(distances, grid, widths, permutations, seed)
         by_group[name] = Discrepancy(distances.weights, kernels, values, sum(values) / len(values), p_value)
     return MMD(*citations, (first, second), permutations, by_group)
 
@@ -413,7 +446,10 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spaced)
     figure.suptitle(title(before), fontsize=12, fontweight="bold", parse_math=False)
-    note = f"MMD²: unbiased, mean over kernels. p: {before.permutations:,} permutations; not adjusted for many layers."
+    test = f"p: {before.permutations:,} permutations; not adjusted for many layers"
+    note = (
+        f"MMD²: unbiased, mean over kernels. {'No p: too few independent units' if before.p_value is None else test}."
+    )
     figure.supxlabel(note, fontsize=8, color=GREY)
     grid = figure.add_gridspec(1, 2)
     left = figure.add_subplot(grid[0], label="mmd")
@@ -457,7 +493,7 @@ def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
     """
     names = list(before.groups)
     for result, colour, marker, label in _series(before, after):
-        values = [result.groups[name].p_value for name in names]
+        values = [math.nan if (p := result.groups[name].p_value) is None else p for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
     axes.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
     axes.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))

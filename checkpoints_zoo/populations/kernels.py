@@ -237,39 +237,48 @@ def unbiased_mmd2(kernel: Tensor, chosen: Tensor) -> Tensor:
     return within / (first * (first - 1)) + others / (second * (second - 1)) - 2 * across / (first * second)
 
 
+def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], first: int) -> tuple[float, ...]:
+    """Estimate MMD² of two sets with each kernel, without bias; return the estimates.
+
+    Args:
+        distances: of all members, the first set first.
+        kernels: (name, bandwidth) of each.
+        first: members of the first set.
+    """
+    in_first = (torch.arange(len(distances.l2), device=distances.l2.device) < first).double()[:, None]
+    return tuple(float(unbiased_mmd2(kernel_matrix(distances, *kernel), in_first)) for kernel in kernels)
+
+
 def draw_permutations(first: int, second: int, permutations: int, seed: int) -> Tensor:
-    """Draw which members are the first set: (member, 1 + permutation) of 0 and 1; column 0 is the sets as they are."""
-    members = first + second
-    keys = torch.rand(permutations, members, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    drawn = torch.zeros(permutations + 1, members, dtype=torch.float64)
+    """Draw which units are the first set: (unit, 1 + permutation) of 0 and 1; column 0 is the sets as they are."""
+    units = first + second
+    keys = torch.rand(permutations, units, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.zeros(permutations + 1, units, dtype=torch.float64)
     drawn[0, :first] = 1
     drawn[1:].scatter_(1, keys.argsort(1)[:, :first], 1.0)
     return drawn.T.contiguous()
 
 
-def permutation_test(
-    distances: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor
-) -> tuple[tuple[float, ...], float]:
-    """Return MMD² with each kernel, and the p-value of the largest of them, standardised over permutations.
+def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor) -> float:
+    """Test the largest MMD² over the kernels, each standardised over permutations; return the p-value.
 
     The sets as they are count among the permutations for the means and deviations, so that under the null all of them
     are exchangeable and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). The
     maximum over standardised kernels takes the place of MMDAgg's search for levels.
 
     Args:
-        distances: of all members.
+        distances: of the members that take part.
         kernels: (name, bandwidth) of each.
-        chosen: (member, 1 + permutation), from `draw_permutations`.
+        chosen: (member, 1 + permutation), which members are the first set; column 0 is the sets as they are.
     """
-    values, largest = [], torch.full_like(chosen[0], -math.inf)
+    largest = torch.full_like(chosen[0], -math.inf)
     for kernel, width in kernels:
         pairs = kernel_matrix(distances, kernel, width)
         estimates = unbiased_mmd2(pairs, chosen)
-        values.append(float(estimates[0]))
         spread = float(estimates.std(correction=0))
         # A kernel with the same value for all pairs, up to rounding, holds no information.
         differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
         standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
         largest = torch.maximum(largest, standard)
     reached = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
-    return tuple(values), (1 + reached) / len(largest)
+    return (1 + reached) / len(largest)

@@ -17,6 +17,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 Params = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Barriers:
+@dataclass(frozen=True, eq=False, repr=False)
+class Barriers(Printed):
     """Loss and accuracy on the lines (1 − λ)·first + λ·second between pairs of members.
 
     Args:
@@ -53,6 +54,17 @@ class Barriers:
     inputs: int
     statistics: str
     statistics_images: int
+
+    def _one_line(self) -> str:
+        return f"{len(self)} pairs on {self.data.split(' ')[0]}, mean {self.mean} nats"
+
+    def to_text(self) -> str:
+        """Return a table with one row a pair."""
+        rows = [
+            {"first": a, "second": b, "barrier (nats)": height}
+            for (a, b), height in zip(self.pairs, self.barriers.tolist(), strict=True)
+        ]
+        return f"{text_table(rows)}\n\nMean {self.mean} nats, on {self.data.split(' ')[0]}, {self.inputs:,} inputs."
 
     def __len__(self) -> int:
         return len(self.pairs)

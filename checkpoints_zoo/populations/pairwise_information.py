@@ -25,6 +25,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, sa
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
@@ -49,8 +50,8 @@ BARS = 40  # of a histogram, at most
 DOTS = 3000  # pairs that are drawn as dots; more pairs are drawn as counts in hexagons
 
 
-@dataclass(frozen=True)
-class Pairwise:
+@dataclass(frozen=True, repr=False)
+class Pairwise(Printed):
     """Figures of all pairs of some members, and their means with intervals.
 
     Args:
@@ -70,6 +71,18 @@ class Pairwise:
     inside: Pairs
     outside: Pairs | None
     figures: Mapping[str, Interval]
+
+    def _one_line(self) -> str:
+        figures = ", ".join(f"{name} {x.value:.4g}" for name, x in self.figures.items())
+        return (
+            f"{self.collection!r}, {len(self)} pairs of {len(self.ids)} members on {self.data.split(' ')[0]}, {figures}"
+        )
+
+    def to_text(self) -> str:
+        """Return a table of the means over pairs, with their intervals."""
+        rows = [{"figure": n, "mean": as_text(x), "unit": FIGURES[n][0]} for n, x in self.figures.items()]
+        pairs = f"{len(self):,} pairs of {len(self.ids):,} members of {self.collection}, on {self.data.split(' ')[0]}"
+        return f"{text_table(rows)}\n\n{pairs}{f'; OOD: {self.ood.split()[0]}' if self.ood else ''}."
 
     def __len__(self) -> int:
         return len(self.ids) * (len(self.ids) - 1) // 2
@@ -255,7 +268,7 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
             values.append(slope.clamp(-1, 1).atanh() if differ else slope.new_tensor(math.nan))
         return torch.stack(values)
 
-    results = metrics.jackknife(figure, members, seed=seed)
+    results = metrics.jackknife(figure, members, seed=seed, skewness=True)
     by_name = zip(matrices, results[: len(matrices)], strict=True)
     intervals = {name: _shift(x, means[name], FIGURES[name][0]) for name, x in by_name}
     if with_ood:

@@ -24,6 +24,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import figure_of
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import Predictions
 
@@ -37,8 +38,8 @@ FIGURES = {
 }
 
 
-@dataclass(frozen=True)
-class PredictiveComparison:
+@dataclass(frozen=True, repr=False)
+class PredictiveComparison(Printed):
     """Two predictives compared with each other; a predictive is the mean of its members' probabilities.
 
     Args:
@@ -55,6 +56,16 @@ class PredictiveComparison:
     data: str
     inputs: int
     figures: Mapping[str, Interval]
+
+    def _one_line(self) -> str:
+        figures = ", ".join(f"{name} {x.value:.4g}" for name, x in self.figures.items())
+        return f"{self.members[0]} and {self.members[1]} members on {self.data.split(' ')[0]}, {figures}"
+
+    def to_text(self) -> str:
+        """Return a table of the figures, with their intervals."""
+        rows = [{"figure": n, "value": str(x), "unit": FIGURES[n][0]} for n, x in self.figures.items()]
+        sets = f"{self.members[0]:,} against {self.members[1]:,} members"
+        return f"{text_table(rows)}\n\n{sets}, on {self.data.split(' ')[0]}, {self.inputs:,} inputs."
 
     def __getitem__(self, figure: str) -> Interval:
         """Return a figure.

@@ -315,38 +315,52 @@ def on_hub(repo: hub.Repo) -> dict[str, File]:
     }
 
 
-def in_folder(root: Path, grounds: Sequence[Path]) -> dict[str, File]:
-    """List the files below a folder, those of hidden folders aside; return them by path.
+def in_folder(root: Path, allowed: Sequence[Path]) -> dict[str, File]:
+    """List the files below a folder, without hidden folders; return path -> file.
 
-    Links are followed to files, not into folders. A link to nothing is an empty file; one that leads out is none.
+    Links are followed, each folder once. A link to nothing is an empty file. A link that leads out of the allowed
+    folders is not listed.
 
     Args:
         root: the folder.
-        grounds: folders that links may lead into.
+        allowed: folders that links may lead into.
     """
-    return dict(_walked(root, [ground.resolve() for ground in grounds]))
+    return dict(_walk(root, [folder.resolve() for folder in allowed]))
 
 
-def _walked(root: Path, grounds: Sequence[Path]) -> Iterator[tuple[str, File]]:
-    def refused(error: OSError) -> None:
+def _walk(root: Path, allowed: Sequence[Path]) -> Iterator[tuple[str, File]]:
+    def refuse(error: OSError) -> None:
         raise error
 
-    for at, folders, names in os.walk(root, onerror=refused):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(at, name)
-            if path.is_symlink() and not any(path.resolve().is_relative_to(ground) for ground in grounds):
+    def leads_out(path: Path) -> bool:
+        return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
+
+    visited: set[Path] = set()
+    starts = [root]  # links to folders come last: a folder is listed by its own path if it has one
+    for start in starts:
+        for place, folders, names in os.walk(start, onerror=refuse):
+            if (resolved := Path(place).resolve()) in visited:
+                folders[:] = []
                 continue
-            try:
-                found = path.stat()
-            except OSError:
-                found = None
-            if found is not None and not stat.S_ISREG(found.st_mode):  # reading a pipe would never end
-                continue
-            size = found.st_size if found else 0
-            linked = found is not None and (path.is_symlink() or found.st_nlink > 1)
-            content = f"inode {found.st_dev}:{found.st_ino}" if found and linked else ""
-            yield path.relative_to(root).as_posix(), File(size, content, True, _reader(path))
+            visited.add(resolved)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            starts += [link for n in folders if (link := Path(place, n)).is_symlink() and not leads_out(link)]
+            for name in sorted(names):
+                path = Path(place, name)
+                if not leads_out(path) and (file := _file(path)) is not None:
+                    yield path.relative_to(root).as_posix(), file
+
+
+def _file(path: Path) -> File | None:
+    """Return a file of a folder; None for what is no file, such as a pipe, whose reading would never end."""
+    try:
+        status = path.stat()
+    except OSError:
+        return File(0, "", True, _reader(path))
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    content = f"inode {status.st_dev}:{status.st_ino}" if path.is_symlink() or status.st_nlink > 1 else ""
+    return File(status.st_size, content, True, _reader(path))
 
 
 def _reader(path: Path) -> Callable[[int, int], bytes]:

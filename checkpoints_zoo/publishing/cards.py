@@ -8,7 +8,6 @@ that is not `Markup`, and what is `Markup` is made by the functions of `formats.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import re
@@ -27,7 +26,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, STYLE, histogram_edges
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, histogram_edges, png_bytes
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
@@ -581,15 +580,7 @@ def picture(name: str, rows: pa.Table, description: Description) -> bytes | None
     section = Section(name, description, rows)
     if not section.finite("test_accuracy"):
         return None
-    import matplotlib as mpl
-
-    drawn = io.BytesIO()
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        facts = {"Title": f"{name}: test figures of its members", "Software": "checkpoints_zoo"}
-        draw(section).savefig(drawn, format="png", backend="agg", metadata=facts)
-    return drawn.getvalue()
+    return png_bytes(lambda: draw(section), f"{name}: test figures of its members")
 
 
 def draw(section: Section) -> Figure:
@@ -600,19 +591,18 @@ def draw(section: Section) -> Figure:
     accuracies, losses = [100 * v for v in section.finite("test_accuracy")], section.finite("test_nll")
     sets = {d for d in section.members["eval_data"] if d}
     (named,) = sets if len(sets) == 1 else ("",)
-    # The font may lack other letters, and a dollar begins a formula.
-    named = named if len(named) <= 60 and named.isascii() and named.isprintable() else ""
+    named = named if len(named) <= 60 else ""
     figure = Figure(figsize=INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03))
     title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {named}' if named else ''}"
-    figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold", parse_math=False)
+    figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
     panels = figure.add_gridspec(1, 2 if losses else 1)
-    _histogram(figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE)
+    _histogram(figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, most=100)
     if losses:
         _histogram(figure.add_subplot(panels[1], label="test_nll"), losses, "test NLL (nats)", GREEN)
     return figure
 
 
-def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
+def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, most: float | None = None) -> None:
     """Draw how values spread, their mean, and their ends, of which one member is hardly a bar."""
     sides = histogram_edges(values)
     heights, *_ = axes.hist(values, sides, color=colour, alpha=0.85, edgecolor="white")
@@ -629,6 +619,8 @@ def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str) -> 
     if len(sides) <= FEWEST_BARS:
         middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * FEWEST_BARS / 2
         axes.set_xlim(middle - half, middle + half)
+    if most is not None:
+        axes.set_xlim(right=min(axes.get_xlim()[1], max(most, sides[-1])))
     axes.locator_params(axis="y", integer=True)
     axes.locator_params(axis="x", nbins=6)
     axes.ticklabel_format(axis="x", useOffset=False)

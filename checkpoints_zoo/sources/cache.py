@@ -123,7 +123,7 @@ def find_member(repo: str, name: str, size: int) -> Path | None:
     for place in cache_folders(repo):
         path = place / "members" / name
         try:
-            if path.stat().st_size == size:
+            if path.is_file() and path.stat().st_size == size:
                 return path
         except OSError:
             continue
@@ -221,6 +221,8 @@ class Draft:
     def keep(self) -> None:
         """Give the file its final name."""
         self._close()
+        if self.path.is_dir() and not self.path.is_symlink():  # something else made it
+            shutil.rmtree(self.path)
         self.temporary.replace(self.path)
 
     def discard(self) -> None:

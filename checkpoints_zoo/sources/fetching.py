@@ -17,7 +17,7 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key, format_ids
-from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
+from checkpoints_zoo.formats.shard_files import Location, check_own_header, file_stamp, tensor_prefix
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
@@ -28,6 +28,7 @@ CONNECTIONS = 8
 WHOLE_FILE_SHARE = 0.4  # a file is fetched whole if the members take a larger share of it
 
 _remote_files: dict[tuple[Repo, str], RemoteFile] = {}  # one HEAD for each file in a process
+_verified: dict[tuple[Path, int, str], tuple[int, ...]] = {}  # (file, offset, sha256) -> identity of the hashed file
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,10 @@ def fetch_predicted(
         partly_cached = {x.repo_path for x in (locations if whole else wanted)}
         on_the_way = _fetch_missing(repo, name, missing, heads, partly_cached)
         arrived, irregular = _find_local(repo, missing, heads)
+        wrong = [x for x in missing if x not in arrived and x.repo_path not in {*on_the_way, *irregular}]
+        if wrong and not on_the_way and not irregular:  # in whole files: by ranges they arrive, or the error says why
+            on_the_way = _fetch_missing(repo, name, wrong, heads, {x.repo_path for x in wrong})
+            arrived |= _find_local(repo, wrong, heads)[0]
         return locations | arrived, sorted({*on_the_way, *irregular})
     return locations, []
 
@@ -158,28 +163,40 @@ def _find_local(
     repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes]
 ) -> tuple[dict[WantedMember, Location], list[str]]:
     """Look for members in the client's cache, then in ours; return locations, and the paths of irregular archives."""
-    files = {x.repo_path: None for x in wanted}
+    files = list(dict.fromkeys(x.repo_path for x in wanted))
     whole_files = {repo_path: path for repo_path in files if (path := hub.cached_file(repo, repo_path)) is not None}
-    records = {
-        repo_path: cache.read_file_record(repo.id, repo.commit, repo_path)
-        for repo_path in files
-        if repo_path not in whole_files
-    }
+    records = {repo_path: cache.read_file_record(repo.id, repo.commit, repo_path) for repo_path in files}
     locations, irregular = {}, set[str]()
     for x in wanted:
-        if x.repo_path in whole_files:
-            if x.is_proven is not None and not x.is_proven(_read_bytes(whole_files[x.repo_path], x.begin, x.offset)):
+        whole_file, record = whole_files.get(x.repo_path), records[x.repo_path]
+        if whole_file is not None:
+            if x.is_proven is not None and not x.is_proven(_read_bytes(whole_file, x.begin, x.offset)):
                 irregular.add(x.repo_path)
                 continue
-            locations[x] = Location(x.key[0], x.prefix, whole_files[x.repo_path], x.offset, x.layout)
-        elif (record := records[x.repo_path]) is not None:
+            if _is_intact(whole_file, x.offset, x):
+                locations[x] = Location(x.key[0], x.prefix, whole_file, x.offset, x.layout)
+                continue
+        if record is not None:
             head = heads[id(x.layout)]
             start = len(head) or x.layout.lead
             name = cache.member_file_name(record[0], x.offset, x.layout, head, x.name_in_archive)
             path = cache.find_member(repo.id, name, start + x.layout.nbytes)
-            if path is not None:
+            if path is not None and _is_intact(path, start, x):
                 locations[x] = Location(x.key[0], "", path, start, x.layout)
     return locations, sorted(irregular)
+
+
+def _is_intact(path: Path, offset: int, x: WantedMember) -> bool:
+    """Say whether a cached file has a member's bytes, by their hash: once in a process for each state of the file."""
+    if x.sha256 is None:
+        return True
+    key, identity = (path, offset, x.sha256), file_stamp(path)
+    if _verified.get(key) != identity:
+        raw = _read_bytes(path, offset, offset + x.layout.nbytes)
+        if len(raw) < x.layout.nbytes or content_hash(x.layout, raw) != x.sha256:
+            return False
+        _verified[key] = identity
+    return True
 
 
 def _read_bytes(path: Path, begin: int, end: int) -> bytes:
@@ -220,6 +237,7 @@ def _fetch_missing(
         for repo_path, remote in remotes.items():
             still_missing = [x for x in files[repo_path] if x not in already_there]
             is_untouched = repo_path not in partly_cached and len(still_missing) == len(files[repo_path])
+            is_untouched = is_untouched and hub.cached_file(repo, repo_path) is None
             if is_untouched and sum(x.end - x.begin for x in still_missing) > WHOLE_FILE_SHARE * remote.size:
                 hub.fetch_file(repo, repo_path)
                 continue

@@ -143,6 +143,8 @@ class FolderSource(Source):
 
     def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives; return them."""
+        for path in archives:  # none may be a link that leads out of the source
+            self.local_path(path)
         return indexing.open_local(self.root, archives)
 
     def manifest_path(self, name: str) -> Path:

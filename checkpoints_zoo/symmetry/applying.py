@@ -19,11 +19,11 @@ _CHUNK = 1 << 18  # indices of one gather: 2 MB fit into the cache
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
-    """Scale, then permute; return new tensors in the same dtypes.
+    """Scale, change signs, then permute; return new tensors in the same dtypes.
 
-    Args, Raises: see `rescale` and `permute`.
+    Args, Raises: see `rescale`, `flip` and `permute`.
     """
-    return permute(table, rescale(table, params, element.scales), element.permutations)
+    return permute(table, flip(table, rescale(table, params, element.scales), element.signs), element.permutations)
 
 
 def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -72,6 +72,28 @@ def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Ten
     check_symmetry(table, Element({}, scales))
     _check_members(count_members(table, params), scales)
     return {name: rescale_tensor(table.tensors[name], tensor, scales) for name, tensor in params.items()}
+
+
+def flip(table: Table, params: Mapping[str, Tensor], signs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Multiply tensors by signs; return them. Tensors without a sign are returned as they are.
+
+    Args:
+        table: the network's symmetry table.
+        params: name -> (*shape), or (member, *shape); names may be missing.
+        signs: name -> 1 or -1, (value), the same for all members, or (member, value). Signs without an entry are 1.
+
+    Raises:
+        LayoutError: a tensor is unknown to the table or has another shape.
+        UsageError: a sign is unknown, not 1 or -1, or given for another number of members.
+    """
+    check_symmetry(table, Element(signs=signs))
+    _check_members(count_members(table, params), signs)
+    return {name: flip_tensor(table.tensors[name], tensor, signs) for name, tensor in params.items()}
+
+
+def flip_tensor(axes: Axes, tensor: Tensor, signs: Mapping[str, Tensor]) -> Tensor:
+    """Multiply one tensor by its signs; return it, see `flip`."""
+    return rescale_tensor(Axes(axes.shape, axes.role, 0.0, axes.moves, axes.signs), tensor, signs)
 
 
 def count_members(table: Table, params: Mapping[str, Tensor]) -> int | None:
@@ -140,6 +162,7 @@ def check_element(table: Table, element: Element, members: int | None) -> None:
     check_symmetry(table, element)
     _check_members(members, element.permutations)
     _check_members(members, element.scales)
+    _check_members(members, element.signs)
 
 
 def _check_members(members: int | None, values: Mapping[str, Tensor]) -> None:

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.symmetry.table import Group, Scale, Table
+from checkpoints_zoo.symmetry.table import Group, Scale, Sign, Table
 
 
 @dataclass(frozen=True)
 class Element:
-    """One symmetry, or one for each member. Scales are applied first, then permutations.
+    """One symmetry, or one for each member. Scales and signs are applied first, then permutations.
 
     Args:
         permutations: group -> int64 (unit) or (member, unit): unit u becomes the former unit
             permutation[u]. Groups without an entry stay as they are.
         scales: scale -> positive (value) or (member, value). Scales without an entry are 1.
+        signs: sign -> 1 or -1, (value) or (member, value). Signs without an entry are 1.
     """
 
     permutations: Mapping[str, Tensor] = field(default_factory=dict)
     scales: Mapping[str, Tensor] = field(default_factory=dict)
+    signs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def select(self, members: Tensor | int) -> Element:
+        """Return the symmetry of one member, or the symmetries of some members."""
+        return Element(*({n: v[members] for n, v in part.items()} for part in self.parts()))
+
+    @classmethod
+    def concatenate(cls, elements: Sequence[Element]) -> Element:
+        """Return the symmetries of several groups of members in one element."""
+        parts = zip(*(element.parts() for element in elements), strict=True)
+        return cls(*({n: torch.cat([values[n] for values in part]) for n in part[0]} for part in parts))
+
+    def parts(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Return permutations, scales and signs."""
+        return self.permutations, self.scales, self.signs
 
 
 def random_element(
@@ -34,7 +50,7 @@ def random_element(
     approximate: bool = False,
     spread: float = 0.5,
 ) -> Element:
-    """Draw a symmetry with uniformly distributed permutations; return it.
+    """Draw a symmetry with uniformly distributed permutations and signs; return it.
 
     Args:
         table: the network's symmetry table.
@@ -52,10 +68,12 @@ def random_element(
         for name, scale in table.scales.items()
         if scale.exact or approximate
     }
-    draws = Element({name: permutations[name] for name in table.groups}, scales)
-    if members is not None:
-        return draws
-    return Element({n: p[0] for n, p in draws.permutations.items()}, {n: s[0] for n, s in scales.items()})
+    signs = {
+        name: 2.0 * torch.randint(2, (count, sign.size), generator=generator, dtype=torch.float64) - 1
+        for name, sign in table.signs.items()
+    }
+    draws = Element({name: permutations[name] for name in table.groups}, scales, signs)
+    return draws if members is not None else draws.select(0)
 
 
 def _draw_permutation(
@@ -118,7 +136,8 @@ def inverse(table: Table, element: Element) -> Element:
         n: permute_scale(table.scales[n], table, s.reciprocal(), element.permutations)
         for n, s in element.scales.items()
     }
-    return Element(inverses, scales)
+    signs = {n: permute_scale(table.signs[n], table, s, element.permutations) for n, s in element.signs.items()}
+    return Element(inverses, scales, signs)
 
 
 def compose(table: Table, first: Element, second: Element) -> Element:
@@ -128,15 +147,16 @@ def compose(table: Table, first: Element, second: Element) -> Element:
         permutations[name] = _gather_last(first.permutations[name], p) if name in first.permutations else p
     # The scales of `second` are in the order of the moved units: bring them into the former order.
     inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
-    scales = dict(first.scales)
-    for name, s in second.scales.items():
-        values = permute_scale(table.scales[name], table, s, inverses)
-        scales[name] = scales[name] * values if name in scales else values
-    return Element(permutations, scales)
+    scales, signs = dict(first.scales), dict(first.signs)
+    for product, factors, known in ((scales, second.scales, table.scales), (signs, second.signs, table.signs)):
+        for name, values in factors.items():
+            moved = permute_scale(known[name], table, values, inverses)
+            product[name] = product[name] * moved if name in product else moved
+    return Element(permutations, scales, signs)
 
 
-def permute_scale(scale: Scale, table: Table, values: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
-    """Return the values of a scale (..., value) in the order of the permuted units."""
+def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+    """Return the values of a scale or sign (..., value) in the order of the permuted units."""
     if scale.group is None or scale.group not in permutations:
         return values
     per = scale.size // table.groups[scale.group].size
@@ -155,7 +175,8 @@ def check_symmetry(table: Table, element: Element) -> None:
     """Check that an element belongs to the symmetry group of a table.
 
     Raises:
-        UsageError: a name is unknown, a permutation is invalid or breaks blocks apart, or a scale is not positive.
+        UsageError: a name is unknown, a permutation is invalid or breaks blocks apart, a scale is not positive, or a
+            sign is not 1 or -1.
     """
     for name, p in element.permutations.items():
         group = table.groups.get(name)
@@ -176,6 +197,16 @@ def check_symmetry(table: Table, element: Element) -> None:
                 f"scale {name!r}",
                 expected=f"{scale.size} positive values, or (member, {scale.size})",
                 found=_describe(s),
+            )
+    for name, values in element.signs.items():
+        sign = table.signs.get(name)
+        if sign is None:
+            raise UsageError(f"sign {name!r}", expected=f"one among {', '.join(table.signs)}", found=repr(name))
+        if values.ndim not in (1, 2) or values.shape[-1] != sign.size or not bool((values.abs() == 1).all()):
+            raise UsageError(
+                f"sign {name!r}",
+                expected=f"{sign.size} values 1 or -1, or (member, {sign.size})",
+                found=_describe(values),
             )
 
 

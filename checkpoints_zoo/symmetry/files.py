@@ -1,4 +1,7 @@
-"""Files of symmetries: Parquet with one row for each member, and one column for each group and each scale."""
+"""Files of symmetries: Parquet with one row for each member, and one column for each group, scale and sign.
+
+Version 2 has signs; a file without signs has version 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.symmetry.elements import Element
 
-VERSION = b"1"
+VERSIONS = (b"1", b"2")
 _IDENTITY = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.string()}
 
 
@@ -32,7 +35,10 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
         columns[f"permutation {name}"] = _list_column(p.cpu().numpy().astype(np.int32))
     for name, s in element.scales.items():
         columns[f"scale {name}"] = _list_column(s.cpu().numpy().astype(np.float64))
-    table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": VERSION, b"view": view.encode()})
+    for name, s in element.signs.items():
+        columns[f"sign {name}"] = _list_column(s.cpu().numpy().astype(np.int8))
+    version = VERSIONS[bool(element.signs)]
+    table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": version, b"view": view.encode()})
     manifest.write_manifest(table, path, table.schema)
 
 
@@ -62,10 +68,10 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
         raise DamagedError(
             f"symmetries {path}", expected="a Parquet file", found=str(error).split("\n")[0], path=path
         ) from error
-    if (table.schema.metadata or {}).get(b"checkpoints_zoo_symmetries") != VERSION:
+    if (table.schema.metadata or {}).get(b"checkpoints_zoo_symmetries") not in VERSIONS:
         raise FormatError(
             f"symmetries {path}",
-            expected=f"a file that write_symmetries wrote, version {VERSION.decode()}",
+            expected=f"a file that write_symmetries wrote, version {VERSIONS[-1].decode()} or older",
             found="another",
             path=path,
         )
@@ -73,16 +79,16 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
         raise FormatError(f"symmetries {path}", expected=f"columns {', '.join(_IDENTITY)} first", found="others")
     keys = list(zip(*(table.column(c).to_pylist() for c in ("member", "epoch")), strict=True))
     _check_hashes(path, dict(zip(keys, table.column("sha256").to_pylist(), strict=True)), rows)
-    kinds = {"permutation ": torch.int64, "scale ": torch.float64}
+    kinds = {"permutation ": torch.int64, "scale ": torch.float64, "sign ": torch.float64}
     tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in kinds}
     for name in table.schema.names[3:]:
         kind = next((k for k in kinds if name.startswith(k)), None)
         if kind is None or not pa.types.is_fixed_size_list(table.schema.field(name).type):
-            raise FormatError(f"column {name!r} of {path}", expected="permutations or scales", found="another")
+            raise FormatError(f"column {name!r} of {path}", expected="permutations, scales or signs", found="another")
         column = table.column(name).combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(keys), -1)
         tensors[kind][name.removeprefix(kind)] = torch.tensor(values, dtype=kinds[kind])
-    return {key: i for i, key in enumerate(keys)}, Element(tensors["permutation "], tensors["scale "])
+    return {key: i for i, key in enumerate(keys)}, Element(*tensors.values())
 
 
 def _check_hashes(path: Path, claimed: dict[tuple[int, int], str | None], rows: pa.Table) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from checkpoints_zoo.formats.text import align_columns
 
@@ -22,12 +22,14 @@ class Table:
         tensors: the axes of each tensor of the state dict, by name.
         groups: the permutation groups by name, in topological order of their first writers.
         scales: the scales by name, in the same order.
+        signs: the signs by name, in the same order.
     """
 
     network: str
     tensors: Mapping[str, Axes]
     groups: Mapping[str, Group]
     scales: Mapping[str, Scale]
+    signs: Mapping[str, Sign] = field(default_factory=dict)
 
     def log10_permutations(self, streams: bool = True) -> float:
         """Return log10 of the number of permutations.
@@ -46,6 +48,11 @@ class Table:
     def approximate_scaling_freedom(self) -> int:
         """The number of further factors that would be free if the norms without running statistics had eps = 0."""
         return sum(scale.size for scale in self.scales.values() if not scale.exact)
+
+    @property
+    def log10_signs(self) -> float:
+        """log10 of the number of sign changes that keep the function."""
+        return sum(sign.size for sign in self.signs.values()) * math.log10(2)
 
     def __str__(self) -> str:
         return format_table(self)
@@ -104,6 +111,24 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Sign:
+    """A vector of signs, 1 or -1, that can be chosen freely: the function stays the same.
+
+    A batch norm undoes the sign of a channel if its row, its running mean and its gain change sign. Odd activations,
+    and no activation, pass signs on to the next weights.
+
+    Args:
+        name: name of the layer whose output has the signs.
+        size: number of signs.
+        group: the group whose permutation also moves the signs; None: they stay in place.
+    """
+
+    name: str
+    size: int
+    group: str | None
+
+
+@dataclass(frozen=True)
 class Axes:
     """The symmetries of one parameter or buffer.
 
@@ -113,6 +138,7 @@ class Axes:
         shift: eps of a running variance, which a scale multiplies as value + shift; 0 for all other tensors.
         moves: permutations of the axes; an axis without a move is pinned.
         powers: scales of the axes.
+        signs: signs of the axes, by name in `Power.scale`.
     """
 
     shape: tuple[int, ...]
@@ -120,6 +146,7 @@ class Axes:
     shift: float
     moves: tuple[Move, ...]
     powers: tuple[Power, ...]
+    signs: tuple[Power, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +177,7 @@ class Power:
 
     Args:
         axis: number of the axis, without the member axis.
-        scale: name of the scale.
+        scale: name of the scale or sign.
         power: power of the factors; 1, -1 or 2 in usual networks.
         offset: the first entry.
         length: number of entries.
@@ -179,18 +206,25 @@ def format_table(table: Table, tensors: bool = True) -> str:
     lines = [f"Symmetries of {table.network}", "", *_summary(table), ""]
     lines.append(align_columns([("group", "units", "kind", "written by"), *map(_group_row, table.groups.values())]))
     lines += ["", align_columns([("scale", "values", "kind", "opened by"), *map(_scale_row, table.scales.values())])]
+    if table.signs:
+        signs = [(sign.name, str(sign.size)) for sign in table.signs.values()]
+        lines += ["", align_columns([("sign", "values"), *signs])]
     if tensors:
-        lines += ["", align_columns([("tensor", "shape", "moved by", "scaled by"), *_tensor_rows(table)])]
+        header = ("tensor", "shape", "moved by", "scaled by", *(("signs",) if table.signs else ()))
+        lines += ["", align_columns([header, *_tensor_rows(table)])]
     return "\n".join(lines)
 
 
 def _summary(table: Table) -> list[str]:
     total, inner = (table.log10_permutations(streams=streams) for streams in (True, False))
     groups = f"{len(table.groups)} group{'' if len(table.groups) == 1 else 's'}"
-    return [
+    lines = [
         f"10^{total:.1f} permutations in {groups}; 10^{inner:.1f} without those of streams",
         f"{table.scaling_freedom} exact scale factors, {table.approximate_scaling_freedom} approximate ones",
     ]
+    if table.signs:
+        lines.append(f"10^{table.log10_signs:.1f} choices of {sum(sign.size for sign in table.signs.values())} signs")
+    return lines
 
 
 def _group_row(group: Group) -> tuple[str, ...]:
@@ -208,9 +242,11 @@ def _scale_row(scale: Scale) -> tuple[str, ...]:
 
 
 def _tensor_rows(table: Table) -> list[tuple[str, ...]]:
-    return [
-        (name, _format_shape(axes), _format_moves(axes), _format_powers(axes)) for name, axes in table.tensors.items()
-    ]
+    rows = []
+    for name, axes in table.tensors.items():
+        signs = (", ".join(power.scale for power in axes.signs),) if table.signs else ()
+        rows.append((name, _format_shape(axes), _format_moves(axes), _format_powers(axes), *signs))
+    return rows
 
 
 def _format_shape(axes: Axes) -> str:

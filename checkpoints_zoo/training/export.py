@@ -76,10 +76,26 @@ class Export:
                 collection=self.recipe.name,
                 path=self.source.root,
             )
+        self._check_description()
         with disk.writing_into(self.source.root):
             folder = claim_folder(self.source.root, self.recipe)
             write_description(folder, self.description)
         return folder
+
+    def _check_description(self) -> None:
+        """Check that the members in the folder have the recipe's title and licence, which its hash does not cover."""
+        if not self.sealed:
+            return
+        stored = self.source.read_collection(self.recipe.name)[0]
+        for field in ("title", "licence"):
+            before, now = getattr(stored, field), getattr(self.description, field)
+            if before != now:
+                raise UsageError(
+                    f"{field} of collection {self.recipe.name} in folder {self.source.root}",
+                    expected=f"{before!r}, as its members have",
+                    found=repr(now),
+                    do="Give another folder or name, or change the file in manifests/ once all members are trained",
+                )
 
     def keep(self, finished: Sequence[PackedSnapshot]) -> None:
         """Stage finished snapshots on disk, so that a kill from now on loses none of them."""

@@ -18,6 +18,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.formats.disk import sync_folder, writing_into
 from checkpoints_zoo.formats.layout import is_statistic
+from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, initial_state, measure_accuracies, train_epochs
@@ -183,6 +184,7 @@ def train_stack(
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
+    _check_memory(recipe, stack)
     state, earlier_s = initial_state(recipe, members).to(device), 0.0
     if path is not None and path.exists():
         earlier_s = _resume_state(path, key, state)
@@ -199,6 +201,23 @@ def train_stack(
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
     share_s = (earlier_s + time.monotonic() - began) / len(stack)
     return _split_stack(recipe, stack, state, share_s, data)
+
+
+def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
+    """Check that the weights, optimizer states and gradients of a stack fit into the free memory.
+
+    Raises:
+        TooLargeError: they don't.
+    """
+    one = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
+    needed = 3 * one * recipe.stack_width
+    if (free := free_if_short(needed)) is not None:
+        raise TooLargeError(
+            f"a stack of {recipe.stack_width:,} members, from member {stack[0]}",
+            expected=f"at most {free:,} bytes for weights, momentum and gradients, the memory that is free",
+            found=f"{needed:,}",
+            do="Set a smaller stack_width: that is another recipe",
+        )
 
 
 def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:

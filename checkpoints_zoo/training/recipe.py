@@ -61,9 +61,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
+# Whole numbers: the least and the most. Larger ones are slips: they would train, or fill the memory, without an end.
 _COUNTS = {
-    "epochs": 1, "batch_size": 1, "stack_width": 1, "save_every": 1, "members": 1, "init_permutation": 0,
-    "warmup_epochs": 0, "averaging_start": 0, "eval_every": 0,
+    "epochs": (1, 1_000_000), "batch_size": (1, 1_000_000), "stack_width": (1, 4096), "save_every": (1, 1_000_000),
+    "members": (1, 2**31 - 1), "init_permutation": (0, 1_000_000), "warmup_epochs": (0, 1_000_000),
+    "averaging_start": (0, 1_000_000), "eval_every": (0, 1_000_000),
 }  # fmt: skip
 
 
@@ -173,10 +175,10 @@ class Recipe:
         for field, choices in _CHOICES.items():
             is_allowed = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
             self._check(field, is_allowed, f"one of {', '.join(map(str, choices))}")
-        for field, least in _COUNTS.items():
-            expected = f"a whole number {'of at least 1' if least else 'from 0'}"
-            self._check(field, _is_whole(getattr(self, field), least), expected)
-        is_seed = self.init_seed is None or (_is_whole(self.init_seed, 0) and self.init_seed < 2**31)
+        for field, (least, most) in _COUNTS.items():
+            expected = f"a whole number from {least} to {most:,}"
+            self._check(field, _is_whole(getattr(self, field), least, most), expected)
+        is_seed = self.init_seed is None or _is_whole(self.init_seed, 0, 2**31 - 1)
         self._check("init_seed", is_seed, "None, or a whole number in [0, 2^31)")
         for field, low, high in (
             ("lr", 0.0, math.inf),
@@ -189,7 +191,7 @@ class Recipe:
             value = getattr(self, field)
             self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
-        self._check("milestones", _are_epochs(self.milestones, 1, math.inf), "epochs from 1, in order")
+        self._check("milestones", _are_epochs(self.milestones, 1, 1_000_001), "epochs from 1, in order")
         is_consistent = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
         self._check("milestones", is_consistent, "epochs with cosine-restarts and multistep alone")
         has_both = self.schedule == "one-cycle" and self.warmup_epochs > 0
@@ -283,8 +285,8 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and value >= least
+def _is_whole(value: object, least: int, most: float = math.inf) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _are_epochs(value: object, least: int, end: float) -> bool:

@@ -101,16 +101,52 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """
     values: dict[str, Any] = {}
     for change in changes:
-        field, equals, text = change.partition("=")
-        if not equals:
-            raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
+        field, value = _parse_change(change)
         if field.startswith("arguments."):
             argument = field.removeprefix("arguments.")
-            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: _parse_json(field, text)}
+            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: value}
         else:
-            values[field] = _parse_field(field, text)
+            values[field] = value
     variant = dataclasses.replace(recipe, **values)
     return dataclasses.replace(variant, made_from=_made_from(recipe, variant))
+
+
+def check_changes(recipe: Recipe, changes: Sequence[str]) -> None:
+    """Check that each change of the command line changes the recipe, and that no field is set twice.
+
+    Raises:
+        UsageError: a field that has this value already, or is set twice; others as `vary_recipe`.
+
+    >>> from checkpoints_zoo.training.recipes import convnet_digits
+    >>> check_changes(convnet_digits(), ["lr=0.05"])
+    Traceback (most recent call last):
+        ...
+    checkpoints_zoo.errors.UsageError: --set lr=0.05: expected another value than the recipe's; found the value that \
+recipe 'convnet-digits' has. Leave it out.
+    """
+    seen = set[str]()
+    for change in changes:
+        field, value = _parse_change(change)
+        if field in seen:
+            raise UsageError(f"--set {change}", expected="each field once", found=f"{field} twice")
+        seen.add(field)
+        argument = field.removeprefix("arguments.")
+        now = getattr(recipe, field) if argument == field else recipe.arguments.get(argument)
+        if type(value) is type(now) and value == now:
+            raise UsageError(
+                f"--set {change}",
+                expected="another value than the recipe's",
+                found=f"the value that recipe {recipe.name!r} has",
+                do="Leave it out",
+            )
+
+
+def _parse_change(change: str) -> tuple[str, Any]:
+    """Return the field and the value of a text FIELD=VALUE."""
+    field, equals, text = change.partition("=")
+    if not equals:
+        raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
+    return field, _parse_json(field, text) if field.startswith("arguments.") else _parse_field(field, text)
 
 
 def _parse_field(field: str, text: str) -> Any:

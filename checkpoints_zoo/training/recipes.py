@@ -10,7 +10,7 @@ from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.images import Preprocess
 from checkpoints_zoo.training import recipe_files
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipe_files import vary_recipe
+from checkpoints_zoo.training.recipe_files import check_changes, vary_recipe
 
 # Epochs, learning rate, decay and augmentation of the recipes on digits were chosen on the last 250 images of the
 # training split (in rank order), by members 1000 and up that were trained on the other 1,007. The test split was not
@@ -286,6 +286,7 @@ def choose_recipe(
         permuted = vary_recipe(recipe, [f"init_permutation={init_permutation}"])
         recipe = replace(permuted, name=f"{recipe.name}-permuted-{init_permutation}")
     if changes:
+        check_changes(recipe, changes)
         recipe = vary_recipe(recipe, changes)
     if name is not None and name != recipe.name:
         recipe = replace(recipe, name=name, made_from=recipe.made_from or recipe.name)

@@ -67,17 +67,17 @@ for at, (image, label) in enumerate(zip(digits.images[:100], digits.labels[:100]
 ### What a text means
 
 1. `hf://datasets/ORG/NAME[@REVISION][/PATH]` is a data set on the Hub.
-2. `digits` or `digits/train` is a set by name. Names win: `./digits` is a folder.
-3. A text with a slash in it, or that is there, is a path. Anything else is refused, with the names and these rules.
+2. `digits` or `digits/train` is a data set by name. Names win: `./digits` is a folder.
+3. A text that contains a slash, or names a file or folder that exists, is a path. Any other text is refused.
 
 On the command line `--data` and `--ood` follow the same rules: `zoo-cli evaluate convnet-digits --data mine --ood
 photos`.
 
 ### A folder of images
 
-A folder with a folder for each class, as torchvision's ImageFolder reads it: the classes are the sorted names. PNG
-and JPEG. Images alone, without folders, have no labels and serve out of distribution. A folder with nothing but
-`train`, `test`, `val` and the like has splits: `split=` chooses, "test" if not given.
+A folder with one folder of PNG or JPEG images for each class, as torchvision's ImageFolder reads it: the classes are
+the sorted folder names. A folder of images without class folders has no labels; it serves out of distribution. If all
+folders are called `train`, `test`, `val` or similar, they are splits: `split=` chooses one, by default "test".
 
 ```python
 zoo.evaluate(members, "mine", ood="photos")
@@ -87,8 +87,9 @@ zoo.evaluate(members, "mine", ood="photos")
 
 A file, a folder of files, or an address; columns as the package `datasets` writes them: one of encoded images, one
 of labels, their kinds and the names of the classes in the file's metadata. Where several columns could be meant, or
-the file says nothing, `image=`, `label=` and `classes=` do. Labels may be names too. Files say their split as on
-the Hub (`test-00000-of-00002.parquet`, `test.parquet`, `test/0000.parquet`); one that lacks a part is refused.
+the file says nothing, `image=`, `label=` and `classes=` do. Labels may be names too. Images are turned as their
+EXIF orientation says. File names tell the split, as on the Hub (`test-00000-of-00002.parquet`, `test.parquet`,
+`test/0000.parquet`); a split with a missing file is refused.
 
 ```python
 import datasets
@@ -118,15 +119,15 @@ zoo.images.of(np.zeros((2, 8, 8, 1), np.uint8), channels_last=True)
 
 A loader that shuffles gives other fingerprints each time: predictions that were stored on one order are refused for
 another. Everything is held in memory, as uint8: CIFAR's test set takes 31 MB, 50,000 images of 224 x 224 take 7.5
-GB. What does not fit is refused before it is read, as far as the number of images is known.
+GB. Images that do not fit into memory are refused before they are read, if their number is known.
 
 ### Inputs that are preprocessed already
 
-Floats are refused by `of`, since nothing tells pixels in 0..1 from normalised ones. A loader whose transforms end
-in the collection's own Normalize is given as what it is:
+`of` refuses floats, because pixels in 0..1 and normalised pixels look alike. `prepared` takes inputs whose transforms
+end in the collection's Normalize:
 
 ```python
-inputs = members.preprocess(digits.images)  # or from your transforms: float32, used as they are
+inputs = members.preprocess(digits.images)  # or from your transforms: float32, used unchanged
 prepared = zoo.images.prepared((inputs, digits.labels), classes=digits.classes)
 zoo.evaluate(members, prepared)
 ```
@@ -168,9 +169,10 @@ label -1 in every row is none.
 
 ## What is refused
 
-A damaged image, a web page or a Git LFS pointer in its place, an image of another size than the others, transparent
-ones, more than 67,108,864 pixels in one: by the file, or the row of the Parquet file. An empty folder or set. A
-class folder without images. Labels beyond the classes. Names of your own (`name=`) are lower-case and not those of
+A damaged image, a web page or a Git LFS pointer in its place, an image of another size than the others, a transparent
+one, one of 16 bits a channel, one of more than 67,108,864 pixels; the error names the file, or the row of the Parquet
+file. An empty folder or data set. A class folder without images. Labels beyond the classes. Arrays whose channels are
+at the other end than `channels_last` says. Names of your own (`name=`) are lower-case and not those of
 a set by name, so that no claim about "cifar10/test" is about other images.
 
 `zoo.verify` measures claimed accuracies again on sets by name; those on images of your own if you give them, under

@@ -37,10 +37,19 @@ def count_rows() -> str:
     for name in ARCHITECTURES:
         table = zoo.symmetries(name)
         every, inner = (table.log10_permutations(streams=streams) for streams in (True, False))
-        freedom = (f"{table.scaling_freedom:,}", f"{table.approximate_scaling_freedom:,}")
+        signs = sum(sign.size for sign in table.signs.values())
+        freedom = tuple(f"{n:,}" for n in (table.scaling_freedom, table.approximate_scaling_freedom, signs))
         logs = (f"{inner:.1f}", f"{every:.1f}") if every > 10 else (f"{inner:.2f}", f"{every:.2f}")
         rows.append((f"`{name}`", str(len(table.groups)), *logs, *freedom))
-    header = ("architecture", "groups", "log10 permutations, inner", "with streams", "exact scales", "approximate")
+    header = (
+        "architecture",
+        "groups",
+        "log10 permutations, inner",
+        "with streams",
+        "exact scales",
+        "approximate",
+        "signs",
+    )
     return format_rows(header, rows)
 
 

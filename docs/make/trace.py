@@ -64,7 +64,8 @@ class Tracer:
 
     def _is_body(self, code: CodeType) -> bool:
         is_function = bool(code.co_flags & OPTIMIZED) and code.co_name not in COMPREHENSIONS
-        return is_function and code.co_filename.startswith(self.folder)
+        is_python = code.co_filename.endswith(".py")  # no template, whose compiled code bears the template's file name
+        return is_function and is_python and code.co_filename.startswith(self.folder)
 
     def _importing(self, frame: FrameType | None) -> bool:
         """Say whether a module of the package is being imported, since it stands further up in the stack."""

@@ -91,7 +91,7 @@ def tiny(tmp_path: Path) -> Built:
         (("--samples", "0"), 2, "samples of a compact posterior: expected a whole number from 1; found 0."),
         (("--splits", "1"), 2, "splits of a compact posterior: expected a whole number from 2; found 1."),
         (("--to", "first"), 2, "Invalid value for '--to': 'first' is neither a member's id nor mean."),
-        (("--plot", "c.pdf"), 2, "Invalid value for '--plot': 'c.pdf' does not end in .png."),
+        (("--plot", "c.jpg"), 2, "Invalid value for '--plot': 'c.jpg' does not end in .png or .pdf or .svg."),
         (("--to", "44"), 3, "member 44"),
         (("--data", "photos"), 2, "expected labels of the classes"),
     ],

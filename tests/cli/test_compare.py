@@ -111,7 +111,7 @@ def test_another_population_as_the_reference(place: Path, images: tuple[str, ...
         (("--methods", "swag,swag"), 2, "methods: expected each once; found swag, swag."),
         (("--draws", "1"), 2, "per_run: expected a whole number from 2; found 1."),
         (("--with", "a=b"), 2, "Invalid value for '--with': 'a=b' is no LABEL=NAME@SOURCE with a label of its own."),
-        (("--plot", "c.pdf"), 2, "Invalid value for '--plot': 'c.pdf' does not end in .png."),
+        (("--plot", "c.jpg"), 2, "Invalid value for '--plot': 'c.jpg' does not end in .png or .pdf or .svg."),
         (("--table", "c.txt"), 2, "Invalid value for '--table': 'c.txt' does not end in .csv or .parquet."),
         (("--reference", "convnet-digit"), 3, "convnet-digit"),
         (("-n", "3"), 2, "reference convnet-digits: expected 4 members or more"),

@@ -44,9 +44,11 @@ ERRORS: list[tuple[list[str], int, str]] = [
      " such. Did you mean seed or created or schedule?"),
     (["evaluate", "tiny", "--sizes", "1,x"], 2, "Invalid value for '--sizes': '1,x' is no list of whole numbers such"
      " as 1,8,64. See `zoo-cli evaluate --help`."),
-    (["evaluate", "tiny", "--plot", "x.pdf"], 2, "Invalid value for '--plot': 'x.pdf' does not end in .png."
+    (["evaluate", "tiny", "--plot", "x.jpg"], 2, "Invalid value for '--plot': 'x.jpg' "
+     "does not end in .png or .pdf or .svg."
      " See `zoo-cli evaluate --help`."),
-    (["plot", "tiny", "-o", "x.pdf"], 2, "Invalid value for '-o' / '--out': 'x.pdf' does not end in .png."
+    (["plot", "tiny", "-o", "x.jpg"], 2, "Invalid value for '-o' / '--out': 'x.jpg' "
+     "does not end in .png or .pdf or .svg."
      " See `zoo-cli plot --help`."),
     (["plot", "tiny"], 2, "Missing option '-o' / '--out'. See `zoo-cli plot --help`."),
     (["show", "tinny"], 3, "collection 'tinny': expected a name in the catalog (tiny); found no such name."

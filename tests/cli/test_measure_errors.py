@@ -126,7 +126,7 @@ def test_degenerate_members_give_strict_json(tmp_path: Path) -> None:
         state.update({name: tensor.clone() for name, tensor in random_state("convnet", 7).items()})
 
     source = ("tiny", "--source", build(tmp_path, members=range(4), change=same).root, "--format", "json")
-    on = ("--ood", "digits")
+    on = ("--ood", "photos")
     for some in ((), ("--members", "2")):
         values(run("evaluate", *source, *some, *on, "--temperature"))
         page = values(run("report", *source, *some, *on, "--out", tmp_path / "r.html"))

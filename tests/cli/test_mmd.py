@@ -85,7 +85,7 @@ def test_a_citation_and_ways_to_remove_symmetries(tiny: Built) -> None:
         (("--permutations", "0"), 2, "permutations: expected 1 or more; found 0."),
         (("--permute", "size"), 2, "Invalid value for '--permute': 'size' is not one of"),
         (("--permute", "norm"), 2, "norm"),
-        (("--plot", "m.pdf"), 2, "Invalid value for '--plot': 'm.pdf' does not end in .png."),
+        (("--plot", "m.jpg"), 2, "Invalid value for '--plot': 'm.jpg' does not end in .png or .pdf or .svg."),
         (("--other-source", "x"), 2, "--other-source needs an OTHER."),
         (("wider",), 3, "wider"),
     ],

@@ -100,7 +100,7 @@ def test_two_members_have_no_intervals(tmp_path: Path) -> None:
     [
         (("-n", "1"), 2, "pairs of convnet-digits: expected two members or more; found 1."),
         (("--out", "p.txt"), 2, "Invalid value for '-o' / '--out': 'p.txt' does not end in .parquet or .csv."),
-        (("--plot", "p.pdf"), 2, "Invalid value for '--plot': 'p.pdf' does not end in .png."),
+        (("--plot", "p.jpg"), 2, "Invalid value for '--plot': 'p.jpg' does not end in .png or .pdf or .svg."),
         (("--data", "digit"), 2, "data set 'digit'"),
         (("--stored", "/nowhere"), 3, "/nowhere"),
     ],

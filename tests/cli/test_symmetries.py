@@ -177,7 +177,8 @@ BAD: list[tuple[list[str], int, str]] = [
     (["convnet-digits", "--no-mass", "--biases", "--plot", "a.png"], 2, "--no-mass can't be combined with --biases,"
      " --plot. See `zoo-cli symmetries --help`."),
     (["convnet-digits", "--along"], 2, "snapshots of convnet-digits: expected two epochs or more; found only epoch 40"),
-    (["convnet-digits", "--plot", "a.jpg"], 2, "Invalid value for '--plot': 'a.jpg' does not end in .png. "
+    (["convnet-digits", "--plot", "a.jpg"], 2, "Invalid value for '--plot': 'a.jpg' "
+     "does not end in .png or .pdf or .svg. "
      "See `zoo-cli symmetries --help`."),
     (["convnet-digits", "-n", "1", "--no-mass", "--corollary"], 2, "members: expected 2 or more; found 1."),
     (["convnet-digit"], 3, "collection 'convnet-digit': expected a name in the catalog"),

@@ -77,6 +77,15 @@ def cases() -> Iterator[tuple[str, Case]]:
 CASES = dict(cases())
 
 
+def uncertainty(logs: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """log(1 − largest mean probability): in logs where that rounds, else in the precision of the mean."""
+    means = np.sort(scipy.special.logsumexp(logs, 0) - np.log(len(logs)), -1)
+    exact = scipy.special.logsumexp(means[:, :-1], -1)
+    with np.errstate(divide="ignore"):
+        plain = np.log1p(-mean.max(1).astype(np.float64).clip(max=1))
+    return np.where(mean.max(1) > 1 - 0.5 / len(logs), exact, plain).astype(np.float32)
+
+
 def by_others(logits: Tensor, known: Tensor, outside: Tensor) -> dict[str, list[float]]:
     """All figures of an ensemble; of the ECE several, as the last bit decides in which bin an edge lies."""
     logs, ood_logs = (scipy.special.log_softmax(x.double().numpy(), -1) for x in (logits, outside))
@@ -87,7 +96,8 @@ def by_others(logits: Tensor, known: Tensor, outside: Tensor) -> dict[str, list[
     confidence, right = p.max(1), p.argmax(1) == y
     label_logs = scipy.special.logsumexp(logs[:, np.arange(count), y], 0) - np.log(len(logs))
     near = [np.clip(p + by, 0, 1) for by in (0, -2e-7, 2e-7)]
-    scores, positive = -np.r_[confidence, q.max(1)], np.r_[np.zeros(count), np.ones(len(q))]
+    unsure = [uncertainty(x, y) for x, y in ((logs, p), (ood_logs, q))]
+    scores, positive = np.concatenate(unsure), np.r_[np.zeros(count), np.ones(len(q))]
     votes = logs.argmax(-1)
     enough = [t for t in scores if (scores[positive == 1] >= t).mean() >= 0.95]
     columns = [equal_mass_by_hand(p[:, c].tolist(), (y == c).astype(float).tolist(), 15) for c in range(classes)]
@@ -97,7 +107,7 @@ def by_others(logits: Tensor, known: Tensor, outside: Tensor) -> dict[str, list[
         "brier": ((p.astype(float) - np.eye(classes)[y]) ** 2).sum(1).mean(),
         "adaptive_ece": equal_mass_by_hand(confidence.tolist(), right.astype(float).tolist(), 15),
         "ace": np.mean(columns),
-        "aurc": tied_risks(confidence, ~right),
+        "aurc": tied_risks(-unsure[0], ~right),
         "disagreement": np.mean([(a != b).mean() for a, b in itertools.combinations(votes, 2)] or [np.nan]),
         "auroc": sklearn.metrics.roc_auc_score(positive, scores),
         "aupr": sklearn.metrics.average_precision_score(positive, scores),

@@ -110,7 +110,7 @@ def test_ece_equals_a_loop_and_torch_uncertainty(oracle: Oracle, case: tuple[Ten
     probs, labels = case
     confidence, top = (values.numpy() for values in probs.max(-1))
     edges = np.linspace(0, 1, bins + 1, dtype=np.float32)
-    of_bin = np.searchsorted(edges, confidence.astype(np.float32), side="right")
+    of_bin = np.searchsorted(edges, confidence.astype(np.float32), side="right").clip(max=bins)
     total = 0.0
     for bin_ in set(of_bin):
         chosen = of_bin == bin_
@@ -119,6 +119,8 @@ def test_ece_equals_a_loop_and_torch_uncertainty(oracle: Oracle, case: tuple[Ten
     # On an edge of a bin, the last bit of the edge decides: there only the packages agree.
     if np.abs(confidence[:, None] - edges[1:-1]).min(initial=1) > 1e-6:
         assert float(metrics.ece(probs, labels, bins)) == close(total, **TOLERANCE)
+    if confidence.max() >= 1:  # torchmetrics has a bin of its own for confidence 1
+        return
     theirs = oracle("torch_uncertainty.metrics.classification").CalibrationError(
         task="multiclass", num_classes=probs.shape[1], num_bins=bins
     )
@@ -165,9 +167,8 @@ def test_reliability_bars_hold_every_input_and_add_up_to_the_ece(case: tuple[Ten
     middle = (torch.arange(15) + 0.5) / 15
     held = inputs > 0
     assert bool(((confidence - middle)[held].abs() <= 0.5 / 15 + 1e-6).all())
-    if float(probs.max()) < 1:  # torchmetrics has a bin of its own for confidence 1
-        total = ((confidence - accuracy).abs() * inputs)[held].sum() / len(labels)
-        assert float(total) == close(float(metrics.ece(probs, labels)), **TOLERANCE)
+    total = ((confidence - accuracy).abs() * inputs)[held].sum() / len(labels)
+    assert float(total) == close(float(metrics.ece(probs, labels)), **TOLERANCE)
 
 
 @given(cases(ties=False, fewest=2))
@@ -240,7 +241,7 @@ def test_entropy_and_ood_score_equal_scipy_and_numpy(case: tuple[Tensor, Tensor]
         rtol=1e-5,
         atol=1e-5,
     )
-    np.testing.assert_array_equal(metrics.ood_score(probs).numpy(), -probs.numpy().max(-1))
+    np.testing.assert_allclose(metrics.ood_score(probs).numpy(), 1 - probs.double().numpy().max(-1), atol=2e-3)
 
 
 @given(members())

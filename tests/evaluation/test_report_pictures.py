@@ -43,6 +43,7 @@ def test_a_png_of_the_expected_size(tmp_path: Path) -> None:
     with Image.open(path) as image:
         assert (image.format, image.size) == ("PNG", (1650, 1260))
         assert image.info["Title"] == "convnet-digits, an ensemble of 8 members"
+        assert image.info["Description"].endswith("/convnet-digits#0-7~01234567")
         assert len(image.convert("RGB").getcolors(1 << 24)) > 50
     assert [p.name for p in path.parent.iterdir()] == ["report.png"]
 
@@ -161,12 +162,13 @@ def test_one_member_has_no_information() -> None:
 def test_the_note_names_the_members_without_the_folder() -> None:
     report = Drawn(5)
     foot = str(reports.draw(report).get_supxlabel())
-    assert foot.endswith(f"\nMembers: {'4' * 40}/convnet-digits#0-4~01234567")
+    assert foot.endswith("\nMembers: convnet-digits#0-4")
     assert "home" not in foot
     report.citation = f"embedded@{'4' * 40}/convnet-digits#{','.join(map(str, range(0, 900, 2)))}~01234567"
     foot = str(reports.draw(report).get_supxlabel())
     assert "…" in foot
-    assert foot.endswith("~01234567")
+    assert foot.endswith(",898")
+    assert "4444" not in foot
     assert max(map(len, foot.split("\n"))) < 180
 
 
@@ -239,8 +241,11 @@ def test_paths_that_can_not_be_written_to(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected a place that can be written to; found Is a directory"):
         Drawn(3).plot(tmp_path / "folder.png")
     with pytest.raises(UsageError) as caught:
-        Drawn(3).plot(tmp_path / "r.pdf")
-    assert str(caught.value) == f"picture {tmp_path}/r.pdf: expected a name that ends in .png; found 'r.pdf'."
+        Drawn(3).plot(tmp_path / "r.jpg")
+    assert (
+        str(caught.value)
+        == f"picture {tmp_path}/r.jpg: expected a name that ends in .png or .pdf or .svg; found 'r.jpg'."
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.png"]
 
 

@@ -220,7 +220,7 @@ def test_scaled_figures_are_in_frame_and_json(report: Report) -> None:
     found = facts["temperature"]
     assert found["held_out"] == report.data == f"digits/test {zoo.images.load('digits').fingerprint}"
     assert (found["inputs"], found["share"], found["rule"], found["at_bound"]) == (162, 0.3, "held-out-sha256", False)
-    assert found["low"] < found["value"] < found["high"]
+    assert found["low"] is found["high"] is None  # too few members
     frame = report.to_frame()
     after = frame[(frame.of == "ensemble, scaled") & (frame.members == COUNT)].set_index("figure")
     assert list(after.index) == list(SCALED)

@@ -46,7 +46,7 @@ def test_pandas_reads_it(tmp_path: Path) -> None:
     assert list(frame.columns) == [c.name for c in columns.COLUMNS]
     assert frame["member"].tolist() == [0, 1, 2, 3]
     assert frame["offset"].tolist()[:3] == [2**62 + 1, 0, 2**62 + 1]
-    assert frame["seed"].dtype == pd.ArrowDtype(pa.int32())
+    assert frame["seed"].dtype == pd.ArrowDtype(pa.int64())
     assert frame["seed"][0] == 2**31 - 1
     assert pd.isna(frame["seed"][2])
     assert frame["created"][0] == pd.Timestamp("2026-01-02 03:04:05", tz="UTC")
@@ -116,7 +116,7 @@ def test_integers_with_nulls_stay_integers(tmp_path: Path) -> None:
     built.write(pa.schema([*SCHEMA, pa.field("run", pa.int32())]))
     frame = zoo.load("tiny", source=tmp_path).manifest
     assert frame["seed"].tolist()[0] == 7
-    assert str(frame["seed"].dtype) == "int32[pyarrow]"
+    assert str(frame["seed"].dtype) == "int64[pyarrow]"
     assert str(frame["run"].dtype) == "int32[pyarrow]"
     assert str(frame["offset"].dtype) == "int64[pyarrow]"
     assert len(frame.columns) == len(columns.COLUMNS)

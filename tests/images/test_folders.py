@@ -144,8 +144,8 @@ def test_names_win_over_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     places = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
     names = "digits, photos, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet, svhn"
     assert refusal("cifar") == (
-        f"data set 'cifar': expected one of {names}; or a place: {places}; found 'cifar'. Use the nearest name,"
-        " 'cifar10', or give a path that exists or contains a slash."
+        f"data set 'cifar': expected one of {names}; or a place: {places}; found 'cifar'. Did you mean 'cifar10'? Give"
+        " a path that exists or contains a slash."
     )
     for path in ("./digit", Path("nowhere"), "a/b", "~/nothing-there", "a" * 300 + "/", "a/\0"):
         assert f"expected {places}; or a name: {names}; found no such file or folder." in refusal(path)

@@ -191,7 +191,7 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     )
     assert zoo.pairwise(members, of(wrong, size=(8, 8), channels=1))["mi_id"].value >= 0
     with pytest.raises(UsageError, match=r"found shape \(input, 8, 8, 1\)\. `zoo.images.of\(…, channels_last=True\)`"):
-        logits(members, of(np.zeros((2, 8, 8, 1), np.uint8)))
+        logits(members, ImageData("mine", "test", torch.zeros(2, 8, 8, 1, dtype=torch.uint8)))
     images = [Image.new("L", (8, 8)), Image.new("L", (9, 8))]
     with pytest.raises(FormatError) as mixed:
         of(images)
@@ -337,8 +337,7 @@ GREY = np.zeros((2, 1, 8, 8), np.uint8)
          " on cpu."),
         ((GREY, [0, 2**70]), {}, "labels of images 'images': expected numbers from 0; found 1180591620717411303424 for"
          " input 1."),
-        ("", {}, "found ''. Use the nearest name, 'tiny-imagenet', or give a path that exists or contains a"
-         " slash."),
+        ("", {}, "found ''. Give another name, or a path that exists or contains a slash."),
         ([GREY[0], np.zeros((2, 8, 8), np.uint8)], {}, "input 1 of images (list): expected 1 channels; found 2."),
     ],
 )  # fmt: skip

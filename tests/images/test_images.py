@@ -80,7 +80,7 @@ def test_unknown_names() -> None:
     with pytest.raises(UsageError) as error:
         load("digit")
     names = "digits, photos, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet, svhn"
-    text = f"data set 'digit': expected one of {names}; found 'digit'. Use the nearest name, 'digits'."
+    text = f"data set 'digit': expected one of {names}; found 'digit'. Did you mean 'digits'?"
     assert str(error.value) == text
     with pytest.raises(UsageError) as error:
         load("photos", "train")

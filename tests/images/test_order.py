@@ -193,9 +193,9 @@ def test_all_functions_take_all_kinds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert zoo.barrier(norms, data=path, points=2, statistics="digits").statistics.startswith("digits/train ")
     monkeypatch.chdir(tmp_path)
     for given_path in ("mine", path):
-        result = run("evaluate", "convnet-digits", "-n", "2", "--data", given_path, "--ood", "./mine")
+        result = run("evaluate", "convnet-digits", "-n", "2", "--data", given_path, "--ood", "photos")
         assert result.exit_code == 0, result.output
-        assert "Measured now on mine/test, 40 inputs; OOD: mine/test, 40 inputs." in result.stdout
+        assert "Measured now on mine/test, 40 inputs; OOD: photos/test, 2,000 inputs." in result.stdout
     result = run("predict", "convnet-digits", "-n", "2", "--data", "mine", "-o", tmp_path / "cli")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "cli" / "predictions" / "convnet-digits" / "mine-test").is_dir()

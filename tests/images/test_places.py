@@ -118,6 +118,8 @@ def test_a_collections_description_names_sets_alone(hub: Hub) -> None:
     members = zoo.load("convnet-digits", n=2)
     members.description = replace(members.description, dataset="hf://datasets/me/pets")
     for use in (zoo.evaluate, zoo.pairwise, zoo.barrier):
-        with pytest.raises(UsageError, match=r"by name \(digits, .*; found 'hf://datasets/me/pets': images of whoever"):
+        with pytest.raises(
+            UsageError, match=r"by name \(digits, .*; found 'hf://datasets/me/pets': images of the collection"
+        ):
             use(members)
     assert len(hub.log) == 0

@@ -187,7 +187,7 @@ def test_several_state_dicts_in_a_file(tmp_path: Path) -> None:
         source_of(folder, out)
     assert str(caught.value) == (
         f"file {folder}/seed-0.pt: expected one state dict of the net; found 2 that fit, under 'model', "
-        "'ema/state_dict'. Say which is meant: key='model', or --key model."
+        "'ema/state_dict'. Choose one with key='model', or --key model."
     )
     assert not (out / "manifests").exists()
     same(source_of(folder, out, key="model"), made)
@@ -220,7 +220,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"checkpoints of {folder}: expected 4 of the architecture, by name and shape of their tensors; found 2 that "
         "are not. seed-1.pt: missing out.bias; extra head.bias. seed-2.pt: misshapen out.weight [3, 5] for [10, 5]. "
-        "Nothing was written. Move them away, or give the architecture that they were trained with."
+        "Nothing was written. Move these files away, or give the architecture that they were trained with."
     )
     assert not (out / "manifests").exists()
     assert not (out / "shards").exists()
@@ -246,7 +246,8 @@ def test_damaged_files(tmp_path: Path) -> None:
         f"{file}-2.pt: expected a file of torch.save; found a Git LFS pointer, not the file it points to. "
         f"{file}-3.pt: expected a file of torch.save; found something else: b''. "
         f"{file}-4.pt: expected a state dict, tensors by name, or one under 'state_dict'; found 'epoch': int, "
-        "'model': dict. And 1 more. Nothing was written. Move them away, or give the architecture that they were "
+        "'model': dict. And 1 more. Nothing was written. Move these files away, or give the architecture that they "
+        "were "
         "trained with."
     )
     assert caught.value.path == "seed-0.pt"
@@ -367,8 +368,8 @@ def test_columns_by_file(tmp_path: Path) -> None:
 
 COLUMNS: list[tuple[Any, type[Exception], str]] = [
     ({"sed": 1}, UsageError, r"column 'sed': expected one of the manifest's: .*Did you mean 'seed'\?"),
-    ({"sha256": "0"}, UsageError, "column 'sha256': expected one that the files can't tell; found one that they do."),
-    ({"seed": [1, 2]}, UsageError, "column 'seed': expected 3 values, one a member, or one for all; found 2."),
+    ({"sha256": "0"}, UsageError, "column 'sha256': expected a column that the import does not fill"),
+    ({"seed": [1, 2]}, UsageError, "column 'seed': expected 3 values, one for each member, or a single"),
     ({"seed": [1, 2, "x"]}, UsageError, r"column 'seed' of member 2: expected a whole number in \[0, 2³¹\); found 'x'"),
     ({"seed": -1}, UsageError, "column 'seed' of member 0: expected a whole number"),
     ({"seed": 1.5}, UsageError, "column 'seed' of member 0: expected a whole number"),
@@ -466,7 +467,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         ("architecture for the members: expected a function that returns a torch.nn.Module", {"architecture": dict}),
         ("collection name 'My Nets': expected lower-case letters", {"name": "My Nets"}),
         ("accuracies of mine: expected classes that the members were trained with", {"evaluate": "digits"}),
-        ("test figures: expected given ones, or images to measure them on; found both, for test_nll",
+        ("test figures: expected columns with figures, or images to measure them on; found both, for test_nll",
          {"evaluate": "digits", "columns": {"test_nll": 0.1}}),
     ]  # fmt: skip
     for text, options in refused:
@@ -479,9 +480,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match=r"found none among 0 files that match \*\.ckpt"):
         source_of(folder, out, files="*.ckpt")
     tensors_file(mlps(1)[0], folder / "x.safetensors")
-    with pytest.raises(
-        UsageError, match=r"found 1 \(\.safetensors\) and 2 others \(\.pt\)\. Say which are meant: files="
-    ):
+    with pytest.raises(UsageError, match=r"found 1 \(\.safetensors\) and 2 others \(\.pt\)\. Choose with files="):
         source_of(folder, out)
 
 

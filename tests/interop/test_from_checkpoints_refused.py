@@ -78,7 +78,7 @@ def test_values_that_changed_on_the_disk(tmp_path: Path) -> None:
     raw[at + 40] ^= 1
     (folder / "seed-1.pt").write_bytes(raw)
     assert torch.load(folder / "seed-1.pt", weights_only=True).keys()
-    text = r"member 1 \(seed-1\.pt\): failed, values that are not those that were saved, by the checksum of \S+/data/\d"
+    text = r"member 1 \(seed-1\.pt\): failed, values that differ from the saved ones, by the checksum of \S+/data/\d"
     with pytest.warns(LeftOut, match=text):
         assert source_of(folder, tmp_path / "out").ids == [0, 2]
     torch.serialization.set_crc32_options(False)
@@ -106,9 +106,9 @@ def test_a_link_to_nothing(target: str, found: str, tmp_path: Path) -> None:
         (lambda: Net(7), "classes of mine: expected 7, as many as the members' logits; found 10"),
         (
             lambda: Net(10, 3),
-            r"architecture of mine: expected a net that takes inputs \(1, 8, 8\), as its preprocessing",
+            r"architecture of mine: expected a net for inputs \(1, 8, 8\), the shape in its preprocessing",
         ),
-        (Both, r"architecture of mine: expected a net that gives logits \(input, class\); found a tuple"),
+        (Both, r"architecture of mine: expected a net that returns logits \(input, class\); found a tuple"),
     ],
 )
 def test_nets_and_descriptions_that_do_not_go_together(build: Any, text: str, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_net_of_ones_own_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     accuracy = zoo.evaluate(members, "digits")["accuracy"].value
     figures = {(x["of"], x["members"], x["figure"]): x["value"] for x in values(run(*command, *net))["figures"]}
     assert figures["ensemble", 3, "accuracy"] == pytest.approx(accuracy, abs=1e-6)
-    assert run("verify", "out").exit_code == 1
+    assert run("verify", "out").exit_code == 0  # it says that the accuracies were not measured
     assert run("verify", "out", *net).exit_code == 0
     assert run("show", "mine", "--source", "out", *net).exit_code == 2
 

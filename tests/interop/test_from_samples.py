@@ -214,7 +214,9 @@ def test_a_chain_goes_on(tmp_path: Path) -> None:
         assert all((whole / path / n).read_bytes() == (out / path / n).read_bytes() for n in names)
     before = digest_of(out)
     for samples, found in ((made[:5], "8 draws, not 5"), (made[1:], "another draw 0")):
-        with pytest.raises(UsageError, match=rf"expected none, or the first of these draws; found {found}\. Give an"):
+        with pytest.raises(
+            UsageError, match=rf"expected no members, or the first of these draws; found {found}\. Give an"
+        ):
             source_of(samples, out, run=0)
         assert digest_of(out) == before
 
@@ -283,7 +285,7 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (lambda: ["x"], {}, UsageError, "draw 0: expected a tensor; found a str."),
     (lambda: [{"out.bias": 3}], {}, UsageError, "tensor 'out.bias' of draw 0: expected a tensor; found a int."),
     (lambda: {"a": torch.zeros(2, 3), "b": torch.zeros(3)}, {}, UsageError,
-     r"stacked draws: expected tensors \(draw, …\), as many draws in each; found a \[2, 3\], b \[3\]\. Give a list"),
+     r"stacked draws: expected tensors \(draw, …\) with equal numbers of draws; found a \[2, 3\], b \[3\]\. Give"),
     (lambda: torch.zeros(5), FLAT, UsageError, r"flat draws: expected shape \(draw, weight\); found \(5,\)\."),
     (lambda: torch.zeros(2, 5), {}, UsageError, "draw 0: expected tensors by name, or a flat vector and its order; .*"
      "Give order='parameters' for vectors of torch.nn.utils.parameters_to_vector"),
@@ -302,15 +304,15 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (lambda: [draws(1)[0], {**draws(1)[0], "out.bias": torch.zeros(3)}], {}, LayoutError,
      r"draw 1: .*found misshapen out\.bias \[3\] for \[10\]"),
     (lambda: draws(2), {"method": "SWAG"}, UsageError, "method: expected a word in lower case, as swag, laplace or h"),
-    (lambda: draws(2), {"name": "mine"}, UsageError, "collection name 'mine': expected one that ends in -swag, or "
-     "-swag-multi for several runs: a manifest holds one method; found another. Name it mine-swag."),
+    (lambda: draws(2), {"name": "mine"}, UsageError, "collection name 'mine': expected a name that ends in -swag, or "
+     "-swag-multi for several runs: a manifest holds one method; found another ending. Name it mine-swag."),
     (lambda: draws(2), {"columns": {"method": "vi"}}, UsageError, "column 'method': expected its own argument"),
-    (lambda: draws(2), {"columns": {"lr": [0.1] * 3}}, UsageError, "column 'lr': expected 2 values, one a member"),
-    (lambda: iter(draws(2)), {"columns": {"lr": [0.1] * 3}}, UsageError, "column 'lr': expected 2 values, one a mem"),
+    (lambda: draws(2), {"columns": {"lr": [0.1] * 3}}, UsageError, "column 'lr': expected 2 values, one for"),
+    (lambda: iter(draws(2)), {"columns": {"lr": [0.1] * 3}}, UsageError, "column 'lr': expected 2 values"),
     (lambda: draws(2), {"run": [0, -1]}, UsageError, "column 'run' of member 1: expected a whole number in"),
     (lambda: draws(2), {"run": 0, "method": "independent"}, UsageError, "run: expected a method that has runs; found"),
     (lambda: draws(2), {"evaluate": "digits"}, UsageError, "accuracies of mine-swag: expected classes that the memb"),
-    (lambda: draws(2), {"evaluate": "digits", "columns": {"test_ece": 0.1}}, UsageError, "test figures: expected giv"),
+    (lambda: draws(2), {"evaluate": "digits", "columns": {"test_ece": 0.1}}, UsageError, "test figures: exp"),
     (lambda: draws(2), {"classes": ["a", 3]}, UsageError, r"a list of names; found \['a', 3\]"),
 ]  # fmt: skip
 

@@ -101,7 +101,7 @@ def test_what_has_to_be_copied(kind: str, found: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         ingest([folder], "nets")
     assert str(caught.value) == (
-        f"source {folder}: expected members that can be read where they lie; found {found}. "
+        f"source {folder}: expected files whose members can be read in place; found {found}. "
         "Give --reshard OUT, which copies them into shards."
     )
     assert not (folder / "manifests").exists()
@@ -199,7 +199,7 @@ def test_members_of_something_else(tmp_path: Path) -> None:
 
 def test_where_files_may_lie(tmp_path: Path) -> None:
     folder, talk = files(tmp_path / "in", states(2)), io.StringIO()
-    with pytest.raises(UsageError, match=r"model\.safetensors: expected it in the folder .*found it elsewhere"):
+    with pytest.raises(UsageError, match=r"model\.safetensors: expected a file in the folder .*found a file elsewhere"):
         ingest([folder], "nets", out=tmp_path / "other")
     (folder / "run_0" / "optimizer.pt").write_bytes(b"x")
     imported([folder / "run_0", folder / "run_1"], "nets", out=tmp_path, say=lambda text: print(text, file=talk))

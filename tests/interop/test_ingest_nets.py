@@ -89,7 +89,7 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
                evaluate="digits")  # fmt: skip
     with pytest.raises(UsageError, match=r"classes of mine: expected 10, as many as the members' logits; found 3"):
         ingest([folder], "mine", net=NetSpec("convnet", {"classes": 10}), given={"classes": list("012")})
-    with pytest.raises(UsageError, match="name 'convnet' of a net of your own: expected another name"):
+    with pytest.raises(UsageError, match="name 'convnet' of a net of your own: expected a name that no architecture"):
         ingest([folder], "mine", net=NetSpec(custom_name="convnet"))
     with pytest.raises(UsageError, match="accuracies of mine: expected a net of the package"):
         ingest([folder], "mine", net=NetSpec(custom_name="my net"), like="convnet-digits", evaluate="digits")
@@ -127,7 +127,7 @@ def test_figures_and_hashes_are_taken_along(tmp_path: Path) -> None:
     assert (description.title, description.citation, description.dataset) == ("Mine", "by hand", "digits")
     raw = (folder / "seed-1.safetensors").read_bytes()
     (folder / "seed-1.safetensors").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    with pytest.raises(DamagedError, match=r"member 1 in file .*seed-1\.safetensors: expected sha256 .*, as its row"):
+    with pytest.raises(DamagedError, match=r"member 1 in file .*seed-1\.safetensors: expected sha256 .*, as in its"):
         ingest([folder], "mine", net=net, reshard=tmp_path / "again")
     with pytest.raises(UsageError, match=r"collection mine in folder .*out: expected none, or one that an import of"):
         ingest([folder], "mine", net=net, reshard=out)

@@ -249,8 +249,8 @@ def test_other_contents_are_refused(members: zoo.Collection, tmp_path: Path, cha
     with pytest.raises(UsageError) as refused:
         write(members, tmp_path, prefix="" if change == "prefix" else "model.")
     assert str(refused.value) == (
-        f"file {tmp_path}/000001.ckpt: expected none, or member 1 of resnet8-digits as it would be written; found "
-        "another content. Give another folder, or remove the file."
+        f"file {tmp_path}/000001.ckpt: expected no file, or member 1 of resnet8-digits with these options; found other "
+        "content. Give another folder, or remove the file."
     )
     assert scenarios.digest_of(tmp_path) == before  # nothing else was written
 

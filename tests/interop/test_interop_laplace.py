@@ -145,7 +145,7 @@ def test_a_norm_that_shares_weights() -> None:
 
 def test_a_net_that_cant_be_traced() -> None:
     with pytest.raises(
-        UsageError, match=r"module Wrong: expected one that torch\.fx can trace, .*; found symbolically"
+        UsageError, match=r"module Wrong: expected a module that torch\.fx can trace, .*; found symbolically"
     ):
         folded(Wrong("values"))
 
@@ -164,7 +164,9 @@ class Channels(nn.Module):
 
 def test_an_example_shows_what_the_rules_dont() -> None:
     module, inputs = drawn(Channels(4)), torch.randn(3, 4, 5)
-    with pytest.raises(UsageError, match=r"batch norms of Channels: expected the logits .*; found a difference of"):
+    with pytest.raises(
+        UsageError, match=r"batch norms of Channels: expected equal logits after folding; found a difference of"
+    ):
         folded(module, inputs)
     with pytest.raises(UsageError, match="batch norm 'norm' of Channels"):
         folded(Channels(6))

@@ -139,25 +139,20 @@ def test_fresh_members_are_within_the_null_and_noise_is_not(found: Comparison) -
     for method in ("swag", "vi"):
         for mode in ("one", "multi"):
             assert found[method, mode]["mmd"].value > 0.05
-            assert found[method, mode]["mmd"].p == pytest.approx(
-                1 / (1 + PERMUTATIONS) if mode == "multi" else 2 / (1 + PERMUTATIONS), abs=1e-12
-            )
+        assert found[method, "one"]["mmd"].p is None  # a run is one unit
+        assert found[method, "multi"]["mmd"].p is not None
     assert found["reference", "members"]["mmd"].low is None
 
 
-def test_the_corollary_is_the_librarys(
-    found: Comparison, members: zoo.Collection, draws: dict[str, zoo.Collection]
-) -> None:
+def test_the_corollary_is_the_librarys(found: Comparison, members: zoo.Collection) -> None:
     for method, mode, of in (
-        ("swag", "one", run_of(draws["swag"], 0)), ("fresh", "members", members[20:40]),
-        ("reference", "members", members[:16]),
+        ("fresh", "members", members[20:40]), ("reference", "members", members[:16]),
     ):  # fmt: skip
         expected = zoo.corollary(of)
         assert found[method, mode].corollary == expected.p
         assert found[method, mode].corollary_layers == {layer.name: layer.p for layer in expected.layers}
-    swag = found["swag", "one"].corollary
-    assert swag is not None
-    assert swag < 0.01  # all draws of a run have their largest weights in the same unit
+    assert found["swag", "one"].corollary is None
+    assert found["swag", "multi"].corollary is not None
 
 
 def test_one_point_far_away_is_as_far_as_can_be(members: zoo.Collection, tmp_path: Path) -> None:

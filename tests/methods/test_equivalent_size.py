@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from checkpoints_zoo.methods.comparing.equivalent_size import Curve, Worth, equivalent_size
-from checkpoints_zoo.methods.comparing.estimates import Estimate, combine_p_values, mean_over_runs
+from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
 
 
 def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Curve:
@@ -51,7 +51,7 @@ def test_worth_in_words_and_where_it_says_nothing() -> None:
     assert equivalent_size(Curve((1, 2), (0.5, 0.5), 0.5), Estimate(0.5)) is None
 
 
-def test_means_and_joint_p_values() -> None:
+def test_means_over_runs() -> None:
     random = np.random.default_rng(0)
     values = random.normal(0.3, 0.05, 7)
     estimate = mean_over_runs("nll", values.tolist())
@@ -61,10 +61,3 @@ def test_means_and_joint_p_values() -> None:
     assert mean_over_runs("accuracy", [0.99, 0.9999, 0.98]).high == 1.0  # cut at the range
     one = mean_over_runs("nll", [0.2])
     assert (one.value, one.low, one.high) == (0.2, None, None)
-    assert [combine_p_values([0.3]), combine_p_values([0.9, 0.8]), combine_p_values([0.1, 0.2, 0.7])] == pytest.approx(
-        [0.3, 1.0, 0.3]
-    )
-    # Under the null: independent and equal p-values alike, no more than their level.
-    null = random.uniform(size=(4000, 10))
-    assert np.mean([combine_p_values(row.tolist()) <= 0.05 for row in null]) <= 0.05
-    assert np.mean([combine_p_values([x] * 10) <= 0.05 for x in null[:, 0]]) <= 0.05

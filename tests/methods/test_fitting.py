@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import fitting
+from checkpoints_zoo.methods.comparing.draws import MethodFits
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.dropout import Dropout
 from checkpoints_zoo.methods.fitting import CHOSEN, METHODS, choose_method
@@ -145,7 +147,7 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
 
     # A kill after the manifest leaves draws without a word on them: they are made again, and are the same.
     (tmp_path / "fits" / f"{drawn.name}.json").unlink()
-    with pytest.raises(UsageError, match="expected none, or the first of these draws; found another draw"):
+    with pytest.raises(UsageError, match="expected no members, or the first of these draws; found another draw"):
         fitting.fit(Snapshot(lr=0.01), RECIPE, out=tmp_path, runs=1, draws=2)
     assert fitting.read_fit_record(tmp_path, drawn.name) is None
     assert fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2).citation == drawn.citation
@@ -155,3 +157,32 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
     for change, text in (({"runs": 0}, "runs: expected 1 or more; found 0"), ({"draws": 1}, "draws: expected 2")):
         with pytest.raises(UsageError, match=text):
             fitting.fit(Snapshot(), RECIPE, out=tmp_path, **change)
+
+
+def test_a_method_of_a_new_version_is_fitted_again(tmp_path: Path) -> None:
+    """Issue 16, left over: a version enters the key from 2 on; keys of version 1 are those of package version 0.1."""
+    facts = ["snapshot", {"lr": 0.05, "cycle": 1}, "recipe", "images", 1, 2, 0]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    arguments = ("snapshot", {"cycle": 1, "lr": 0.05}, "recipe", "images", 1, 2, 0)
+    assert fitting.fit_key(*arguments, version=1) == key
+    assert len({fitting.fit_key(*arguments, version=version) for version in (1, 2, 3)}) == 3
+
+    fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
+    record = tmp_path / "fits" / "brief-digits-snapshot.json"
+    old = {name: value for name, value in json.loads(record.read_text()).items() if name != "method_version"}
+    record.write_text(json.dumps(old))  # as version 0.1 of the package wrote it
+    fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
+
+    class Second(Snapshot):
+        version = 2
+
+    with pytest.raises(UsageError, match=r'settings \{"lr": 0.05, "cycle": 1\} and version 2; found settings \{"lr"'):
+        fitting.fit(Second(), RECIPE, out=tmp_path, runs=1, draws=2)
+    fits = MethodFits(RECIPE, tmp_path, 1, 2, 0)
+    assert fits.folder(Second()) != fits.folder(Snapshot())
+
+    class Unnumbered(Snapshot):
+        version = "b"
+
+    with pytest.raises(UsageError, match="version of snapshot: expected a whole number from 1; found 'b'"):
+        fits.folder(Unnumbered())

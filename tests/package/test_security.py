@@ -330,7 +330,7 @@ def peak_of(use: Any, error: type[Exception], text: str | None = None) -> int:
 def test_a_huge_file_is_refused_unread(suffix: str, most: int, tmp_path: Path) -> None:
     built = build(tmp_path)
     os.truncate(built.manifest.with_suffix(suffix), most + 1)  # takes no disk
-    text = rf"tiny{suffix}: expected at most {most:,} bytes; found {most + 1:,}. It is no honest one"
+    text = rf"tiny{suffix}: expected at most {most:,} bytes; found {most + 1:,}. No collection needs that much"
     assert peak_of(lambda: zoo.load("tiny", source=tmp_path), FormatError, text) < 2**20
 
 

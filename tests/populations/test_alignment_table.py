@@ -111,14 +111,14 @@ def test_refusals() -> None:
         alignment(members).plot("p.jpg")
 
 
-def test_the_picture_shows_every_member(tmp_path: Path) -> None:
+def test_the_picture_shows_every_member_but_the_reference(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=4)
     found = alignment(members)
     lines = [barrier(view, points=3) for view in (members, members.align())]
     figure = draw(found, lines)
     distances, counts, losses = figure.axes
     points = np.asarray(distances.collections[0].get_offsets())
-    assert np.allclose(points, np.stack([found.before, found.after], 1))
+    assert np.allclose(points, np.stack([found.before[1:], found.after[1:]], 1))
     assert [t.get_text() for t in counts.get_yticklabels()] == [f"{n} ({size})" for n, size in found.sizes.items()]
     means = [line for line in losses.lines if line.get_linewidth() == 2]
     assert np.allclose(means[0].get_ydata(), lines[0].losses.mean(0))
@@ -165,8 +165,8 @@ def test_the_command_s_json_and_barrier() -> None:
     [
         (["--to", "median"], 2, "'median' is neither a member's id nor mean."),
         (["--to", "99"], 3, "member 99"),
-        (["--to", "mean", "--barrier"], 2, "--barrier needs a member to draw lines from, not the mean."),
-        (["--plot", "p.jpg"], 2, "'p.jpg' does not end in .png."),
+        (["--to", "mean", "--barrier"], 2, "--barrier needs --to ID: lines start at a member, not at the mean."),
+        (["--plot", "p.jpg"], 2, "'p.jpg' does not end in .png or .pdf or .svg."),
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], code: int, text: str) -> None:

@@ -161,7 +161,7 @@ def p_values(shift: float, draws: int, members: tuple[int, int] = (6, 9), permut
                 distances,
                 choose_kernels(distances, members[0], "pooled", None),
                 draw_permutations(*members, permutations, seed),
-            )[1]
+            )
         )
     return found
 

@@ -149,8 +149,10 @@ def test_a_png_of_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 def test_what_can_not_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        pairs(12).plot(tmp_path / "pairs.pdf")
-    assert str(error.value) == (f"picture {tmp_path}/pairs.pdf: expected a name that ends in .png; found 'pairs.pdf'.")
+        pairs(12).plot(tmp_path / "pairs.jpg")
+    assert str(error.value) == (
+        f"picture {tmp_path}/pairs.jpg: expected a name that ends in .png or .pdf or .svg; found 'pairs.jpg'."
+    )
     one = Pairwise(**(pairs(2).__dict__ | {"ids": (0,)}))
     with pytest.raises(UsageError) as error:
         one.plot(tmp_path / "pairs.png")

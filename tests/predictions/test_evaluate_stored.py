@@ -22,7 +22,7 @@ from checkpoints_zoo.evaluation import metrics, subsets
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.populations.divergence import compare
+from checkpoints_zoo.populations.divergence import compare_pairs
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
 from tests.support.commands import run, values
 
@@ -158,7 +158,7 @@ def test_logits_of_extreme_size() -> None:
 
 def test_all_pairs_from_blocks(stored: tuple[Predictions, Predictions]) -> None:
     inside, _ = stored
-    found = compare(inside.blocks(100))
+    found = compare_pairs(inside.blocks(100))
     probs = inside.logits(dtype=torch.float64).softmax(-1)
     assert found.inputs == 540
     wanted = metrics.mutual_information(probs[[2, 5]]).mean().item()

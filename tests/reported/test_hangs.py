@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -16,11 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble import EXECUTIONS, Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
+from checkpoints_zoo.training.gradients import stack_gradient
+from checkpoints_zoo.training.loop import initial_state, train_epochs
+from tests.support.scenarios import build
+from tests.support.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300  # a hang fails the test; nothing is timed
@@ -290,3 +296,50 @@ def test_compile_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ensemble(inputs)
     torch.testing.assert_close(logits, members.ensemble()(inputs), rtol=1e-5, atol=1e-5)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "preprocessing",
+    [
+        {"size": [10**9, 10**9], "channels": 1},
+        {"size": [8, 8], "channels": 10**9},
+        {"size": [65_000, 65_000], "channels": 3},
+        {"size": [10**30, 1], "channels": 1},
+    ],
+)
+def test_inputs_of_a_description_are_bounded(tmp_path: Path, preprocessing: dict[str, Any]) -> None:
+    """Case 23: a description may come from anyone."""
+    root = build(tmp_path, members=range(2)).root
+    path = root / "manifests" / "tiny.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "preprocessing": {**values["preprocessing"], **preprocessing}}))
+    with pytest.raises(FormatError, match="expected inputs of at most 67,108,864 values"):
+        zoo.load("tiny", source=root).ensemble()
+
+
+def test_layers_of_a_description_are_bounded() -> None:
+    """Case 23: 300,000 of them took a minute."""
+    with pytest.raises(UsageError, match="expected a list of at most 1,024 whole numbers in 1-65536; found "):
+        build_architecture("mlp", widths=[1] * 300_000)
+    assert len(list(build_architecture("mlp", widths=[1] * 1_024).parameters())) == 2 * 1_025
+
+
+@pytest.mark.parametrize(("width", "expected"), [(32, 1), (300, 3)])
+def test_tiny_networks_are_trained_on_one_thread(width: int, expected: int) -> None:
+    """Case 37: with all threads of a busy machine they take eight times as long."""
+    recipe = dataclasses.replace(TINY, architecture="mlp", arguments={"widths": [width, width]})
+    threads = list[int]()
+    step = stack_gradient(recipe, [0], torch.device("cpu"))
+
+    def gradient(*arguments: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return step(*arguments)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in train_epochs(recipe, [0], initial_state(recipe, [0]), recipe.split("train"), gradient):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {expected}

@@ -6,17 +6,24 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
+from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
+from checkpoints_zoo.images import DATASETS
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
+from tests.publishing.test_cards import ABOUT, ALL, REPO, some
 from tests.support.commands import ROOT, ZOO, run, values
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import SCHEMA, build
@@ -244,3 +251,213 @@ def test_python_m_runs_the_same_program() -> None:
         [sys.executable, "-m", "checkpoints_zoo", "show", "none"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("net", "images", "needs"),
+    [("mine", "digits", "`mine`"), ("mlp", "scans", "`scans`"), ("mlp", "digits", "")],
+    ids=["net", "images", "neither"],
+)
+def test_the_card_says_what_members_of_ones_own_need(net: str, images: str, needs: str) -> None:
+    """Case 32. An example that fails for the reader is not shown; no index is promised."""
+    text = cards.card(some(ALL, about=replace(ABOUT, architecture=net, dataset=images)), REPO)
+    assert ("zoo.evaluate(members)" in text) == (not needs)
+    assert ("as `architecture=`" in text) == (net == "mine")
+    assert ("`zoo.images.of` makes" in text) == (images == "scans")
+    assert needs in text.split("## `some`")[0]
+    assert "pip install checkpoints-zoo" not in text
+
+
+def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
+    """Case 32."""
+    assert tuple(sorted(ARCHITECTURES)) == cards.NETS
+    assert tuple(sorted(DATASETS)) == cards.IMAGE_SETS
+
+
+@pytest.mark.parametrize("accuracies", [[1.0] * 3, [0.99, 1.0], [0.97, 0.98, 0.995]])
+def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
+    """Case 32: beyond it there is no more than half of the last bar."""
+    section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
+    axes = cards.draw(section).axes[0]
+    last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
+    assert axes.get_xlim()[1] <= max(100, last)
+
+
+@pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
+def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
+    """Case 34: the same bytes each time, and no hash on the picture."""
+    report = zoo.evaluate(zoo.load("convnet-digits", n=3), "digits", subsets=2)
+    first, second = (report.plot(tmp_path / f"{i}{ending}").read_bytes() for i in range(2))
+    assert first == second
+    assert first.startswith({".png": b"\x89PNG", ".pdf": b"%PDF-", ".svg": b"<?xml"}[ending])
+
+
+def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
+    """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
+    from checkpoints_zoo.populations.alignment_table import draw
+
+    members = zoo.load("convnet-digits", n=6)
+    for to, count in ((members.ids[2], 5), ("mean", 6)):
+        result = zoo.alignment(members, to=to)
+        distances, transpositions = draw(result, None).axes
+        (dots,) = distances.collections
+        assert len(dots.get_offsets()) == count
+        assert float(dots.get_offsets().min()) > 0
+        # Whiskers and outliers of the boxes lie within the members' own shares.
+        shares = [result.transpositions[n] / (size - 1) for n, size in result.sizes.items() if size > 1]
+        least = min(float(share[result.before > 0].min()) for share in shares)
+        assert min(float(x) for line in transpositions.lines for x in line.get_xdata()) == pytest.approx(least)
+
+
+def test_members_of_two_sources_are_joined(tmp_path: Path) -> None:
+    """Case 39: as one collection whose weights, ids, labels and citation are those of its parts."""
+    shipped = zoo.load("convnet-digits", members="3,5,7")
+    built = build(tmp_path, net="convnet", members=(3, 8), name="other")
+    built.description |= {n: getattr(shipped.description, n) for n in ("classes", "preprocessing", "dataset")}
+    built.description["preprocessing"] = dict(shipped.description.preprocessing)
+    built.description["classes"] = list(shipped.classes)
+    built.write()
+    other = zoo.load("other", source=tmp_path)
+    both = shipped + other
+    assert both.ids == [0, 1, 2, 3, 4]
+    frame = both.manifest
+    assert frame["collection"].tolist() == ["convnet-digits"] * 3 + ["other"] * 2
+    assert frame["member_of_collection"].tolist() == [3, 5, 7, 3, 8]
+    for name, tensor in both.stack().items():
+        assert torch.equal(tensor, torch.cat([shipped.stack()[name], other.stack()[name]]))
+    assert torch.equal(both.member(4).state_dict()["fc1.weight"], other.member(8).state_dict()["fc1.weight"])
+    mixed = both.take([4, 0, 2])
+    for name, tensor in mixed.stack().items():
+        assert torch.equal(tensor, both.stack()[name][[4, 0, 2]])
+    assert [ids for ids, _ in both.batches(2)] == [[0, 1], [2, 3], [4]]
+    images = zoo.images.load("digits").images[:4]
+    logits = torch.cat([part.ensemble()(part.preprocess(images)) for part in (shipped, other)])
+    torch.testing.assert_close(both.ensemble()(both.preprocess(images)), logits)
+    assert both.citation == f"{shipped.citation} + {other.citation}"
+    again = zoo.load(both.citation)
+    assert again.citation == both.citation
+    assert torch.equal(again.stack()["fc1.weight"], both.stack()["fc1.weight"])
+    assert zoo.load(mixed.citation).stack()["fc1.weight"].equal(mixed.stack()["fc1.weight"])
+    assert (both + zoo.load("convnet-digits", members="9")).manifest["member_of_collection"].tolist()[-1] == 9
+    aligned = both.align()
+    assert torch.equal(aligned.stack()["fc1.weight"][0], both.stack()["fc1.weight"][0])
+    assert zoo.evaluate(both, "digits", subsets=5).members == 5
+    assert len(both.predict("digits", tmp_path / "out")) == 5
+
+
+def test_members_of_one_collection_are_joined_under_their_ids() -> None:
+    """Case 39: parts of one collection, by name, citation or selection."""
+    members = zoo.load("convnet-digits")
+    both = members[:2] + members[4:6]
+    assert (both.ids, both.name) == ([0, 1, 4, 5], "convnet-digits")
+    assert both.citation == zoo.load("convnet-digits", members="0,1,4,5").citation
+    by_names = zoo.load([members[:2].citation, members[4:6]])
+    assert by_names.ids == both.ids
+    canonical = members[:2].canonicalize(permute="norm") + members[2:4].canonicalize(permute="norm")
+    assert torch.equal(
+        canonical.stack()["conv1.weight"], members[:4].canonicalize(permute="norm").stack()["conv1.weight"]
+    )
+
+
+def test_collections_that_do_not_join_say_why(tmp_path: Path) -> None:
+    """Case 39: clear errors where architectures differ."""
+    members, other = zoo.load("convnet-digits", n=2), zoo.load("resnet8-digits", n=2)
+
+    def text(call: object, kind: type[Exception] = UsageError) -> str:
+        with pytest.raises(kind) as error:
+            call()  # type: ignore[operator]
+        return str(error.value)
+
+    assert text(lambda: members + other) == text(lambda: zoo.load(["convnet-digits", "resnet8-digits"], n=2))
+    found = text(lambda: members + other)
+    assert found.startswith("architecture of convnet-digits and resnet8-digits, to join them: expected convnet(")
+    assert "; found resnet8(" in found
+    assert found.endswith("Join collections of one network, on the same inputs and classes.")
+    assert text(lambda: members + members[1:]) == (
+        "members to join: expected each member once; found member 1 of convnet-digits, twice. Select members that are "
+        "not in the other collection."
+    )
+    assert text(lambda: members + zoo.load("convnet-digits", members="5").align()).startswith(
+        "views of convnet-digits: expected the same canonical form of all members, or none; found weights as stored; al"
+    )
+    assert text(lambda: zoo.load([])) == "collections to join: expected one or more; found none."
+    built = build(tmp_path, net="convnet", name="other")
+    built.description |= {"classes": list("abcdefghij"), "preprocessing": dict(members.description.preprocessing)}
+    built.write()
+    assert text(lambda: members + zoo.load("other", source=tmp_path)).startswith(
+        "classes of convnet-digits and other, to join them: expected 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, as convnet-digits"
+    )
+    built.description |= {"classes": list(members.classes)}
+    built.write()
+    joined = members + zoo.load("other", source=tmp_path)
+    assert text(lambda: joined.download(tmp_path / "copy")).endswith("Download each collection by itself.")
+    assert "expected members of one source" in text(lambda: joined.predictions("digits-test"), SourceNotFound)
+    with pytest.raises(TypeError):
+        members + 1  # type: ignore[operator]
+    narrow = build(tmp_path / "mlp", net="mlp", name="narrow")
+    narrow.description |= {k: getattr(members.description, k) for k in ("architecture", "arguments")}
+    narrow.description |= {"classes": list(members.classes), "preprocessing": dict(members.description.preprocessing)}
+    narrow.write()
+    with pytest.raises(LayoutError, match=r"^tensors of convnet-digits and narrow, to join them: expected the "):
+        members + zoo.load("narrow", source=tmp_path / "mlp")
+
+
+def test_from_samples_checks_all_arguments_at_once(tmp_path: Path) -> None:
+    """Case 35: one error names every problem; nothing is written."""
+    states = [torch.nn.Linear(3, 2).state_dict()]
+    with pytest.raises(UsageError) as error:
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line", columns={"lr": [0.1, 0.2], "colour": "red"}, order=["nothing"],
+        )  # fmt: skip
+    text = str(error.value)
+    assert text.startswith(
+        "arguments of from_samples: expected valid ones; found 3 problems: (1) collection name 'line'"
+    )
+    assert all(part in text for part in ("(2) column 'colour'", "(3) order of flat draws"))
+    with pytest.raises(UsageError, match=r"2 problems: \(1\) collection name 'line'.* \(2\) draw 0: .*extra"):
+        zoo.from_samples(
+            [states[0] | {"extra": torch.ones(1)}], lambda: torch.nn.Linear(3, 2), method="swag", out=tmp_path / "out",
+            name="line",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_print_as_tables(tmp_path: Path) -> None:
+    """Case 31: `print` shows a table, `repr` is one short line, and notebooks show the table, with escaped names."""
+    members = zoo.load("convnet-digits", n=4)
+    images = zoo.images.load("digits")
+    results = {
+        "Report": (zoo.evaluate(members, subsets=2), ["ensemble of", "accuracy (%)", "digits/test"]),
+        "Pairwise": (zoo.pairwise(members, "digits"), ["mi_id", "6 pairs of 4 members"]),
+        "NS": (zoo.ns(members, permutations=9), ["ns_mmd2", "conv1", "2 against 2 members"]),
+        "MMD": (zoo.mmd(members, permutations=9), ["mmd2", "conv1"]),
+        "ImageData": (images, ["540 × 1 × 8 × 8", images.fingerprint]),
+        "PredictiveComparison": (zoo.compare_predictives(members[:2], members[2:]), ["agreement", "total_variation"]),
+        "Alignment": (zoo.alignment(members), ["transpositions", "Aligned to member 0"]),
+        "Barriers": (zoo.barrier(members, points=3), ["barrier (nats)"]),
+    }
+    for name, (result, words) in results.items():
+        assert type(result).__name__ == name
+        line, text = repr(result), str(result)
+        assert line.startswith(f"{name}(")
+        assert "\n" not in line
+        assert len(line) < 250
+        assert text.count("\n") > 2
+        assert max(map(len, text.splitlines())) < 200
+        for word in words:
+            assert word in text
+        assert result._repr_html_().startswith("<pre>")
+    odd = replace(images, name="<b>x")
+    assert "&lt;b&gt;x" in odd._repr_html_()
+    assert str(zoo.metrics.Interval(0.5, 0.25, 0.75)) == "0.5 [0.25, 0.75]"
+    assert str(zoo.metrics.Interval(0.5, None, None)) == "0.5"
+
+
+def test_the_printed_catalog_has_all_columns() -> None:
+    """Case 31: in a narrow terminal too."""
+    frame = zoo.collections()
+    text = str(frame)
+    assert all(column in text for column in frame.columns)
+    assert "..." not in text.splitlines()[0]
+    assert len(text.splitlines()) == 1 + len(frame)

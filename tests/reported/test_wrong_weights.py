@@ -13,6 +13,8 @@ from torch.nn import functional as F
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.modules import build_architecture
+from checkpoints_zoo.publishing.auditing import audit
+from tests.support.tiny import stored
 
 
 class Dropping(nn.Module):
@@ -69,3 +71,20 @@ def test_a_network_that_draws_numbers_and_does_not_use_them_is_measured() -> Non
     members = zoo.load("convnet-digits", n=2, architecture=Drawing)
     plain = zoo.load("convnet-digits", n=2)
     assert zoo.evaluate(members, "digits")["nll"].value == pytest.approx(zoo.evaluate(plain)["nll"].value, rel=1e-6)
+
+
+def test_an_audit_follows_links_to_folders_once(tmp_path: Path) -> None:
+    """Case 6, for audit: what lies behind a link to a folder was not looked at."""
+    root = stored(range(2), tmp_path / "source")
+    before = audit(root)
+    assert before.findings == []
+    (tmp_path / "elsewhere").mkdir()
+    (root / "runs").mkdir()
+    (root / "runs" / "circle").symlink_to(root)  # each folder once
+    (root / "runs" / "out").symlink_to(tmp_path / "elsewhere")
+    (root / ".store").mkdir()
+    (root / ".store" / "broken.safetensors").write_bytes(b"no header")
+    (root / "runs" / "linked").symlink_to(root / ".store")
+    after = audit(root)
+    assert after.files == before.files + 1
+    assert [f.path for f in after.findings] == ["runs/linked/broken.safetensors"]

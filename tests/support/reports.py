@@ -40,6 +40,7 @@ class Drawn:
     asked: list[Any] = field(default_factory=list)
 
     plot = Report.plot
+    remarks = Report.remarks
 
     def answers(self) -> list[Any]:
         return self.asked

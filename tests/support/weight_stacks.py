@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from checkpoints_zoo.populations.discrepancy import MMD, Groups, compare_blocks
+from checkpoints_zoo.populations.independent_units import Exchange
 from checkpoints_zoo.populations.kernels import Grid, Stacked, choose_groups
 
 
@@ -29,6 +30,6 @@ def mmd_of_stacks(
                 yield {name: tensor[start:] for name, tensor in stacked.items()}
             start = max(0, start - count)
 
-    return compare_blocks(
-        blocks, counts, choose_groups(groups, names), ("", ""), permutations, grid, widths, device, seed
-    )
+    exchange = Exchange.of_units(range(counts[0]), range(counts[0], sum(counts)), seed)
+    tensors = choose_groups(groups, names)
+    return compare_blocks(blocks, counts, exchange, tensors, ("", ""), permutations, grid, widths, device, seed)

@@ -188,7 +188,7 @@ def test_a_lost_shard_is_made_again(tmp_path: Path, damage: str) -> None:
     )
     with pytest.raises(DamagedError) as error:
         train_into(TINY, [0, 1], out)
-    assert str(error.value) == f"{wanted} Put the shards back, or train these members again too: --members {listed}."
+    assert str(error.value) == f"{wanted} Put the shards back, or train these members as well: --members {listed}."
     with pytest.raises(DamagedError) as error:
         merge([out], tmp_path / "merged")
     assert str(error.value) == f"{wanted} Put the shards back, or train these members into that folder again."
@@ -206,7 +206,7 @@ def test_a_changed_shard_is_not_copied(tmp_path: Path) -> None:
     path.write_bytes(content)
     with (
         training_lock(out),
-        pytest.raises(DamagedError, match=r"What was trained now is kept\. Delete that file, and train"),
+        pytest.raises(DamagedError, match=r"The members trained now are kept\. Delete that file, and train"),
     ):
         add_finished(Export(TINY, out), finished([1]))
     path.unlink()

@@ -151,7 +151,7 @@ def test_damaged_state_is_dropped_with_a_note(tmp_path: Path, damage: str, capsy
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"training state {state.name}: expected ")
-    assert captured.err.endswith(" It is dropped, and its members are trained from the start.\n")
+    assert captured.err.endswith(" The state is deleted, and its members are trained from the start.\n")
 
 
 def test_half_written_state_is_ignored(tmp_path: Path) -> None:

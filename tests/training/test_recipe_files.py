@@ -188,7 +188,7 @@ def test_files_without_recipes(tmp_path: Path, tail: str, found: str) -> None:
     with pytest.raises(UsageError) as error:
         read_recipe(str(path))
     assert str(error.value) == (
-        f"recipe file {path}: expected RECIPE, a Recipe or a function that returns one, or RECIPES, a dict of such by"
+        f"recipe file {path}: expected RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by"
         f" name; found {found}."
     )
     with pytest.raises(UsageError, match=r"recipe file .*none.py: expected a Python file; found no such file\."):

@@ -112,7 +112,7 @@ def test_images_that_do_not_fit(case: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["digits", "Colours", "a/b", ""])
 def test_names_that_images_of_ones_own_cannot_have(dataset: str) -> None:
-    with pytest.raises(UsageError, match=r"^dataset of recipe 'mine': expected a name in small letters for your own"):
+    with pytest.raises(UsageError, match=r"^dataset of recipe 'mine': expected a lower-case name for your own"):
         dataclasses.replace(MINE, dataset=dataset)
     with pytest.raises(UsageError, match=r"^dataset of recipe 'mine': expected one of digits, "):
         dataclasses.replace(MINE, images=None)

@@ -148,10 +148,10 @@ def test_hash_covers_what_decides_the_result() -> None:
             " tiny-imagenet, svhn; found 'mnits'.",
         ),
         ({"optimizer": "adam"}, "optimizer of recipe 'small': expected one of sgd; found 'adam'."),
-        ({"epochs": 0}, "epochs of recipe 'small': expected a whole number of at least 1; found 0."),
+        ({"epochs": 0}, "epochs of recipe 'small': expected a whole number from 1 to 1,000,000; found 0."),
         (
             {"stack_width": 2.0},
-            "stack_width of recipe 'small': expected a whole number of at least 1; found 2.0.",
+            "stack_width of recipe 'small': expected a whole number from 1 to 4,096; found 2.0.",
         ),
         ({"lr": -0.1}, "lr of recipe 'small': expected a float in [0, inf); found -0.1."),
         ({"lr": float("nan")}, "lr of recipe 'small': expected a float in [0, inf); found nan."),

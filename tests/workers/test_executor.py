@@ -269,4 +269,4 @@ def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as error:
         list(RayCluster().run(works.squared, jobs([1])))
     assert str(error.value).startswith("Ray: expected the package ray; found that it is not installed (")
-    assert str(error.value).endswith("Install the extra: `pip install 'checkpoints-zoo[ray]'`.")
+    assert str(error.value).endswith("Install ray: `pip install 'ray>=2.40,<3'`.")

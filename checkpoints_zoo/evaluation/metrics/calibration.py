@@ -24,8 +24,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     """Compare top probability with accuracy in bins of equal width, and return the ECE, in [0, 1].
 
     The sum over bins of (share of inputs) * |accuracy - mean confidence|: Guo et al., On calibration of
-    modern neural networks (2017), with the bins of torchmetrics (a bin holds its lower edge;
-    confidence 1 has its own bin).
+    modern neural networks (2017). The bins are those of `reliability`: a bin holds its lower edge, the last
+    bin also confidence 1, for which torchmetrics has one more bin.
 
     Args:
         probs: (input, class) probabilities.
@@ -47,7 +47,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     bin_of_input, correct = _bins_of(confidence, bins), (top == labels).float()
     # In float32 and in torchmetrics' order, so that the bits are those in manifests.
     counts, confidence_sums, accuracy_sums = (
-        confidence.new_zeros(bins + 1).scatter_add_(0, bin_of_input, values)
+        confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
         for values in (torch.ones_like(confidence), confidence, correct)
     )
     gaps = (accuracy_sums / counts).nan_to_num() - (confidence_sums / counts).nan_to_num()
@@ -135,7 +135,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
     if check:
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
-    bin_of_input = _bins_of(confidence, bins).clamp_(max=bins - 1)
+    bin_of_input = _bins_of(confidence, bins)
     counts = torch.bincount(bin_of_input, minlength=bins)
     sums = torch.zeros(2, bins, dtype=probs.dtype, device=probs.device)
     sums.index_add_(1, bin_of_input, torch.stack([confidence, (top == labels).to(probs.dtype)]))
@@ -143,9 +143,9 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
 
 
 def _bins_of(confidence: Tensor, bins: int) -> Tensor:
-    """Return the bin of each confidence, by the edges of torchmetrics in the dtype it bins in; that of 1 is `bins`."""
+    """Return the bin of each confidence, by the edges of torchmetrics in its dtype; 1 is in the last bin."""
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
-    return torch.bucketize(confidence.float(), edges, right=True) - 1
+    return (torch.bucketize(confidence.float(), edges, right=True) - 1).clamp_(max=bins - 1)
 
 
 def _check_all(probs: Tensor, labels: Tensor, bins: int) -> None:

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics import _check
 
+CLOSE_TO_1 = 1 - 2**-10  # a larger probability p loses digits in 1 - p
+
 
 def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
-    """Negate the largest probability of each input, and return the (input,) scores, in [-1, 0).
+    """Subtract the largest probability of each input from 1, and return the (input,) scores, in [0, 1).
 
-    Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples (2017).
+    Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples (2017). Where the
+    largest probability is close to 1, the score is the sum of the others, so that inputs keep their order also where
+    the largest probability rounds to 1.
 
     Args:
         probs: (input, class) probabilities; of an ensemble, the mean over its members.
@@ -27,11 +31,13 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
 
     >>> import torch
     >>> ood_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
-    tensor([-0.7500, -0.5000])
+    tensor([0.2500, 0.5000])
     """
     if check:
         _check.probabilities(probs)
-    return -probs.amax(-1)
+    largest, top = probs.max(-1, keepdim=True)
+    others = probs.scatter(-1, top, 0.0).sum(-1)
+    return torch.where(largest.squeeze(-1) > CLOSE_TO_1, others, 1 - largest.squeeze(-1))
 
 
 def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from checkpoints_zoo.evaluation.metrics._check import at_least, floats, refuse
 
 _LEVEL = 0.95
 _FEWEST = 3  # members that are needed for an interval
+FEWEST_SKEWED = 32  # members that are needed for intervals of figures that a tenth of the members decides
+MOST_LEFT_OUT = 256  # members up to which a jackknife measures skewness, by leaving out each of them once
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,26 @@ class Interval:
     high: float | None
     level: float = _LEVEL
 
+    def __str__(self) -> str:
+        bounds = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.value:.4g}{bounds}"
+
+    def if_enough(self, members: int) -> Interval:
+        """Return the interval, without bounds if fewer than 32 members may lack the members that decide the figure.
+
+        If a tenth of a population is far worse than the others, 16 members have none of them in 19 % of samples, and
+        then no interval covers the true value; of 32 members it is 3 %.
+        """
+        return self if members >= FEWEST_SKEWED else replace(self, low=None, high=None)
+
 
 def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Interval:
     """Resample a figure that is a mean over members, and return the mean with its percentile interval.
 
     Efron, Bootstrap methods: another look at the jackknife (1979). The variance of resampled means is too small
     by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by Student's
-    quantile over the normal one.
+    quantile over the normal one. The interval is joined with one that is widened for a skewed population (see
+    `widened_for_skewness`).
 
     Args:
         values: (member,) the figure of each member.
@@ -63,7 +78,9 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     tail = (1 - _LEVEL) / 2
     low, high = torch.quantile(offsets, offsets.new_tensor([tail, 1 - tail])).tolist()
     factor = math.sqrt(members / (members - 1)) * _quantile(members) / _quantile(1_000_000_000)
-    return Interval(mean, mean + factor * low, mean + factor * high)
+    error = float(values.std()) / math.sqrt(members)
+    below, above = (float(x) for x in widened_for_skewness(_quantile(members), values[:, None]))
+    return Interval(mean, mean + min(factor * low, -below * error), mean + max(factor * high, above * error))
 
 
 def subset_band(
@@ -106,6 +123,7 @@ class Plan:
         complete: whether these are all subsets of that size.
         widen: factor of the subsets' standard deviation.
         whole: whether the first subset is of all members and its figures are the centres of the intervals.
+        left_out: how many subsets at the end leave out one member each, for the skewness of the members' influence.
     """
 
     members: int
@@ -113,6 +131,12 @@ class Plan:
     complete: bool
     widen: float
     whole: bool
+    left_out: int = 0
+
+    @property
+    def random(self) -> slice:
+        """The places of the random subsets in `chosen`."""
+        return slice(int(self.whole), len(self.chosen) - self.left_out)
 
     def intervals(self, values: Tensor) -> list[Interval]:
         """Compute intervals from measured figures, and return them.
@@ -120,8 +144,11 @@ class Plan:
         Args:
             values: (subset, figure) float64, in the order of `chosen`.
         """
-        spread = values[self.whole :].std(0, correction=0 if self.complete else 1) if self.widen else values[0]
-        return _intervals_around(values[0] if self.whole else values.mean(0), spread * self.widen, self.members)
+        drawn = values[self.random]
+        spread = drawn.std(0, correction=0 if self.complete else 1) if self.widen else values[0]
+        influence = values[0] - values[len(self.chosen) - self.left_out :] if self.left_out else None
+        centre = values[0] if self.whole else drawn.mean(0)
+        return _intervals_around(centre, spread * self.widen, self.members, influence)
 
 
 def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Plan:
@@ -134,7 +161,9 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
     return Plan(members, list(chosen), complete, widen, whole=False)
 
 
-def jackknife_plan(members: int, seed: int = 0, subsets: int = 200, delete: int | None = None) -> Plan:
+def jackknife_plan(
+    members: int, seed: int = 0, subsets: int = 200, delete: int | None = None, *, skewness: bool = False
+) -> Plan:
     """Draw the subsets that `jackknife` measures, and return them; arguments and errors are its own."""
     at_least("members", 1, members)
     if delete is not None and not 1 <= delete < members:
@@ -145,7 +174,8 @@ def jackknife_plan(members: int, seed: int = 0, subsets: int = 200, delete: int 
     left_out = members // 2 if delete is None else delete
     chosen, complete = _subsets(members, members - left_out, seed, subsets)
     widen = math.sqrt((members - left_out) / left_out)
-    return Plan(members, [all_members, *chosen], complete, widen, whole=True)
+    single = [all_members[all_members != i] for i in range(members)] if skewness and members <= MOST_LEFT_OUT else []
+    return Plan(members, [all_members, *chosen, *single], complete, widen, whole=True, left_out=len(single))
 
 
 def jackknife(
@@ -154,6 +184,8 @@ def jackknife(
     seed: int = 0,
     subsets: int = 200,
     delete: int | None = None,
+    *,
+    skewness: bool = False,
 ) -> list[Interval]:
     """Measure figures on all N members, and return them with delete-d jackknife intervals.
 
@@ -172,6 +204,8 @@ def jackknife(
         seed: of the draw; equal seeds give equal intervals.
         subsets: how many subsets to measure; where there are no more than that, each is measured once.
         delete: how many members to leave out of each, d, if not N/2.
+        skewness: whether to leave out each member once as well, up to 256 members, and to widen the interval for a
+            skewed population (see `widened_for_skewness`).
 
     Raises:
         ValueError: if there are no members, d is not in 1 to N - 1, or `figure` does not return (figure,)
@@ -182,7 +216,7 @@ def jackknife(
     >>> print(f"{interval.low:.3f} {interval.value:.3f} {interval.high:.3f}")
     0.889 0.930 0.971
     """
-    plan = jackknife_plan(members, seed, subsets, delete)
+    plan = jackknife_plan(members, seed, subsets, delete, skewness=skewness)
     return plan.intervals(_measure_subsets(figure, plan.chosen))
 
 
@@ -215,13 +249,47 @@ def _quantile(members: int) -> float:
     return float(stdtrit(members - 1, 1 - (1 - _LEVEL) / 2))
 
 
-def _intervals_around(value: Tensor, spread: Tensor, members: int) -> list[Interval]:
-    """Return an interval around each figure, without bounds if the spread isn't finite."""
+def widened_for_skewness(quantile: float, influence: Tensor) -> tuple[Tensor, Tensor]:
+    """Widen an interval of a mean for skewed members; return multiples of the standard error, (figure,) each.
+
+    The interval is from centre - first * error to centre + second * error. It joins Student's interval and the one by
+    Hall, On the removal of skewness by transformation (1992): in simulated means of 32 to 64 members the latter covers
+    95 to 97 % where a tenth of the population is far worse than the others, and Student's 87 to 93 %.
+
+    Args:
+        quantile: Student's, two-sided.
+        influence: (member, figure) how much each member contributes to a figure, in any unit.
+    """
+    members = len(influence)
+    apart = influence - influence.mean(0)
+    skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
+    shape = (skewness / math.sqrt(members)).nan_to_num(0.0, 0.0, 0.0)
+    shape = torch.where(shape.abs() < 1e-6, torch.full_like(shape, 1e-6), shape)
+
+    def transformed(t: float) -> Tensor:
+        power = 1 + shape * (t - shape / 6)
+        return 3 / shape * (power.sign() * power.abs().pow(1 / 3) - 1)
+
+    return transformed(quantile).clamp_min(quantile), (-transformed(-quantile)).clamp_min(quantile)
+
+
+def _intervals_around(value: Tensor, spread: Tensor, members: int, influence: Tensor | None = None) -> list[Interval]:
+    """Return an interval around each figure, without bounds if the spread isn't finite.
+
+    Args:
+        value, spread: (figure,) of the figures, and their standard errors.
+        members: how many there are.
+        influence: (member, figure) as in `widened_for_skewness`; None for Student's interval.
+    """
     width = _quantile(members) if members >= _FEWEST else math.nan
+    below = above = torch.full_like(value, width)
+    if influence is not None and members >= _FEWEST:
+        below, above = widened_for_skewness(width, influence)
     intervals = []
-    for centre, deviation in zip(value.tolist(), spread.tolist(), strict=True):
-        if members < _FEWEST or not math.isfinite(centre) or not math.isfinite(deviation):
+    columns = (value.tolist(), (below * spread).tolist(), (above * spread).tolist())
+    for centre, left, right in zip(*columns, strict=True):
+        if members < _FEWEST or not all(map(math.isfinite, (centre, left, right))):
             intervals.append(Interval(centre, None, None))
         else:
-            intervals.append(Interval(centre, centre - width * deviation, centre + width * deviation))
+            intervals.append(Interval(centre, centre - left, centre + right))
     return intervals

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics import _check
 from checkpoints_zoo.evaluation.metrics._ties import tie_means
+from checkpoints_zoo.evaluation.metrics.detection import ood_score
 
 
-def aurc(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
+def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, check: bool = True) -> Tensor:
     """Integrate the error rate of the most confident inputs over their share, and return the AURC, in [0, 1].
 
     Trapezoids over the coverages 1/n, 2/n, ..., 1, divided by their span 1 - 1/n, as in torch-uncertainty; a
@@ -19,6 +20,7 @@ def aurc(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     Args:
         probs: (input, class) probabilities; the confidence is the largest.
         labels: (input,) classes.
+        uncertainty: (input,) lower for more confident inputs; None for `ood_score`, 1 − the largest probability.
         check: False if both are checked already.
 
     Raises:
@@ -31,9 +33,8 @@ def aurc(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     if check:
         _check.probabilities(probs)
         _check.classes_of(labels, probs)
-    confidence, top = probs.max(-1)
-    ordered, order = confidence.sort(descending=True)
-    errors = tie_means(ordered[None], (top != labels)[order].double()[None])[0]
+    ordered, order = (ood_score(probs, check=False) if uncertainty is None else uncertainty).sort()
+    errors = tie_means(ordered[None], (probs.argmax(-1) != labels)[order].double()[None])[0]
     inputs = len(errors)
     risk = errors.cumsum(-1) / torch.arange(1, inputs + 1, device=probs.device)
     if inputs == 1:

@@ -121,6 +121,7 @@ def ingest(
         else:
             description = user_columns.keep_earlier_facts(survey.description, given, like, target)
             shards.record_import(target, name, fingerprint)
+            origin = survey.origin  # some safetensors files are read as state dicts
             reader = shards.MemberReader(
                 origin,
                 description,

@@ -228,19 +228,30 @@ def _number_key(path: str) -> tuple[list[int], str]:
 
 
 def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
-    """Yield the files below a folder, except hidden files and files that an import wrote."""
+    """Yield the files below a folder, links to folders included, except hidden files and files that an import wrote."""
     excluded_path = None if excluded is None else excluded.resolve()
-    for folder_path, folders, names in os.walk(folder):
-        current = Path(folder_path)
-        is_excluded = current.resolve() == excluded_path
-        folders[:] = sorted(
-            f
-            for f in folders
-            if not f.startswith(".")
-            and (current / f).resolve() != excluded_path
-            and not (is_excluded and f in IMPORT_FOLDERS)
-        )
-        yield from (current / name for name in sorted(names) if not name.startswith("."))
+    seen, starts = set[Path](), [folder]
+    while starts:
+        links = list[Path]()  # followed once all real folders are known, so that each is walked by its own name
+        for start in starts:
+            for folder_path, folders, names in os.walk(start):
+                current = Path(folder_path)
+                real = current.resolve()
+                if real in seen:
+                    folders.clear()
+                    continue
+                seen.add(real)
+                is_excluded = real == excluded_path
+                folders[:] = sorted(
+                    f
+                    for f in folders
+                    if not f.startswith(".")
+                    and (current / f).resolve() != excluded_path
+                    and not (is_excluded and f in IMPORT_FOLDERS)
+                )
+                links += [current / f for f in folders if (current / f).is_symlink()]
+                yield from (current / name for name in sorted(names) if not name.startswith("."))
+        starts = sorted(links)
 
 
 def _file_kind(first: bytes, name: str) -> str:

@@ -21,7 +21,8 @@ from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, Usa
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import first_few
-from checkpoints_zoo.interop.ingest.origin import Origin
+from checkpoints_zoo.interop.ingest.origin import SAFETENSORS, Origin
+from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader, MemberRange
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class StateDictPlace:
 
     key: str = ""
     recogniser: IdentifyNet | None = None
+    net: NetTensors | None = None
 
 
 def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
@@ -102,6 +104,16 @@ def _is_recognised(head: MemberHeader, known: IdentifyNet) -> bool:
 
 
 def _read_states(path: Path, place: StateDictPlace) -> dict[str, State]:
+    """Read the state dicts that may be the net's, reduced to its tensors; return key -> state dict.
+
+    Raises:
+        UsageError, DamagedError: as `_read_whole_states`; or several prefixes fit.
+    """
+    states = _read_whole_states(path, place)
+    return states if place.net is None else {key: place.net.select(s, str(path)) for key, s in states.items()}
+
+
+def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
     """Read the state dicts in a file of torch.save that may be the net's; return key -> state dict.
 
     Raises:
@@ -156,6 +168,16 @@ def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
 def _load_file(path: Path) -> Any:
     import torch
 
+    if path.name.lower().endswith(SAFETENSORS):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except (SafetensorError, *PARSER_ERRORS) as error:
+            raise DamagedError(
+                f"file {path}", expected="a whole safetensors file", found=str(error)[:200], path=path
+            ) from error
     with path.open("rb") as file:
         first = file.read(512)
     if not first.startswith((ZIP_START, PICKLE_START)):

@@ -18,6 +18,7 @@ from checkpoints_zoo.interop.ingest.measuring import Row, batch_rows
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogniser, recogniser_of_known
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
+from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
@@ -36,7 +37,10 @@ class ImportOptions:
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
         """Return where the state dicts are in files of torch.save; None for other files."""
-        return StateDictPlace(self.net.key, recogniser_of_known(self.net, self.build)) if origin.pickles else None
+        if not origin.pickles:
+            return None
+        recogniser = recogniser_of_known(self.net, self.build)
+        return StateDictPlace(self.net.key, recogniser, NetTensors.of(self.net, self.build))
 
 
 def survey_origin(
@@ -73,7 +77,11 @@ def survey_origin(
         checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
     )
     if origin.files:
-        lots.append(checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files))
+        in_place = checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files)
+        if copy_root is not None and origin.repo is None and _need_selection(in_place, options):
+            origin = replace(origin, files=(), pickles=origin.files)  # read as state dicts, which can be reduced
+        else:
+            lots.append(in_place)
     if within := options.state_dict_place(origin):
         lots.append(checkpoint_members.number_members(pickles.members_of_pickles(origin, within), origin.pickles))
     recogniser = make_recogniser(options.net, lots, options.build)
@@ -100,6 +108,19 @@ def survey_origin(
     if origin.repo is not None or copy_root == origin.root:
         return surveyed
     return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
+
+
+def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
+    """Return whether files of a known net hold other tensors than the net's."""
+    recogniser = recogniser_of_known(options.net, options.build)
+    if recogniser is None:
+        return False
+    for head in {id(member.head): member.head for member in members.members}.values():
+        try:
+            recogniser(head)
+        except LayoutError:
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,7 @@ def _in_range(name: str, value: Any) -> bool:
         return value in SPLITS
     if name.endswith("_accuracy") or name == "test_ece":
         return bool(0 <= value <= 1)
-    return not isinstance(value, int) or 0 <= value < 2**31
+    return not isinstance(value, int) or 0 <= value < (2**32 if name == "seed" else 2**31)
 
 
 def _expected(name: str, kind: pa.DataType) -> str:
@@ -305,7 +305,8 @@ def _expected(name: str, kind: pa.DataType) -> str:
         return "a share in 0..1"
     kinds = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
              (pa.types.is_floating, "a finite number"))  # fmt: skip
-    return next((words for is_kind, words in kinds if is_kind(kind)), "a whole number in [0, 2³¹)")
+    bound = "2³²" if name == "seed" else "2³¹"  # Lightning and numpy draw seeds of 32 bits
+    return next((words for is_kind, words in kinds if is_kind(kind)), f"a whole number in [0, {bound})")
 
 
 def make_description(

@@ -26,7 +26,7 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import align_columns, whole_number
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import escape_latex
-from checkpoints_zoo.methods.comparing.draw_ensembles import INDEPENDENT, ONE, DrawEnsemble, portable_citation
+from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, portable_citation
 from checkpoints_zoo.methods.comparing.draws import MethodFits, fit_all
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.fitting import DRAWS, RUNS
@@ -42,6 +42,7 @@ from checkpoints_zoo.populations.compact_posterior import (
     fit_gaussians,
 )
 from checkpoints_zoo.populations.gaussian import Gaussian
+from checkpoints_zoo.populations.independent_units import INDEPENDENT
 from checkpoints_zoo.populations.predictives import join_intervals
 from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
 from checkpoints_zoo.training.recipe import Recipe

@@ -13,6 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.evaluation.figures import KNOWN
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
+from checkpoints_zoo.formats.printing import Printed
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
@@ -56,8 +57,8 @@ class Row:
         draws: of an ensemble.
         figures: name -> estimate: "mmd" and "ns" of all weights, and those of `zoo.evaluate`.
         layers: "mmd" and "ns" -> layer -> estimate.
-        corollary: p-value of `zoo.corollary`, all layers together; of one mode, of the first run's draws. None where
-            the network has no table of symmetries.
+        corollary: p-value of `zoo.corollary`, all layers together. None for one mode, whose draws are of one run, and
+            for a network without a table of symmetries.
         corollary_layers: layer -> p-value, not adjusted for their number.
         worth: figure -> size of the ensembles of independent members that have the figure on average.
     """
@@ -102,8 +103,8 @@ class Row:
         return cls(figures=figures, layers=layers, worth=worth_cells, **plain)
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Printed):
     """Approximate posteriors compared with a population.
 
     Args:
@@ -127,6 +128,10 @@ class Comparison:
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def _one_line(self) -> str:
+        methods = list(dict.fromkeys(row.method for row in self.rows))
+        return f"{self.collection!r}, {self.members} members, {', '.join(methods)}, on {self.data.split(' ')[0]}"
 
     def __getitem__(self, named: tuple[str, str]) -> Row:
         """Return the row of a (method, mode).
@@ -303,10 +308,10 @@ def explanation(result: Comparison) -> list[str]:
         "MMD: MMD² of all weights, unbiased, mean over 20 kernels; bandwidths from the reference's own pairs, so that"
         " all rows are on one scale. Draws at one point far from the reference have 1 + its mean kernel, below 2."
         " NS: the same after scale unit-norm, permute first.",
-        f"p of MMD and NS: {result.settings.get('permutations', 0):,} permutations, bandwidths from all pairs; of one"
-        " mode twice the median over runs (Rüger 1978). Exact where draws are independent, as one run's are not.",
-        "Corollary: p-value that each layer's largest weight is equally often in each unit; one mode: of the first run."
-        " Exact for independent members alone: draws of one run share a start, and fail it for that.",
+        f"p of MMD and NS: {result.settings.get('permutations', 0):,} permutations, bandwidths from all pairs of the"
+        " draws that take part. Draws of one run depend on each other, so one draw of each run takes part, chosen at"
+        " random; independent members all do. One mode is a single run, and has no p-value.",
+        "Corollary: p-value that each layer's largest weight is equally often in each unit, of the same draws.",
         "Worth: the size at which ensembles of the reference's members have the figure on average; [ ] by the figure's"
         " own interval; <1: worse than a single member, >: than all members at hand.",
     ]

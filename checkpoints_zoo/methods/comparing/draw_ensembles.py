@@ -12,8 +12,8 @@ import torch
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.populations.independent_units import INDEPENDENT
 
-INDEPENDENT = "independent"  # in the manifest's column `method`
 ONE, MULTI, MEMBERS = "one", "multi", "members"
 
 

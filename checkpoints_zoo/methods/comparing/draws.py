@@ -19,7 +19,7 @@ from checkpoints_zoo.formats.catalog import read_json
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods import fitting
-from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.methods.method import Method, version_of
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
@@ -149,15 +149,17 @@ class MethodFits:
             return None
 
     def _search_path(self, method: Method) -> Path:
-        facts = [self.recipe.hash, self._fingerprint, self.seed, fitting.HELD_OUT]
+        facts: list[Any] = [self.recipe.hash, self._fingerprint, self.seed, fitting.HELD_OUT]
+        facts += [version] if (version := version_of(method)) > 1 else []
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
         return self.out / "searches" / f"{method.name}-{digest}.json"
 
     def _key(self, method: Method) -> str:
         settings = asdict(method)
         return fitting.fit_key(
-            method.name, settings, self.recipe.hash, self._fingerprint, self.runs, self.draws, self.seed
-        )
+            method.name, settings, self.recipe.hash, self._fingerprint, self.runs, self.draws, self.seed,
+            version_of(method),
+        )  # fmt: skip
 
     def _root(self, method: Method) -> Path:
         return self.out / "draws" / f"{method.name}-{self._key(method)[:8]}"

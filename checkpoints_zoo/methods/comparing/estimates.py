@@ -31,7 +31,7 @@ class Estimate:
     Args:
         value: in the figure's unit; NaN where there is none.
         low, high: ends of the 95 % interval; None without one.
-        p: of the permutation test, for distances; None for others.
+        p: of the permutation test, for distances; None if there is no exact test, and for other figures.
         runs: the value of each run, where the figure is their mean.
     """
 
@@ -59,13 +59,12 @@ class Estimate:
         return cls(value, values["low"], values["high"], values.get("p"), runs)
 
 
-def mean_over_runs(name: str, values: Sequence[float], p: float | None = None) -> Estimate:
+def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
     """Average a figure over runs; return it with Student's 95 % interval for the mean, none for one run.
 
     Args:
         name: of the figure, at whose range the interval is cut.
         values: of each run.
-        p: p-value of the figure; None for none.
 
     >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)
@@ -79,24 +78,11 @@ def mean_over_runs(name: str, values: Sequence[float], p: float | None = None) -
         spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (count - 1))
         half = float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
         low, high = mean - half, mean + half
-    whole = estimate_from_interval(name, Interval(mean, low, high), p)
-    return Estimate(whole.value, whole.low, whole.high, p, tuple(values))
+    whole = estimate_from_interval(name, Interval(mean, low, high))
+    return Estimate(whole.value, whole.low, whole.high, runs=tuple(values))
 
 
 def estimate_from_interval(name: str, interval: Interval, p: float | None = None) -> Estimate:
     """Return an interval as the estimate of a figure, cut at the figure's range; a distance may be below 0."""
     within = interval if name in MMD_FIGURES else ALL_FIGURES[name].within(interval)
     return Estimate(within.value, within.low, within.high, p)
-
-
-def combine_p_values(values: Sequence[float]) -> float:
-    """Combine p-values of one hypothesis that may depend on each other in any way; return one p-value.
-
-    Twice their median, or K/k times the k-th smallest of K, k = K/2 rounded up (Rüger 1978, Das maximale
-    Signifikanzniveau des Tests "Lehne H0 ab, wenn k unter n gegebenen Tests zur Ablehnung führen").
-
-    >>> combine_p_values([0.01]), combine_p_values([0.01, 0.02, 0.03, 0.9])
-    (0.01, 0.04)
-    """
-    k = math.ceil(len(values) / 2)
-    return min(1.0, sorted(values)[k - 1] * len(values) / k)

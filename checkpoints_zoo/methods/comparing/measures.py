@@ -20,13 +20,12 @@ from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate_from_interval
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
+from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
     Distances,
     Grid,
     choose_kernels,
-    draw_permutations,
     kernel_matrix,
-    permutation_test,
 )
 
 SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
@@ -69,34 +68,24 @@ class Closeness:
         return self._measure_views(draws, self.reference, "second", plan)
 
     def halves(self) -> ByGroup:
-        """Measure the reference's members at even positions against those at odd ones, on the same scale; return it."""
-        return self._measure_views(self.reference[::2], self.reference[1::2], "pooled", None)
+        """Measure the reference's units at even positions against those at odd ones, on the same scale; return it."""
+        return self._measure_views(*split_by_unit(self.reference), "pooled", None)
 
     def _measure_views(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> ByGroup:
-        distances = {
-            "mmd": self._measure(
-                discrepancy.distances_between(draws, reference, device=self.device), len(draws), grid, plan
-            )
-        }
+        by_measure = {"mmd": self._measure(draws, reference, grid, plan)}
         try:
             views = [c.canonicalize(scale=SCALE, permute=PERMUTE) for c in (draws, reference)]
         except SymmetryError:
-            return distances  # no table of symmetries: no NS
-        return {
-            **distances,
-            "ns": self._measure(discrepancy.distances_between(*views, device=self.device), len(draws), grid, plan),
-        }
+            return by_measure  # no table of symmetries: no NS
+        return {**by_measure, "ns": self._measure(views[0], views[1], grid, plan)}
 
-    def _measure(
-        self, by_group_distances: dict[str, Distances], first: int, grid: Grid, plan: Plan | None
-    ) -> dict[str, Estimate]:
+    def _measure(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> dict[str, Estimate]:
         """Return MMD² by group; with a plan, with intervals from the subsets."""
-        by_group = {}
-        for group, distances in by_group_distances.items():
-            chosen = draw_permutations(first, len(distances.l2) - first, self.permutations, self.seed).to(
-                distances.l2.device
-            )
-            p = permutation_test(distances, choose_kernels(distances, first, "pooled", None), chosen)[1]
+        units = unit_numbers(draws, reference)
+        exchange = Exchange.of_units(units[0], units[1], self.seed)
+        by_group, first = {}, len(draws)
+        for group, distances in discrepancy.distances_between(draws, reference, device=self.device).items():
+            p = None if exchange is None else exchange.test(distances, "pooled", None, self.permutations, self.seed)
             kernel = average_kernel(distances, choose_kernels(distances, first, grid, None))
             if plan is None or not plan.widen:
                 by_group[group] = Estimate(float(mmd2(kernel, first, [torch.arange(first)])), p=p)

@@ -18,7 +18,6 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
 from checkpoints_zoo.methods.comparing.draw_ensembles import (
-    INDEPENDENT,
     MEMBERS,
     group_draws,
     independent_members,
@@ -26,11 +25,12 @@ from checkpoints_zoo.methods.comparing.draw_ensembles import (
 )
 from checkpoints_zoo.methods.comparing.draws import Draws, MethodFits, fit_all
 from checkpoints_zoo.methods.comparing.equivalent_size import equivalent_sizes
-from checkpoints_zoo.methods.comparing.estimates import Estimate, combine_p_values, mean_over_runs
+from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
 from checkpoints_zoo.methods.comparing.measures import PERMUTE, SCALE, Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, CellTask, Measuring, cell_tasks
 from checkpoints_zoo.methods.deep_ensemble import check_fresh
 from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.populations.independent_units import INDEPENDENT
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
 from checkpoints_zoo.workers import Job, choose_engine, pickle_for_worker
 
@@ -125,7 +125,7 @@ class PreparedComparison:
         draws += self.custom_draws
         for other in self.custom_draws:
             if shared := _shared(other.members, self.reference):
-                self.say(f"{other.name}: {shared:,} of its draws are members of the reference too: p-values don't hold")
+                self.say(f"{other.name}: {shared:,} of its draws are members of the reference too: no p-values")
         tasks = self._tasks(draws)
         values = {task.name: self.cells.read(self.measuring.key(task)) for task in tasks}
         missing = [task for task in tasks if values[task.name] is None]
@@ -211,7 +211,7 @@ def _shared(draws: Collection, reference: Collection) -> int:
 def _row(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
     """Make the row of a method and mode from its cells; figures of single runs are averaged."""
     cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASURED}
-    alone, first = tasks[0].run is not None, tasks[0]
+    alone, first, tests = tasks[0].run is not None, tasks[0], cells["corollary"]
     distances = {
         name: {group: _join_runs(name, [cell[name][group] for cell in cells["closeness"]], alone) for group in groups}
         for name, groups in cells["closeness"][0].items()
@@ -227,8 +227,8 @@ def _row(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, 
         draws=first.mode.draws,
         figures={**{n: groups[ALL_TENSORS] for n, groups in distances.items()}, **figures},
         layers={n: {g: x for g, x in groups.items() if g != ALL_TENSORS} for n, groups in distances.items()},
-        corollary=cells["corollary"][0]["p"],
-        corollary_layers=cells["corollary"][0]["layers"],
+        corollary=tests[0]["p"] if tests else None,
+        corollary_layers=tests[0]["layers"] if tests else {},
         worth=equivalent_sizes(growth, figures),
     )
 
@@ -238,5 +238,4 @@ def _join_runs(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
     estimates = [Estimate.from_json(cell) for cell in cells]
     if not alone:
         return estimates[0]
-    p_values = [x.p for x in estimates if x.p is not None]
-    return mean_over_runs(name, [x.value for x in estimates], combine_p_values(p_values) if p_values else None)
+    return mean_over_runs(name, [x.value for x in estimates])

@@ -20,9 +20,10 @@ from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
-from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, content_hash
+from checkpoints_zoo.methods.comparing.draw_ensembles import MEMBERS, ONE, DrawEnsemble, content_hash
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
 from checkpoints_zoo.populations.channel_exchangeability import corollary
+from checkpoints_zoo.populations.independent_units import unit_numbers
 
 DEFINITION = 1  # version of the figures' definitions: cells of another version are measured anew
 MEASURED = ("closeness", "uncertainty", "corollary")
@@ -66,12 +67,12 @@ class CellTask:
 
 
 def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
-    """List the cells of draws in one mode. One mode has cells for each run, and the corollary of the first run."""
+    """List the cells of draws in one mode. One mode has cells for each run, and no corollary: a run is one unit."""
     if mode.name != ONE:
         yield from (CellTask(method, mode, None, what) for what in MEASURED)
         return
     for run in range(len(mode.runs)):
-        yield from (CellTask(method, mode, run, what) for what in MEASURED if run == 0 or what != "corollary")
+        yield from (CellTask(method, mode, run, what) for what in MEASURED if what != "corollary")
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Measuring:
             "definition": DEFINITION, "method": task.method, "mode": task.place, "measured": task.measured,
             "draws": content_hash(task.draws), "seed": self.closeness.seed,
         }  # fmt: skip
+        if task.mode.name != MEMBERS and task.measured != "uncertainty":
+            key |= {"exchanged": "runs"}  # versions up to 0.1 exchanged single draws
         if task.run is None:
             key |= {"subsets": self.closeness.subsets, "runs": [list(run) for run in task.mode.runs]}
         if task.measured == "closeness":
@@ -114,12 +117,16 @@ class Measuring:
             with suppress(SymmetryError):
                 task.mode.members.symmetry_table  # noqa: B018 (derived once for all runs)
         if task.measured == "closeness":
-            near = self.closeness.halves() if task.method == REFERENCE else self.closeness.measure(task.draws, plan)
-            return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in near.items()}
+            distances = (
+                self.closeness.halves() if task.method == REFERENCE else self.closeness.measure(task.draws, plan)
+            )
+            return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in distances.items()}
         if task.measured == "uncertainty":
             if task.method == REFERENCE:
                 return self.uncertainty.curve(task.draws)
             return {"figures": {n: x.to_json() for n, x in self.uncertainty.measure(task.draws, plan).items()}}
+        if len(set(unit_numbers(task.draws)[0])) < 2:
+            return {"p": None, "layers": {}}
         try:
             test = corollary(task.draws, seed=self.closeness.seed)
         except SymmetryError:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import svg_element
 from checkpoints_zoo.formats.disk import replace_file
+from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.publishing.html_report.definitions import TERMS
 from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 
@@ -33,8 +34,8 @@ HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # inches of a panel: two and three beside 
 MOST_ROWS = 2500  # of a table
 
 
-@dataclass(frozen=True)
-class Page:
+@dataclass(frozen=True, repr=False)
+class Page(Printed):
     """A report as one HTML file.
 
     Args:
@@ -51,6 +52,15 @@ class Page:
     origin: Mapping[str, str]
     numbers: Mapping[str, Any] = field(default_factory=dict, repr=False)
     path: Path | None = field(default=None, compare=False)
+
+    def _one_line(self) -> str:
+        return f"{self.title!r}, {len(self.parts)} parts, {'not saved' if self.path is None else self.path}"
+
+    def to_text(self) -> str:
+        """Return a table of the page's parts, and where it is saved."""
+        rows = [{"part": part.title, "blocks": len(part.blocks)} for part in self.parts]
+        place = "It is not saved: .save(path) writes it." if self.path is None else f"Saved at {self.path}."
+        return f"{self.title}: {self.subtitle}\n\n{text_table(rows)}\n\n{place}"
 
     @property
     def panels(self) -> Mapping[str, Panel]:

@@ -100,9 +100,9 @@ def _discrepancies(weights: WeightFigures, before: MMD) -> TableBlock:
     header = (*header, "NS (10⁻³)", "p") if after is not None else header
     rows = []
     for name, x in list(before.groups.items())[-MOST_ROWS:]:
-        cells = [name, f"{x.weights:,}", _thousandths(x.value), f"{x.p_value:.3f}"]
+        cells = [name, f"{x.weights:,}", _thousandths(x.value), _p_text(x.p_value)]
         rows.append(
-            [*cells, _thousandths(after[name].value), f"{after[name].p_value:.3f}"] if after is not None else cells
+            [*cells, _thousandths(after[name].value), _p_text(after[name].p_value)] if after is not None else cells
         )
     first, second = before.members
     without = (", and ", term("ns"), ": without their symmetries") if after is not None else ()
@@ -112,6 +112,10 @@ def _discrepancies(weights: WeightFigures, before: MMD) -> TableBlock:
         f". p: test with {before.permutations:,} permutations; halves of one population differ by chance alone.",
     )  # fmt: skip
     return TableBlock("halves", header, rows, caption)
+
+
+def _p_text(p_value: float | None) -> str:
+    return "-" if p_value is None else f"{p_value:.3f}"
 
 
 def _thousandths(value: float) -> str:
@@ -152,7 +156,13 @@ def _layers_panel(before: MMD, after: MMD) -> Panel:
 
 def _layers_table(before: MMD, after: MMD) -> TableBlock:
     rows = [
-        (name, *(f"{x:.4g}".replace("-", "−") for x in (b.value, b.p_value, after[name].value, after[name].p_value)))
+        (
+            name,
+            *(
+                "-" if x is None else f"{x:.4g}".replace("-", "−")
+                for x in (b.value, b.p_value, after[name].value, after[name].p_value)
+            ),
+        )
         for name, b in before.groups.items()
     ]
     return number_table("halves-numbers", ("layer", "MMD²", "p", "NS", "p of NS"), rows, "(a) Each layer.", words=(0,))

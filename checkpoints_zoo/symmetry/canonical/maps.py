@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.applying import count_members
 from checkpoints_zoo.symmetry.canonical.permutation import KEYS, sort_units
-from checkpoints_zoo.symmetry.canonical.scaling import unit_norm
+from checkpoints_zoo.symmetry.canonical.scaling import check_rows, unit_norm
+from checkpoints_zoo.symmetry.canonical.signs import fix_signs
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
 SCALES = ("unit-norm",)
+_TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}  # shares of a value that rounding stays below
 
 
 def canonicalize(
@@ -33,17 +36,20 @@ def canonicalize(
     `symmetry.apply` of the symmetry to the parameters gives the tensors again, up to rounding if there are scales.
     `symmetry.apply` of its `symmetry.inverse` to the tensors gives the parameters.
 
+    Scaled values have rounding errors, so that equal units are no longer equal bit for bit. After scaling, values count
+    as equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.
+
     Args:
         table: the network's symmetry table.
         params: name -> (member, *shape), or one member's (*shape).
-        scale: "unit-norm", see `scaling.unit_norm`; None: no scaling, and all dtypes stay.
+        scale: "unit-norm", see `scaling.unit_norm` and `signs.fix_signs`; None: no scaling, and all dtypes stay.
         permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
             `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
         streams: whether to sort the units of residual streams as well.
         approximate: whether to change approximate scales as well.
 
     Raises:
-        UsageError: an unknown option, or "norm" for rows that all have norm 1.
+        UsageError: an unknown option, "norm" for rows that all have norm 1, or a scale without a row of weights.
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> import torch
@@ -59,19 +65,20 @@ def canonicalize(
     """
     check_options(scale, permute)
     members = count_members(table, params)
-    if scale is not None and permute == "norm":
-        check_norms(table, streams, approximate)
+    check_scaling(table, scale, permute, streams, approximate)
     tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
     permutations: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
+    signs: dict[str, Tensor] = {}
     if scale is not None:
         tensors, scales, _ = unit_norm(table, tensors, approximate=approximate)
+        tensors, signs = fix_signs(table, tensors)
     if permute is not None:
-        tensors, permutations = sort_units(table, tensors, permute, streams)
-    if members is None:
-        tensors = {n: t[0] for n, t in tensors.items()}
-        permutations, scales = ({n: v[0] for n, v in values.items()} for values in (permutations, scales))
-    return tensors, Element(permutations, scales)
+        dtypes = {tensor.dtype for tensor in tensors.values()} & _TOLERANCES.keys()
+        tolerance = max((_TOLERANCES[dtype] for dtype in dtypes), default=0.0) if scales or signs else 0.0
+        tensors, permutations = sort_units(table, tensors, permute, streams, tolerance)
+    element = Element(permutations, scales, signs)
+    return (tensors, element) if members is not None else ({n: t[0] for n, t in tensors.items()}, element.select(0))
 
 
 def check_options(scale: str | None, permute: str | None) -> None:
@@ -85,7 +92,19 @@ def check_options(scale: str | None, permute: str | None) -> None:
             raise UsageError(name, expected=f"{', '.join(map(repr, options))}, or None", found=repr(option))
 
 
-def check_norms(table: Table, streams: bool, approximate: bool) -> None:
+def check_scaling(table: Table, scale: str | None, permute: str | None, streams: bool, approximate: bool) -> None:
+    """Check that the options of `canonicalize` are possible for a table.
+
+    Raises:
+        UsageError: "norm" for rows that all have norm 1, or a scale without a row of weights.
+    """
+    if scale is not None:
+        check_rows(table, approximate)
+        if permute == "norm":
+            _check_norms(table, streams, approximate)
+
+
+def _check_norms(table: Table, streams: bool, approximate: bool) -> None:
     """Refuse to sort by norms that scaling makes equal: rounding errors would decide the order."""
     scaled = {s.writers[0]: s.size for s in table.scales.values() if s.exact or approximate}
     for group in table.groups.values():

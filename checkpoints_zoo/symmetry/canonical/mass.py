@@ -20,6 +20,7 @@ from checkpoints_zoo.symmetry.table import Table
 
 _TOGETHER = {"cpu": 1 << 22}  # entries of the members balanced at once: they fit into the cache
 _TOGETHER_ELSEWHERE = 1 << 27
+_SMALLEST, _LARGEST = 1e-140, 1e150  # magnitudes of weights
 Units = Mapping[str, tuple[int, ...]]
 
 
@@ -31,7 +32,8 @@ class MinimalMass:
         ids: ids of the members.
         before: (member), the mass, without the unbounded part.
         after: (member), the minimum.
-        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it.
+        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. If
+            it is not 0, the minimum is not attained: see `attained`.
         residual: (member), the certificate. At the minimum, the mass that grows with a unit equals the mass that
             shrinks with it. The residual is the sum of the differences over units, as a share of the sum of both
             masses.
@@ -64,6 +66,11 @@ class MinimalMass:
         """The excess of the mass over its minimum, in percent, (member)."""
         return torch.where(self.after > 0, 100 * (self.before - self.after) / self.after, 0.0)
 
+    @property
+    def attained(self) -> Tensor:
+        """Whether some scales reach the minimum, (member); if not, the mass only comes arbitrarily close to it."""
+        return self.unbounded == 0
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -81,8 +88,15 @@ class MinimalMass:
                 f"{dead} dead ones",
                 f"Mass of these, left out above: {_format_spread(self.unbounded)}",
                 f"Scales held: {', '.join(self.held) or 'none'}",
+                *self._not_attained(),
             ]
         )
+
+    def _not_attained(self) -> list[str]:
+        count = int((~self.attained).sum())
+        members = f"{count} {'member' if count == 1 else 'members'}"
+        text = f"No scales reach the minimum of {members}: the mass left out only comes arbitrarily close to 0"
+        return [text] if count else []
 
 
 def _format_spread(values: Tensor) -> str:
@@ -123,7 +137,8 @@ def minimal_mass(
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
-        UsageError: the tensors have no member axis, a scale is unknown, or the tolerance is not a share.
+        UsageError: the tensors have no member axis, a scale is unknown, the tolerance is not a share, or the square of
+            a weight is too large or too small for float64.
         DamagedError: a weight is not finite.
 
     >>> from torch import nn
@@ -144,6 +159,7 @@ def minimal_mass(
         if name not in params:
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
     chosen = {name: params[name].detach() for name in names}
+    _check_range(chosen)
     with torch.inference_mode():
         parts = [_solve(table, part, free, tolerance, most) for part in _member_chunks(chosen, members)]
     return join_masses(parts, range(members), held)
@@ -224,6 +240,22 @@ def _solve(table: Table, params: Mapping[str, Tensor], free: list[str], toleranc
         dead=tuple(dead),
         held=(),
     )
+
+
+def _check_range(params: Mapping[str, Tensor]) -> None:
+    """Refuse weights whose squares float64 cannot hold; those of narrower dtypes fit."""
+    for name, tensor in params.items():
+        if tensor.dtype != torch.float64:
+            continue
+        magnitudes = tensor.abs()
+        bad = tensor.isfinite() & (magnitudes > 0) & ((magnitudes < _SMALLEST) | (magnitudes > _LARGEST))
+        if bool(bad.any()):
+            at = int(bad.flatten(1).any(1).nonzero()[0]) if tensor.ndim > 1 else int(bad.nonzero()[0])
+            raise UsageError(
+                f"tensor {name!r}",
+                expected=f"0, or magnitudes from {_SMALLEST:.0e} to {_LARGEST:.0e}, whose squares float64 holds",
+                found=f"{float(magnitudes[bad][0]):.3g} in the member at position {at}",
+            )
 
 
 def _refuse_nonfinite(params: Mapping[str, Tensor]) -> None:

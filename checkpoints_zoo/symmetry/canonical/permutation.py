@@ -17,7 +17,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked, permute
 from checkpoints_zoo.symmetry.canonical.refining import Colours, Orders, Search
-from checkpoints_zoo.symmetry.canonical.slices import Members, Placement, Slices, ordered_bits
+from checkpoints_zoo.symmetry.canonical.slices import Members, Placement, Slices, are_close, chain, ordered_bits
 from checkpoints_zoo.symmetry.canonical.ties import Cells, are_alone, break_ties
 from checkpoints_zoo.symmetry.table import Group, Table
 
@@ -29,7 +29,7 @@ _SHORT = 32  # rows up to this length are summed entry by entry
 
 
 def sort_units(
-    table: Table, params: Mapping[str, Tensor], key: str = "first", streams: bool = False
+    table: Table, params: Mapping[str, Tensor], key: str = "first", streams: bool = False, tolerance: float = 0.0
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Sort all units by falling keys, group by group; return the tensors and the permutations.
 
@@ -55,6 +55,8 @@ def sort_units(
         key: the key of the row that the first writer has for a unit, after its columns are sorted: "first" weight,
             "max" (largest) weight, or L2 "norm" in float64.
         streams: whether to sort the units of residual streams as well.
+        tolerance: values are equal if they differ by at most this share of the larger one. For rescaled tensors, whose
+            equal units differ by rounding. The tensors are then the same within the tolerance, not bit for bit.
 
     Raises:
         UsageError: an unknown key, or tensors without a member axis.
@@ -79,7 +81,7 @@ def sort_units(
     if not free:
         return dict(params), {}
     with torch.no_grad():
-        members = Members(table, {name: params[name].detach() for name in moving}, free)
+        members = Members(table, {name: params[name].detach() for name in moving}, free, tolerance=tolerance)
         order = (
             _sort_remaining(members, False, _turns(table, free), key)
             if count
@@ -173,7 +175,8 @@ def _keys_of_blocks(keys: Keys, inner: Tensor, size: int) -> Keys:
         inner: (member, unit), the order of the units inside the blocks.
     """
     held = keys.of_all_units().gather(1, inner).reshape(len(inner), size, -1)
-    return Keys(held[..., 0], exact=lambda m, u: held[m, u])
+    may_tie = keys.may_tie if keys.tolerance else torch.eq
+    return Keys(held[..., 0], may_tie, lambda m, u: held[m, u], keys.tolerance)
 
 
 def _sort_in_blocks(group: Group, keys: Keys, busy: Tensor) -> tuple[Tensor, Cells]:
@@ -190,7 +193,7 @@ def _sort_in_blocks(group: Group, keys: Keys, busy: Tensor) -> tuple[Tensor, Cel
     cells = Cells(order[place], member, (~before).flatten().cumsum(0)[place], place)
     if keys.exact is not None and len(cells):
         exact = keys.exact(member, cells.unit)
-        cells.split(exact.reshape(len(cells), -1))
+        cells.split(exact.reshape(len(cells), -1), keys.tolerance)
         order[cells.place] = cells.unit
         cells = cells.select(~are_alone(cells))
     return order, cells
@@ -199,7 +202,10 @@ def _sort_in_blocks(group: Group, keys: Keys, busy: Tensor) -> tuple[Tensor, Cel
 def _initial_colours(member: Members, turn: list[str], key: str) -> Colours:
     """Return the colours of the units of one member by their keys."""
     group = member.table.groups[turn[-1]]
-    return {group.name: torch.unique(unit_keys(member, group, key).of_all_units()[0], return_inverse=True)[1]}
+    keys = unit_keys(member, group, key).of_all_units()[0]
+    if member.tolerance:
+        return {group.name: chain(keys, torch.zeros_like(keys), member.tolerance)}
+    return {group.name: torch.unique(keys, return_inverse=True)[1]}
 
 
 @dataclass(frozen=True)
@@ -210,11 +216,13 @@ class Keys:
         rough: (member, unit), numbers whose order is the order of the keys, except for possible ties.
         may_tie: returns for values of `rough` and the next larger values whether the keys may be equal or swapped.
         exact: returns the keys of units (unit) of members (unit), whole numbers; None: `rough` holds the keys.
+        tolerance: how far apart equal keys may be, see `slices.chain`.
     """
 
     rough: Tensor
     may_tie: Callable[[Tensor, Tensor], Tensor] = torch.eq
     exact: Callable[[Tensor, Tensor], Tensor] | None = None
+    tolerance: float = 0.0
 
     def of_all_units(self) -> Tensor:
         """Return the keys of all units, (member, unit)."""
@@ -236,10 +244,12 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
     name, axis = group.writers[0]
     move = next(m for m in members.table.tensors[name].moves if m.group == group.name and m.axis == axis)
     placement = Placement(name, move, 1)
+    if members.tolerance:
+        close = partial(are_close, tolerance=members.tolerance)
+        return Keys(_rough_keys(members, group, placement, key), close, tolerance=members.tolerance)
     if key == "first":
         return Keys(_first_codes(members, group, placement))
-    rows = members.params[name].narrow(axis + 1, move.offset, group.size * move.span).movedim(axis + 1, 1)
-    rows = rows.reshape(len(rows), group.size, -1)
+    rows = _rows(members, group, placement)
     if key == "max":
         largest = rows.amax(-1)
         return Keys(~ordered_bits(largest.where(largest != 0, 0)))
@@ -253,6 +263,21 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
     return Keys(
         -_rough_squares(rows, wide), may_tie, lambda m, u: ~ordered_bits(_exact_squares(members, placement, m, u))
     )
+
+
+def _rows(members: Members, group: Group, placement: Placement) -> Tensor:
+    """Return the rows of units, (member, unit, entry)."""
+    axis, move = placement.move.axis, placement.move
+    rows = members.params[placement.tensor].narrow(axis + 1, move.offset, group.size * move.span).movedim(axis + 1, 1)
+    return rows.reshape(len(rows), group.size, -1)
+
+
+def _rough_keys(members: Members, group: Group, placement: Placement, key: str) -> Tensor:
+    """Return keys that are compared within the tolerance of the members, float64 (member, unit)."""
+    if key == "first":
+        return _first_codes(members, group, placement)
+    rows = _rows(members, group, placement).double()
+    return -(rows.amax(-1) if key == "max" else torch.linalg.vector_norm(rows, dim=-1))
 
 
 def _first_codes(members: Members, group: Group, placement: Placement) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.symmetry.applying import permute
-from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, find_placements, ordered_bits
+from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, are_close, chain, find_placements, ordered_bits
 from checkpoints_zoo.symmetry.canonical.ties import Cells
 
 Colours = dict[str, Tensor]  # group -> (unit), from 0 on without gaps
@@ -72,7 +72,7 @@ class Search:
             if not self._equals_earlier(probe, result, seen):
                 order = self._run(refined[unit], path, False)
                 result = self._result(order)
-                if all(_difference(result, other) > 0 for *_, other in seen):
+                if all(_difference(result, other, self.member.tolerance) > 0 for *_, other in seen):
                     best = order
                 seen.append((unit, order, result))
         return best
@@ -82,7 +82,7 @@ class Search:
     ) -> bool:
         """Return whether an earlier order has the same result; record the symmetry that leads from one to the other."""
         for _, other, other_result in seen:
-            if _difference(result, other_result) == 0:
+            if _difference(result, other_result, self.member.tolerance) == 0:
                 leads = {n: torch.empty_like(p[0]).scatter(0, p[0], other[n][0]) for n, p in order.items()}
                 self._symmetries += [{n: p.tolist() for n, p in way.items()} for way in (leads, _invert(leads))]
                 return True
@@ -99,7 +99,7 @@ class Search:
 
     def _result(self, order: Orders) -> list[Tensor]:
         self.tried[0] += 1
-        return [ordered_bits(t).flatten() for t in permute(self.member.table, self.member.params, order).values()]
+        return _comparable(self.member, permute(self.member.table, self.member.params, order))
 
     def _tied_units(self, colours: Colours) -> tuple[str, list[int]]:
         """Return a group and units of one colour that cannot swap places; no units if there are none."""
@@ -196,11 +196,13 @@ class _CodedSlices:
         member, group = slices.members, slices.members.table.groups[slices.move.group]
         units = torch.arange(group.size, device=member.device)
         entries = slices.entries(torch.zeros_like(units), units)
-        values, ranks = torch.unique(
-            ~ordered_bits(member.params[slices.placement.tensor].reshape(-1)), return_inverse=True
-        )
         labels = torch.arange(len(slices), device=member.device) if slices.labels is None else slices.labels
-        self.base = torch.unique(labels * len(values) + ranks[entries], return_inverse=True)[1]
+        if member.tolerance:
+            self.base = chain(slices.codes(torch.zeros_like(units), units), labels, member.tolerance)
+        else:
+            tensor = member.params[slices.placement.tensor]
+            values, ranks = torch.unique(~ordered_bits(tensor.reshape(-1)), return_inverse=True)
+            self.base = torch.unique(labels * len(values) + ranks[entries], return_inverse=True)[1]
         starts, at = {}, 1
         for name, size in sizes.items():
             starts[name] = at
@@ -253,9 +255,15 @@ def _can_swap(one: Members, colours: Colours, group: str, a: int, b: int) -> boo
     swaps: Orders = {}
     _swap(one, colours, group, [(a, b)], swaps)
     moving = {n: t for n, t in one.params.items() if any(m.group in swaps for m in one.table.tensors[n].moves)}
-    return all(
-        bool((ordered_bits(t) == ordered_bits(moving[n])).all()) for n, t in permute(one.table, moving, swaps).items()
-    )
+    swapped = permute(one.table, moving, swaps)
+    return _difference(_comparable(one, moving), _comparable(one, swapped), one.tolerance) == 0
+
+
+def _comparable(member: Members, params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return flat tensors of whole numbers, or of floats if the member has a tolerance."""
+    if not member.tolerance:
+        return [ordered_bits(tensor).flatten() for tensor in params.values()]
+    return [tensor.flatten().double() + member.table.tensors[name].shift for name, tensor in params.items()]
 
 
 def _swap(one: Members, colours: Colours, group: str, pairs: list[tuple[int, int]], swaps: Orders) -> None:
@@ -273,7 +281,7 @@ def _swap(one: Members, colours: Colours, group: str, pairs: list[tuple[int, int
 
 def _sorted_by_colour(one: Members, turn: Sequence[str], colours: Colours) -> Members:
     """Return a member with the groups of a turn sorted by colour."""
-    result = Members(one.table, one.params, one.free, dict(one.order))
+    result = Members(one.table, one.params, one.free, dict(one.order), tolerance=one.tolerance)
     for name in reversed(turn):
         group = one.table.groups[name]
         inner = colours[name].reshape(group.blocks, -1).argsort(dim=-1, stable=True)
@@ -283,10 +291,10 @@ def _sorted_by_colour(one: Members, turn: Sequence[str], colours: Colours) -> Me
     return result
 
 
-def _difference(one: list[Tensor], other: list[Tensor]) -> int:
+def _difference(one: list[Tensor], other: list[Tensor], tolerance: float) -> int:
     """Compare the first entry that differs: return 1 if `one` has the larger one, -1 if the smaller one, 0 if equal."""
     for a, b in zip(one, other, strict=True):
-        differs = a != b
+        differs = ~are_close(a, b, tolerance) if tolerance else a != b
         if bool(differs.any()):
             at = int(differs.byte().argmax())
             return 1 if bool(a[at] > b[at]) else -1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.errors import LayoutError
+from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked, rescale_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Scale, Table
 
@@ -49,7 +49,7 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
-        UsageError: the tensors have no member axis.
+        UsageError: the tensors have no member axis, or a scale has no row of weights.
 
     >>> from torch import nn
     >>> from checkpoints_zoo.symmetry import symmetries
@@ -60,6 +60,7 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     [0.6, 0.8, 10.0, 0.2]
     """
     chosen = {name: scale for name, scale in table.scales.items() if scale.exact or approximate}
+    check_rows(table, approximate)
     if params:
         count_stacked(table, params)
     for name, axes in table.tensors.items():
@@ -77,6 +78,22 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     for name, scale in chosen.items():
         _round_to_signs(table, tensors, scale, unscaled[name])
     return UnitNorm(tensors, scales, unscaled)
+
+
+def check_rows(table: Table, approximate: bool) -> None:
+    """Refuse scales without rows of weights of their own, as inside a product of two parameters (W + B @ A).
+
+    Raises:
+        UsageError: a scale has no row.
+    """
+    for name, scale in table.scales.items():
+        if (scale.exact or approximate) and not scale.writers:
+            raise UsageError(
+                "scale",
+                expected="None: 'unit-norm' needs a row of weights for each scale",
+                found=f"scale {name!r} of {table.network} inside a product of parameters",
+                do="Multiply the parameters first, and give the product as one weight",
+            )
 
 
 def _topological_order(table: Table, chosen: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:

@@ -44,6 +44,7 @@ class Members:
         free: the groups to sort. All other groups stay as they are.
         order: group -> (member, unit), permutations of the groups sorted so far.
         inner: group -> (member, unit), permutations inside blocks, for groups whose blocks are not sorted yet.
+        tolerance: how far apart equal values may be, see `chain`; 0: values are equal bit for bit.
     """
 
     table: Table
@@ -51,6 +52,7 @@ class Members:
     free: frozenset[str]
     order: dict[str, Tensor] = field(default_factory=dict)
     inner: dict[str, Tensor] = field(default_factory=dict)
+    tolerance: float = 0.0
 
     def __len__(self) -> int:
         return len(next(iter(self.params.values())))
@@ -63,7 +65,8 @@ class Members:
         """Return one member, with a member axis of length 1."""
         rows = slice(member, member + 1)
         params = {name: tensor[rows] for name, tensor in self.params.items()}
-        return Members(self.table, params, self.free, {name: p[rows] for name, p in self.order.items()})
+        order = {name: p[rows] for name, p in self.order.items()}
+        return Members(self.table, params, self.free, order, tolerance=self.tolerance)
 
     def sorted(self, group: str) -> bool:
         """Return whether the units of a group have their final places."""
@@ -127,6 +130,31 @@ def ordered_bits(values: Tensor) -> Tensor:
     return whole ^ ((whole >> (8 * values.itemsize - 1)) & torch.iinfo(whole.dtype).max)
 
 
+def are_close(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
+    """Return whether values differ by at most `tolerance` times the larger magnitude."""
+    return (one - other).abs() <= tolerance * torch.maximum(one.abs(), other.abs())
+
+
+def chain(values: Tensor, within: Tensor, tolerance: float) -> Tensor:
+    """Return whole numbers that sort like the floats inside each class; neighbours that are close get one number.
+
+    Rounding moves values by less than the tolerance. It therefore changes no number, unless two neighbours are almost
+    exactly the tolerance apart.
+
+    Args:
+        values: floats of any shape.
+        within: the class of each value, of the same shape. Values of different classes get different numbers.
+        tolerance: a share of the larger magnitude of two neighbours.
+    """
+    flat, classes = values.flatten(), within.expand(values.shape).flatten()
+    order = flat.argsort(stable=True)
+    order = order[classes[order].argsort(stable=True)]
+    ordered, classes = flat[order], classes[order]
+    starts = torch.zeros_like(order)
+    starts[1:] = ~are_close(ordered[1:], ordered[:-1], tolerance) | (classes[1:] != classes[:-1])
+    return torch.empty_like(order).scatter_(0, order, starts.cumsum(0)).reshape(values.shape)
+
+
 class Slices:
     """The slices of units along one axis of a tensor.
 
@@ -181,9 +209,17 @@ class Slices:
         return result.expand(len(members), *result.shape[1:]).reshape(len(members), size)
 
     def codes(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return whole numbers for the entries of slices, (unit, entry). Rising numbers mean falling values."""
+        """Return numbers for the entries of slices, (unit, entry): whole numbers, floats if there is a tolerance.
+
+        Rising numbers mean falling values.
+        """
         tensor = self.members.params[self.placement.tensor]
-        return ~ordered_bits(tensor.reshape(-1)[self.entries(members, units, start, stop)])
+        values = tensor.reshape(-1)[self.entries(members, units, start, stop)]
+        return -self._shifted(values) if self.members.tolerance else ~ordered_bits(values)
+
+    def _shifted(self, values: Tensor) -> Tensor:
+        """Return the values that scales multiply, in float64."""
+        return values.double() + self.axes.shift
 
     def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
         """Return whether the slices of units differ from those of other units of the same members, (unit)."""
@@ -196,8 +232,12 @@ class Slices:
             rows = rows.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
         for start in range(0, len(units), step):
             m, u, v = (x[start : start + step] for x in (members, units, others))
-            one, other = (self.codes(m, x) if move.within else ordered_bits(rows[m, x]).flatten(1) for x in (u, v))
-            result[start : start + step] = (one != other).any(1)
+            if self.members.tolerance:
+                one, other = (self.codes(m, x) if move.within else self._shifted(rows[m, x]).flatten(1) for x in (u, v))
+                result[start : start + step] = ~are_close(one, other, self.members.tolerance).all(1)
+            else:
+                one, other = (self.codes(m, x) if move.within else ordered_bits(rows[m, x]).flatten(1) for x in (u, v))
+                result[start : start + step] = (one != other).any(1)
         return result
 
     def sort_unordered(self, codes: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, find_placements
+from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, chain, find_placements
 from checkpoints_zoo.symmetry.table import Group
 
 _CHUNK = 1 << 22  # codes compared at once
@@ -61,8 +61,24 @@ class Cells:
         self.unit, self.cell = self.unit[order], starts.cumsum(0)
         return order
 
-    def split(self, codes: Tensor) -> None:
-        """Sort units inside their cells by rows of codes (unit, column), column by column, and split the cells."""
+    def split(self, codes: Tensor, tolerance: float = 0.0) -> None:
+        """Sort units inside their cells by rows of codes (unit, column), column by column, and split the cells.
+
+        Args:
+            codes: whole numbers, or floats to be compared within the tolerance.
+            tolerance: see `slices.chain`.
+        """
+        if not codes.is_floating_point():
+            self._split(codes)
+            return
+        before = -1
+        while len(self) and before != (before := int(self.cell[-1])):
+            columns = torch.arange(codes.shape[1], device=codes.device)
+            within = self.cell[:, None] + (before + 1) * columns
+            codes = codes[self._split(chain(codes, within, tolerance))]
+
+    def _split(self, codes: Tensor) -> Tensor:
+        """Split cells by whole numbers (unit, column); return the new order of the units, (unit)."""
         rows, last = torch.arange(len(self), device=codes.device), codes.shape[1] - 1
         while len(self) and codes.shape[1]:
             first, sorted_codes = self.first(), codes[rows]
@@ -74,6 +90,7 @@ class Cells:
                 break
             code = sorted_codes.gather(1, least.clamp(max=last)[:, None])[:, 0]
             rows = rows[self.sort(torch.where(least <= last, code, 0))]
+        return rows
 
 
 def are_alone(cells: Cells) -> Tensor:
@@ -113,7 +130,7 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
     ):
         for slices in unordered:
             if len(part):
-                part.split(slices.sort_unordered(slices.codes(part.member, part.unit)))
+                part.split(slices.sort_unordered(slices.codes(part.member, part.unit)), members.tolerance)
                 part = _write_order(part, order)
         open_[_distinguishable(unordered, group, part).member] = True
     return open_
@@ -124,7 +141,7 @@ def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor
     width = _FIRST
     while start < stop and len(cells):
         until = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
-        cells.split(slices.codes(cells.member, cells.unit, start, until))
+        cells.split(slices.codes(cells.member, cells.unit, start, until), slices.members.tolerance)
         cells = _write_order(cells, order)
         start, width = until, width * 16
     return cells

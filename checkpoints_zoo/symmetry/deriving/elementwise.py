@@ -17,16 +17,37 @@ from checkpoints_zoo.symmetry.deriving.labels import (
     is_fixed,
     join_axes,
     pin_axis,
+    pin_magnitude,
     pin_scale,
+    pin_sign,
     resolve_axis,
 )
 from checkpoints_zoo.symmetry.deriving.scales import equate_products, multiply_products
 from checkpoints_zoo.symmetry.deriving.values import Labelled, Step, multiply_axes
 
 
-def homogeneous(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Keep permutations and scales: relu, dropout, a cast to a wider float."""
+def linear(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
+    """Keep permutations, scales and signs: dropout, a change of sign, a cast to a wider float."""
     return x
+
+
+def homogeneous(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
+    """Keep permutations and scales, and fix signs: relu, abs."""
+    for axis in x.axes:
+        pin_sign(axis)
+    return x
+
+
+def odd(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
+    """Keep permutations and signs, and fix the scale up to the sign: tanh, sin."""
+    for axis in x.axes:
+        pin_magnitude(axis)
+    return x
+
+
+def hardtanh(step: Step, x: Labelled, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Labelled:
+    """Clamp to an interval."""
+    return clamp(step, x, min_val, max_val)
 
 
 def pointwise(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
@@ -41,14 +62,16 @@ def pointwise(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
 def alpha_dropout(step: Step, x: Labelled, p: float = 0.5, *training: bool, **named: Any) -> Labelled:
     """Keep the scale in eval mode. In training mode dropped entries get a constant value, which fixes the scale."""
     is_training = any(training[:1]) or named.get("training", named.get("train", False))
-    return pointwise(step, x) if is_training else homogeneous(step, x)
+    return pointwise(step, x) if is_training else linear(step, x)
 
 
 def clamp(step: Step, x: Labelled, min: Any = None, max: Any = None, **named: Any) -> Labelled:
-    """Keep the scale if the only bound is zero; else fix it."""
+    """Keep the scale if the only bound is zero, and the sign if the interval is symmetric."""
     if isinstance(min, Labelled) or isinstance(max, Labelled):
         step.refuse("bounds that are tensors")
     bounds = [bound for bound in (min, max) if bound is not None]
+    if len(bounds) == 2 and bounds[0] == -bounds[1]:
+        return odd(step, x)
     return homogeneous(step, x) if bounds == [0] else pointwise(step, x)
 
 
@@ -58,13 +81,13 @@ def threshold(step: Step, x: Labelled, threshold: float, value: float, inplace: 
 
 
 def prelu(step: Step, x: Labelled, weight: Labelled) -> Labelled:
-    """Keep the scale. The slopes move with the channels (axis 1)."""
+    """Keep the scale, and fix the sign. The slopes move with the channels (axis 1)."""
     weight.role = "slope"
     pin_scale(weight.axes[0])
     if weight.shape[0] > 1:
         for _ in join_axes(x.axes[1], weight.axes[0]):
             pass
-    return x
+    return homogeneous(step, x)
 
 
 def add(step: Step, x: Any, y: Any, *, alpha: float = 1) -> Labelled:
@@ -76,13 +99,13 @@ def maximum(step: Step, x: Any, y: Any = None, *options: Any, **named: Any) -> L
     """Take the larger or smaller entry: both arguments get one permutation and one scale: max(sx, sy) = s max(x, y)."""
     if not (isinstance(x, Labelled) and isinstance(y, Labelled)):
         step.refuse("a maximum over an axis")
-    return _add(step, x, y, stream=False)
+    return homogeneous(step, _add(step, x, y, stream=False))
 
 
 def _add(step: Step, x: Any, y: Any, stream: bool) -> Labelled:
     if not (isinstance(x, Labelled) and isinstance(y, Labelled)):
         value, number = (x, y) if isinstance(x, Labelled) else (y, x)
-        return homogeneous(step, value) if number == 0 else pointwise(step, value)
+        return linear(step, value) if number == 0 else pointwise(step, value)
     _pin_scalars(x, y)
     axes = []
     for one, other in _broadcast_pairs(step, x, y):
@@ -113,7 +136,7 @@ def divide(step: Step, x: Any, y: Any, rounding_mode: str | None = None) -> Labe
 
 def _product(step: Step, x: Any, y: Any, power: int) -> Labelled:
     if not isinstance(y, Labelled):
-        return homogeneous(step, x)
+        return linear(step, x)
     if not isinstance(x, Labelled):
         return raise_to(step, y, power)
     _pin_scalars(x, y)
@@ -139,6 +162,8 @@ def raise_to(step: Step, x: Labelled, exponent: Any) -> Labelled:
     power = Fraction(exponent).limit_denominator(64)
     if float(power) != exponent or not exponent:
         return pointwise(step, x)
+    if power.denominator > 1:
+        x = homogeneous(step, x)  # there is no such power of a negative number
     return Labelled(
         tuple(
             tuple(Segment(s.space, s.span, multiply_products({}, s.scale, power=power)) for s in resolve_axis(a))
@@ -183,6 +208,11 @@ def pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) 
     return Labelled((*x.axes[:first], *(step.fixed_axis(size) for size in step.shape[first:])))
 
 
+def max_pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
+    """Take the largest entries of windows, which fixes signs."""
+    return pool(dimensions, step, homogeneous(step, x))
+
+
 def resize(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
     """Resize the places of a map: all axes after the second."""
     return pool(len(x.axes) - 2, step, x)
@@ -191,7 +221,7 @@ def resize(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
 def reduce_axes(
     step: Step, x: Labelled, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Labelled:
-    """Sum, average or take the largest over axes: their order does not matter; their scale is fixed at 1."""
+    """Sum or average over axes: their order does not matter; their scale is fixed at 1."""
     rank = len(x.axes)
     dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     reduced = {d % rank for d in dims}
@@ -201,6 +231,11 @@ def reduce_axes(
         (step.fixed_axis(1) if i in reduced else axis) for i, axis in enumerate(x.axes) if keepdim or i not in reduced
     ]
     return Labelled(tuple(axes))
+
+
+def take_extreme(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
+    """Take the largest or smallest entry over axes, as in `reduce_axes`, which fixes signs."""
+    return reduce_axes(step, homogeneous(step, x), *options, **named)
 
 
 def pad(step: Step, x: Labelled, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Labelled:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
 
-from checkpoints_zoo.symmetry.deriving.scales import Product, equate_products, factor_of_part, resolve_product
+from checkpoints_zoo.symmetry.deriving.scales import (
+    Product,
+    equate_products,
+    factor_of_part,
+    magnitudes_of,
+    resolve_product,
+    signs_of,
+)
 
 
 class IncompatibleAxes(ValueError):
@@ -74,9 +81,21 @@ def axis_length(axis: Axis) -> int:
 
 
 def pin_scale(axis: Axis) -> None:
-    """Fix the scale of an axis at 1."""
+    """Fix the scale of an axis at 1, its sign included."""
     for segment in resolve_axis(axis):
         equate_products(segment.scale, {})
+
+
+def pin_magnitude(axis: Axis) -> None:
+    """Fix the scale of an axis up to its sign."""
+    for segment in resolve_axis(axis):
+        equate_products(magnitudes_of(segment.scale), {})
+
+
+def pin_sign(axis: Axis) -> None:
+    """Fix the sign of the scale of an axis."""
+    for segment in resolve_axis(axis):
+        equate_products(signs_of(segment.scale), {})
 
 
 def pin_axis(axis: Axis) -> None:

@@ -17,11 +17,18 @@ from checkpoints_zoo.symmetry.deriving.labels import (  # fmt: skip
     axis_length,
     join_axes,
     pin_axis,
+    pin_magnitude,
     pin_scale,
     resolve_axis,
     split_into_blocks,
 )
-from checkpoints_zoo.symmetry.deriving.scales import equate_products, multiply_products, tie_values
+from checkpoints_zoo.symmetry.deriving.scales import (
+    equate_products,
+    magnitudes_of,
+    multiply_products,
+    signs_of,
+    tie_values,
+)
 from checkpoints_zoo.symmetry.deriving.values import (
     Labelled,
     Step,
@@ -50,12 +57,12 @@ def embedding(
 ) -> Labelled:
     """Look up rows of a table: the rows keep their order, and their entries are the output units.
 
-    A largest norm fixes the scale, because it shortens long rows when they are read.
+    A largest norm fixes the scale up to its sign, because it shortens long rows when they are read.
     """
     weight.role = "weight"
     pin_axis(weight.axes[0])
     if max_norm is not None:
-        pin_scale(weight.axes[1])
+        pin_magnitude(weight.axes[1])
     return Labelled((*indices.axes, open_output(step, weight.axes[1])))
 
 
@@ -185,7 +192,7 @@ def _single_space(step: Step, axis: Axis) -> Space:
 
 
 def remove_scale(step: Step, axis: Axis, exact: bool, *tensors: Labelled | None) -> Axis:
-    """Record that a norm undoes the scale of an axis; return the axis without the scale.
+    """Record that a norm undoes the scale of an axis; return the axis without the scale, but with its sign.
 
     Args:
         exact: whether the norm undoes it exactly, whatever its eps.
@@ -193,9 +200,9 @@ def remove_scale(step: Step, axis: Axis, exact: bool, *tensors: Labelled | None)
     """
     layer = next((value.layer for value in tensors if value is not None and value.state), step.layer or step.operation)
     for segment in resolve_axis(axis):
-        for factor in segment.scale:
+        for factor in magnitudes_of(segment.scale):
             factor.norms[layer] = factor.norms.get(layer, True) and exact
-    return tuple(Segment(segment.space, segment.span, {}) for segment in resolve_axis(axis))
+    return tuple(Segment(segment.space, segment.span, signs_of(segment.scale)) for segment in resolve_axis(axis))
 
 
 def apply_affine(step: Step, axis: Axis, gain: Labelled | None, *offsets: Labelled | None) -> Axis:

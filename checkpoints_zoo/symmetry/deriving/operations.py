@@ -24,12 +24,15 @@ TensorOf = Callable[[str], Labelled | None]  # returns the tensor of a layer by 
 
 # Names in torch, torch.nn.functional and Tensor. The same names with "_" work in place.
 _NAMES: dict[Rule, str] = {
-    elementwise.homogeneous: "relu leaky_relu rrelu abs neg negative positive dropout dropout1d dropout2d dropout3d"
-    " contiguous clone detach to float double half bfloat16 type type_as cuda cpu"
+    elementwise.homogeneous: "relu leaky_relu rrelu abs",
+    elementwise.odd: "tanh sin erf softsign tanhshrink hardshrink softshrink",
+    elementwise.hardtanh: "hardtanh",
+    elementwise.linear: "neg negative positive dropout dropout1d dropout2d dropout3d contiguous"
+    " clone detach to float double half bfloat16 type type_as cuda cpu"
     " requires_grad_",
     elementwise.alpha_dropout: "alpha_dropout feature_alpha_dropout",
-    elementwise.pointwise: "silu gelu relu6 hardswish hardsigmoid hardtanh sigmoid tanh elu selu celu softplus mish"
-    " logsigmoid softsign tanhshrink hardshrink softshrink exp expm1 log log1p sin cos erf softmax log_softmax softmin",
+    elementwise.pointwise: "silu gelu relu6 hardswish hardsigmoid sigmoid elu selu celu softplus mish"
+    " logsigmoid exp expm1 log log1p cos softmax log_softmax softmin",
     elementwise.clamp: "clamp clip clamp_min",
     elementwise.threshold: "threshold",
     elementwise.prelu: "prelu",
@@ -42,12 +45,16 @@ _NAMES: dict[Rule, str] = {
     elementwise.power_of(0.5): "sqrt",
     elementwise.power_of(-0.5): "rsqrt",
     elementwise.power_of(-1): "reciprocal",
-    elementwise.reduce_axes: "mean sum amax amin",
+    elementwise.reduce_axes: "mean sum",
+    elementwise.take_extreme: "amax amin",
     elementwise.pad: "pad",
     elementwise.resize: "interpolate upsample",
-    partial(elementwise.pool, 1): "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d",
-    partial(elementwise.pool, 2): "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d",
-    partial(elementwise.pool, 3): "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d",
+    partial(elementwise.pool, 1): "avg_pool1d adaptive_avg_pool1d",
+    partial(elementwise.max_pool, 1): "max_pool1d adaptive_max_pool1d",
+    partial(elementwise.pool, 2): "avg_pool2d adaptive_avg_pool2d",
+    partial(elementwise.max_pool, 2): "max_pool2d adaptive_max_pool2d",
+    partial(elementwise.pool, 3): "avg_pool3d adaptive_avg_pool3d",
+    partial(elementwise.max_pool, 3): "max_pool3d adaptive_max_pool3d",
     shapes.reshape: "reshape view flatten unflatten squeeze unsqueeze view_as reshape_as",
     shapes.permute_axes: "permute",
     shapes.transpose: "transpose swapaxes swapdims t",
@@ -115,8 +122,8 @@ def _functions() -> dict[Any, Rule]:
         operator.isub: elementwise.add,
         operator.mul: elementwise.multiply, operator.imul: elementwise.multiply,
         operator.truediv: elementwise.divide, operator.itruediv: elementwise.divide,
-        "torchvision.ops.stochastic_depth.stochastic_depth": elementwise.homogeneous,
-        operator.neg: elementwise.homogeneous, operator.abs: elementwise.homogeneous,
+        "torchvision.ops.stochastic_depth.stochastic_depth": elementwise.linear,
+        operator.neg: elementwise.linear, operator.abs: elementwise.homogeneous,
         operator.pow: elementwise.raise_to,
         torch.embedding: lambda step, weight, indices, *options: layers.embedding(step, indices, weight),
         F.batch_norm: _batch_norm, F.group_norm: _group_norm, F.layer_norm: _layer_norm,
@@ -135,7 +142,7 @@ IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, oper
 ATTRIBUTES: dict[str, Rule] = {
     "T": shapes.transpose,
     "mT": partial(shapes.transpose, dim0=-2, dim1=-1),
-    "data": elementwise.homogeneous,
+    "data": elementwise.linear,
 }
 
 
@@ -193,7 +200,11 @@ def _batch_norm_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) 
 
 def _response_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
     gain, offset = tensor_of("weight") or tensor_of("gamma"), tensor_of("bias") or tensor_of("beta")
-    return _activated(step, layer, layers.response_norm(step, x, gain, offset, tensor_of("tau")))
+    threshold = tensor_of("tau")
+    result = layers.response_norm(step, x, gain, offset, threshold)
+    if threshold is not None:
+        result = elementwise.homogeneous(step, result)
+    return _activated(step, layer, result)
 
 
 def _instance_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
@@ -248,25 +259,30 @@ _BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
     "nn.ConvTranspose": lambda d: _convolution_layer(d, layers.transposed_convolution),
     "nn.BatchNorm": lambda d: _batch_norm_layer,
     "nn.InstanceNorm": lambda d: _instance_norm,
-    "nn.Dropout": lambda d: _without_tensors(elementwise.homogeneous),
+    "nn.Dropout": lambda d: _without_tensors(elementwise.linear),
     "nn.ZeroPad": lambda d: _padding("constant"),
     "nn.ConstantPad": lambda d: _padding("constant"),
     "nn.ReflectionPad": lambda d: _padding("reflect"),
     "nn.ReplicationPad": lambda d: _padding("replicate"),
     "nn.CircularPad": lambda d: _padding("circular"),
-} | {
-    f"nn.{kind}Pool": lambda d: _without_tensors(partial(elementwise.pool, d))
-    for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg")
+    "nn.MaxPool": lambda d: _without_tensors(partial(elementwise.max_pool, d)),
+    "nn.AdaptiveMaxPool": lambda d: _without_tensors(partial(elementwise.max_pool, d)),
+    "nn.AvgPool": lambda d: _without_tensors(partial(elementwise.pool, d)),
+    "nn.AdaptiveAvgPool": lambda d: _without_tensors(partial(elementwise.pool, d)),
 }  # fmt: skip
-_HOMOGENEOUS = "Identity ReLU LeakyReLU RReLU Dropout AlphaDropout FeatureAlphaDropout"
+_LINEAR = "Identity Dropout AlphaDropout FeatureAlphaDropout"
+_HOMOGENEOUS = "ReLU LeakyReLU RReLU"
+_ODD = "Tanh Softsign Tanhshrink Hardshrink Softshrink"
 _POINTWISE = (
-    "SiLU GELU ReLU6 Hardswish Hardsigmoid Sigmoid Tanh ELU SELU CELU Softplus Mish LogSigmoid Softsign Tanhshrink"
-    " Hardshrink Softshrink Softmax Softmax2d LogSoftmax Softmin"
+    "SiLU GELU ReLU6 Hardswish Hardsigmoid Sigmoid ELU SELU CELU Softplus Mish LogSigmoid"
+    " Softmax Softmax2d LogSoftmax Softmin"
 )
 _TIMM = "timm.layers."
 LAYERS: dict[str, LayerRule] = {
     **{f"{name}{d}d": make(d) for name, make in _BY_DIMENSION.items() for d in (1, 2, 3)},
+    **{f"nn.{name}": _without_tensors(elementwise.linear) for name in _LINEAR.split()},
     **{f"nn.{name}": _without_tensors(elementwise.homogeneous) for name in _HOMOGENEOUS.split()},
+    **{f"nn.{name}": _without_tensors(elementwise.odd) for name in _ODD.split()},
     **{f"nn.{name}": _without_tensors(elementwise.pointwise) for name in _POINTWISE.split()},
     "nn.SyncBatchNorm": _batch_norm_layer,
     "nn.Hardtanh": _clamped,

@@ -1,7 +1,9 @@
-"""Scale factors of a traced network: vectors of positive unknowns, with equations between their products.
+"""Scale factors and signs of a traced network: vectors of unknowns, with equations between their products.
 
 A scale is a product of powers of factors. Each equation is linear in the logarithms of the factors, and replaces one
-factor by a product of others. The factors that remain can be chosen freely.
+factor by a product of others. The factors that remain can be chosen freely. The same holds for signs, whose powers
+count modulo 2. A product holds both: scales are positive, so that an equation of products is one of scales and one of
+signs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ ONE = Fraction(1)
 
 @dataclass(eq=False)
 class Factor:
-    """A vector of positive scales: entry e of a run of length L is multiplied by value e * count // L.
+    """A vector of positive scales, or of signs: entry e of a run of length L is multiplied by value e * count // L.
 
     Args:
         count: number of values.
@@ -29,6 +31,7 @@ class Factor:
         replaced_by: the product that replaces it.
         start: for a part of a factor, the number of its first value in the whole factor.
         pieces: its parts, by (start, stop) as fractions of the run.
+        sign: whether its values are 1 or -1, not positive scales.
     """
 
     count: int
@@ -41,6 +44,7 @@ class Factor:
     replaced_by: Product | None = None
     start: int | None = None
     pieces: dict[tuple[Fraction, Fraction], Factor] = field(default_factory=dict)
+    sign: bool = False
 
     @property
     def label(self) -> str:
@@ -54,7 +58,23 @@ def multiply_products(*products: Product, power: Fraction | int = 1) -> Product:
         exponent = Fraction(power if i == len(products) - 1 else 1)
         for factor, p in resolve_product(product).items():
             result[factor] = result.get(factor, Fraction(0)) + p * exponent
-    return {factor: p for factor, p in result.items() if p}
+    return _remaining(result)
+
+
+def signs_of(product: Product) -> Product:
+    """Return the signs of a product."""
+    return {factor: p for factor, p in product.items() if factor.sign}
+
+
+def magnitudes_of(product: Product) -> Product:
+    """Return the positive scales of a product."""
+    return {factor: p for factor, p in product.items() if not factor.sign}
+
+
+def _remaining(product: Product) -> Product:
+    """Return a product without its cancelled factors, and with powers of signs modulo 2."""
+    powers = {factor: p % 2 if factor.sign else p for factor, p in product.items()}
+    return {factor: p for factor, p in powers.items() if p}
 
 
 def resolve_product(product: Product) -> Product:
@@ -67,21 +87,26 @@ def resolve_product(product: Product) -> Product:
             {factor: Fraction(1)} if factor.replaced_by is None else resolve_product(factor.replaced_by)
         ).items():
             result[f] = result.get(f, Fraction(0)) + p * q
-    return {factor: p for factor, p in result.items() if p}
+    return _remaining(result)
 
 
 def equate_products(one: Product, other: Product) -> None:
-    """Make the scales of one run equal: replace one factor by a product of others."""
+    """Make the products of one run equal: replace one scale by other scales, and one sign by other signs."""
     difference = multiply_products(one, other, power=-1)
-    if not difference:
-        return
-    pivot = max(difference, key=lambda f: (f.weak, f.count, f.serial))
-    power = difference.pop(pivot)
-    for factor in difference:
+    for part in (magnitudes_of(difference), signs_of(difference)):
+        if part:
+            _replace_one(part)
+
+
+def _replace_one(product: Product) -> None:
+    """Make a product 1: replace one of its factors by the inverse of the others."""
+    pivot = max(product, key=lambda f: (f.weak, f.count, f.serial))
+    power = product.pop(pivot)
+    for factor in product:
         tie_values(factor, pivot.count)
         for norm, exact in pivot.norms.items():
             factor.norms[norm] = factor.norms.get(norm, True) and exact
-    pivot.replaced_by = {factor: -p / power for factor, p in difference.items()}
+    pivot.replaced_by = _remaining({factor: -p / power for factor, p in product.items()})
     if list(pivot.replaced_by.values()) == [1]:
         (factor,) = pivot.replaced_by
         factor.writers = sorted({*factor.writers, *pivot.writers})

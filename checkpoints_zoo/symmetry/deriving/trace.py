@@ -26,9 +26,16 @@ from checkpoints_zoo.symmetry.deriving.operations import (
     full_name,
     layer_rule,
 )
-from checkpoints_zoo.symmetry.deriving.scales import Factor, multiply_products, tie_values
+from checkpoints_zoo.symmetry.deriving.scales import (
+    Factor,
+    equate_products,
+    magnitudes_of,
+    multiply_products,
+    signs_of,
+    tie_values,
+)
 from checkpoints_zoo.symmetry.deriving.values import Labelled, Step
-from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Table
+from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Sign, Table
 
 T = TypeVar("T", Space, Factor)
 
@@ -252,8 +259,10 @@ def _check_in_place(step: Step, before: Labelled, after: Labelled) -> None:
         step.refuse("a change in place of a parameter or buffer")
     for one, other in zip(before.axes, after.axes, strict=True):
         for a, b in zip(resolve_axis(one), resolve_axis(other), strict=True):
-            if a.space is not b.space or multiply_products(a.scale, b.scale, power=-1):
+            difference = multiply_products(a.scale, b.scale, power=-1)
+            if a.space is not b.space or magnitudes_of(difference):
                 step.refuse("a change in place of a tensor that other operations may read")
+            equate_products(difference, {})
 
 
 def _fixed_labels(step: Step, shape: Any) -> Any:
@@ -312,7 +321,8 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
     for segment in segments:
         for factor in segment.scale:
             _tie_unless_carried(factor, segment)
-    factors = _unique_names(factor for segment in segments for factor in segment.scale)
+    factors = _unique_names(factor for segment in segments for factor in magnitudes_of(segment.scale))
+    signs = _unique_names(factor for segment in segments for factor in signs_of(segment.scale))
     movers = {f: spaces.get(mover) for segment in segments for f in segment.scale if (mover := _carrier(f, segment))}
     tensors = {}
     for name, shape in shapes.items():
@@ -322,12 +332,16 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
             for run in runs[name]
             if run.segment.space in spaces
         ]
-        powers = [
-            Power(run.axis, factors[f], float(p), run.offset, run.segment.length, run.within)
-            for run in runs[name]
-            for f, p in run.segment.scale.items()
-        ]
-        tensors[name] = Axes(shape, value.role or "other", value.shift, tuple(moves), tuple(powers))
+        powers, flips = (
+            tuple(
+                Power(run.axis, names[f], float(p), run.offset, run.segment.length, run.within)
+                for run in runs[name]
+                for f, p in run.segment.scale.items()
+                if f in names
+            )
+            for names in (factors, signs)
+        )
+        tensors[name] = Axes(shape, value.role or "other", value.shift, tuple(moves), powers, flips)
     groups = {name: _make_group(name, space, spaces) for space, name in spaces.items()}
     scales = {
         name: Scale(
@@ -340,7 +354,8 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
         )
         for f, name in factors.items()
     }
-    return Table(network, tensors, groups, scales)
+    table_signs = {name: Sign(name, f.count, movers.get(f)) for f, name in signs.items()}
+    return Table(network, tensors, groups, scales, table_signs)
 
 
 class _PlacedSegment(NamedTuple):

@@ -19,7 +19,15 @@ from checkpoints_zoo.symmetry.deriving.labels import (
     join_axes,
     resolve_axis,
 )
-from checkpoints_zoo.symmetry.deriving.scales import ONE, Factor, Product, equate_products, multiply_products
+from checkpoints_zoo.symmetry.deriving.scales import (
+    ONE,
+    Factor,
+    Product,
+    equate_products,
+    magnitudes_of,
+    multiply_products,
+    signs_of,
+)
 
 
 @dataclass(eq=False)
@@ -97,12 +105,14 @@ class Step:
         return (Segment(Space(size, next(self.serials), "", pinned=True), 1, {}),)
 
     def label_state(self, shape: tuple[int, ...], state: str = "") -> Labelled:
-        """Label a parameter or buffer before its first use: each axis has a new space and a new factor."""
+        """Label a parameter or buffer before its first use: each axis has a new space, a new factor and a new sign."""
         value = Labelled((), state)
         axes = []
         for i, size in enumerate(shape):
             space = Space(size, next(self.serials), value.layer, pinned=size <= 1)
-            axes.append((Segment(space, 1, {Factor(size, next(self.serials), value.layer, origin=(state, i)): ONE}),))
+            scale = Factor(size, next(self.serials), value.layer, origin=(state, i))
+            sign = Factor(size, next(self.serials), value.layer, sign=True)
+            axes.append((Segment(space, 1, {scale: ONE, sign: ONE}),))
         value.axes = tuple(axes)
         return value
 
@@ -136,7 +146,8 @@ def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> A
     """
     result = []
     for a, b in join_axes(axis, gain):
-        scale = multiply_products(a.scale, b.scale)
+        product = multiply_products(a.scale, b.scale)
+        scale, signs = magnitudes_of(product), signs_of(product)
         new = [factor for factor in scale if factor.weak and factor.origin]
         if new and len(scale) > 1:
             # The product gets a new factor: all later operations depend on it alone.
@@ -149,12 +160,13 @@ def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> A
             writers = _promote_factor(step, scale)
         if writes:
             a.space.writers += writers
-        result.append(Segment(a.space, a.span, multiply_products(scale)))
+        result.append(Segment(a.space, a.span, multiply_products(scale, signs)))
     return tuple(result)
 
 
 def _promote_factor(step: Step, scale: Product) -> list[tuple[int, str, int]]:
     """Let the factor of a tensor scale the output of a layer; return the new writers: none if it does so already."""
+    scale = magnitudes_of(scale)
     candidates = [factor for factor in scale if factor.weak and factor.origin]
     if len(scale) != 1 or not candidates:
         return []

@@ -1,0 +1,219 @@
+"""Join members of several collections that have one network: one selection, whose bytes stay in their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.layout import Layout, compare_shapes
+from checkpoints_zoo.formats.shard_files import Location
+from checkpoints_zoo.formats.text import first_few
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.source import SelectedMembers, Source
+
+COLLECTION, MEMBER = "collection", "member_of_collection"
+"""Columns of joined rows: a member's collection, and its id there."""
+
+
+@dataclass(frozen=True)
+class JoinedSource(Source):
+    """The sources of joined members. The layout "1/main" of a joined row is the layout "main" of the second part.
+
+    Args:
+        root, label, repo: "", "joined" and None: joined members have no place of their own.
+        parts: the joined selections.
+    """
+
+    root: Path
+    label: str
+    repo: hub.Repo | None
+    parts: tuple[SelectedMembers, ...]
+
+    @property
+    def display_name(self) -> str:
+        return first_few(list(dict.fromkeys(part.source.display_name for part in self.parts)), 3)
+
+    def split(self, rows: pa.Table) -> Iterator[SelectedMembers]:
+        """Yield runs of joined rows of one part each, with the ids and layouts that they have in this part."""
+        keys = rows.column("layout").to_pylist()
+        for number, positions in groupby(range(len(keys)), key=lambda i: int(keys[i].partition("/")[0])):
+            part = self.parts[number]
+            run = manifest.take_rows(rows, list(positions))
+            members = run.column(MEMBER).cast(part.rows.schema.field("member").type)
+            layouts = pa.array([key.partition("/")[2] for key in run.column("layout").to_pylist()], pa.string())
+            run = _replaced(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
+            yield replace(part, rows=run)
+
+    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+        ids = rows.column("member").to_pylist()
+        locations = [x for part in self.split(rows) for x in part.source.locate(part.description, part.rows)]
+        return [replace(x, member=id) for x, id in zip(locations, ids, strict=True)]
+
+    def citation(self, rows: pa.Table) -> str:
+        """Cite joined rows: the citations of their parts, with " + " between them."""
+        parts = (replace(p, rows=p.source.updated_rows(p.description.name, p.rows)) for p in self.split(rows))
+        return " + ".join(part.citation for part in parts)
+
+    def collections(self) -> list[str]:
+        return []
+
+    def commit(self, name: str) -> str:
+        return ""
+
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
+        raise self._no_manifest(f"manifest of {name}")
+
+    def list_files(self, folder: str) -> list[str]:
+        return []
+
+    def local_path(self, inside: str) -> Path:
+        raise self._no_manifest(f"file {inside}")
+
+    def _no_manifest(self, thing: str) -> SourceNotFound:
+        return SourceNotFound(
+            thing,
+            expected="members of one source",
+            found=f"members joined from {self.display_name}",
+            do="Do this with each of the joined collections",
+        )
+
+
+def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
+    """Join selections of one network; return one selection.
+
+    Members of one collection keep their ids. Members of several get the ids 0, 1, 2, …, and the columns `collection`
+    and `member_of_collection`.
+
+    Args:
+        parts: two or more selections; joined ones are taken apart first.
+
+    Raises:
+        UsageError: other architectures, classes or preprocessing; a member twice.
+        LayoutError: tensors of other names or shapes.
+    """
+    flat = [
+        part
+        for joined in parts
+        for part in (joined.source.split(joined.rows) if isinstance(joined.source, JoinedSource) else [joined])
+    ]
+    first = flat[0]
+    for other in flat[1:]:
+        _check_alike(first, other)
+    places = [(part.source.label, part.commit, part.description.name) for part in flat]
+    keys = [(place, key) for place, part in zip(places, flat, strict=True) for key in manifest.snapshot_keys(part.rows)]
+    for place, (member, epoch) in keys:
+        if keys.count((place, (member, epoch))) > 1:
+            raise UsageError(
+                "members to join", expected="each member once", found=f"member {member} of {place[2]}, twice",
+                do="Select members that are not in the other collection",
+            )  # fmt: skip
+    tables = [part.rows for part in flat]
+    if len(set(places)) == 1:
+        return replace(first, rows=pa.concat_tables(tables).combine_chunks())
+    ids: dict[tuple[tuple[str, str, str], int], int] = {}
+    for place, (member, _) in keys:
+        ids.setdefault((place, member), len(ids))
+    joined_ids = [ids[place, member] for place, (member, _) in keys]
+    layouts = [f"{i}/{key}" for i, rows in enumerate(tables) for key in rows.column("layout").to_pylist()]
+    rows = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    columns = {
+        MEMBER: rows.column("member"),
+        COLLECTION: pa.array([place[2] for place, _ in keys], pa.string()),
+        "member": pa.array(joined_ids, rows.schema.field("member").type),
+        "layout": pa.array(layouts, pa.string()),
+    }
+    return SelectedMembers(
+        JoinedSource(Path(), "joined", None, tuple(flat)), "", _described(flat), _replaced(rows, columns), len(rows)
+    )
+
+
+def _replaced(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+    """Replace columns of a table, or append them; return the table."""
+    for name, values in columns.items():
+        at = rows.schema.get_field_index(name)
+        rows = rows.append_column(name, values) if at < 0 else rows.set_column(at, rows.schema.field(at), values)
+    return rows
+
+
+def _described(parts: Sequence[SelectedMembers]) -> Description:
+    """Describe joined members."""
+    first = parts[0].description
+    names, datasets, licences, citations = (
+        list(dict.fromkeys(getattr(part.description, field) for part in parts))
+        for field in ("name", "dataset", "licence", "citation")
+    )
+    layouts: dict[str, Layout] = {}
+    for i, part in enumerate(parts):
+        layouts |= {f"{i}/{key}": layout for key, layout in part.description.layouts.items()}
+    return replace(
+        first,
+        name="-and-".join(names)[:96],
+        title=f"Joined: {first_few(names, 6)}",
+        dataset=datasets[0] if len(datasets) == 1 else "",
+        licence=" AND ".join(licences),
+        citation="\n".join(citations),
+        layouts=layouts,
+        base="",
+    )
+
+
+def _all_arguments(description: Description) -> dict[str, Any]:
+    """Return the arguments of a description's architecture, with the defaults that it leaves out."""
+    arguments = {name: tuple(v) if isinstance(v, list) else v for name, v in description.arguments.items()}
+    if description.architecture not in ARCHITECTURES:
+        return arguments
+    parameters = signature(ARCHITECTURES[description.architecture]).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty} | arguments
+
+
+def _check_alike(one: SelectedMembers, other: SelectedMembers) -> None:
+    """Check that two selections have one network with one meaning of its inputs and outputs.
+
+    Raises:
+        UsageError, LayoutError: they differ.
+    """
+    first, second = one.description, other.description
+    names = f"{first.name} and {second.name}"
+
+    def network(description: Description) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in _all_arguments(description).items())
+        return f"{description.architecture}({arguments})"
+
+    facts = {
+        "architecture": (network(first), network(second)),
+        "classes": (", ".join(first.classes[:12]), ", ".join(second.classes[:12])),
+        "preprocessing": (repr(dict(first.preprocessing)), repr(dict(second.preprocessing))),
+    }
+    same = {"classes": first.classes == second.classes}
+    for thing, (expected, found) in facts.items():
+        if expected != found or not same.get(thing, True):
+            raise UsageError(
+                f"{thing} of {names}, to join them",
+                expected=f"{expected}, as {first.name} has",
+                found=found,
+                do="Join collections of one network, on the same inputs and classes",
+            )
+    shapes = [
+        {t.name: t.shape for t in part.description.layouts[key].tensors}
+        for part in (one, other)
+        for key in sorted(set(part.rows.column("layout").to_pylist()) - {None})
+    ]
+    for known in shapes[1:]:
+        wrong, phrase = compare_shapes(known, shapes[0])
+        if wrong:
+            raise LayoutError(
+                f"tensors of {names}, to join them",
+                expected=f"the {len(shapes[0])} tensors of {first.name} by name and shape",
+                found=phrase,
+                tensor=wrong[0],
+            )

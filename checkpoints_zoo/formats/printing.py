@@ -1,0 +1,58 @@
+"""Print results: `str` is a text table, `repr` one line, and notebooks show the table."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from checkpoints_zoo.formats.text import align_columns, one_line
+
+LONGEST_CELL = 60  # characters
+
+
+class Printed:
+    """A result with a text table. Its dataclass needs `repr=False`."""
+
+    def _one_line(self) -> str:
+        """Return the values that tell this result from others, for `repr`."""
+        raise NotImplementedError
+
+    def to_text(self) -> str:
+        """Return the result as a text table, with lines that say what was measured."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._one_line()})"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.to_text())}</pre>"
+
+
+def text_table(rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
+    """Lay rows out in columns; return the text, whose last line counts the rows that are left out.
+
+    Args:
+        rows: mappings with the same keys, which become the header.
+        most: rows to show.
+
+    >>> print(text_table([{"name": "a", "value": 0.25}, {"name": "b", "value": None}]))
+    name  value
+    a      0.25
+    b         -
+    """
+    if not rows:
+        return ""
+    shown = rows[:most]
+    numbers = {i for i, key in enumerate(rows[0]) if all(isinstance(row[key], int | float | None) for row in shown)}
+    text = align_columns([list(rows[0]), *([_cell(row[key]) for key in rows[0]] for row in shown)], numbers)
+    return text if len(rows) <= most else f"{text}\nand {len(rows) - most:,} rows more"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value), LONGEST_CELL)

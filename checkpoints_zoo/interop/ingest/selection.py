@@ -1,0 +1,110 @@
+"""The net's tensors in a state dict that holds others beside them, or holds them under older names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.layout import Shape, is_counter
+from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
+from checkpoints_zoo.networks import modules
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    State = dict[str, Tensor]
+
+# torch.nn.utils.weight_norm, and torch.nn.utils.parametrizations.weight_norm, which replaced it.
+OLD_WEIGHT_NORM = {"weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1"}
+NEW_WEIGHT_NORM = {new: old for old, new in OLD_WEIGHT_NORM.items()}
+
+
+@dataclass(frozen=True)
+class NetTensors:
+    """The tensors of the net, to find them in a state dict.
+
+    Args:
+        shapes: name -> shape in the net's state dict; {} if the net is not known.
+        first_names: name -> first name of its tensor, which differs for tied tensors.
+        prefix: of the net's tensors in the state dict, given by the user; "" finds it.
+    """
+
+    shapes: Mapping[str, Shape]
+    first_names: Mapping[str, str]
+    prefix: str = ""
+
+    @classmethod
+    def of(cls, net: NetSpec, build: Build | None) -> NetTensors:
+        """Return the tensors of a net that the user names or builds, none for another net.
+
+        Raises:
+            UsageError: an unknown architecture, or a function that builds no module.
+        """
+        if net.architecture is None and build is None:
+            return cls({}, {}, net.prefix)
+        make = build or (lambda: modules.build_architecture(str(net.architecture), **net.arguments))
+        module = modules.build_module(make, "the members")
+        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        return cls(shapes, modules.first_names(module), net.prefix)
+
+    def select(self, state: State, where: str) -> State:
+        """Return the net's tensors; the whole state dict if it is not clear which they are.
+
+        Tensors are left out only if all of the net's have a prefix in common and nothing else has it.
+
+        Args:
+            state: tensors by name.
+            where: the file, for errors.
+
+        Raises:
+            UsageError: several prefixes whose tensors are the net's.
+        """
+        state = self._renamed(state)
+        if self.prefix:
+            inside = {name.removeprefix(self.prefix): t for name, t in state.items() if name.startswith(self.prefix)}
+            return {self.prefix + name: t for name, t in self._with_ties(inside).items()} if inside else state
+        fitting = {}
+        for prefix in sorted(self._prefixes(state)):
+            inside = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+            if (complete := self._with_ties(inside)) and self._fits(complete):
+                fitting[prefix] = complete
+        if len(fitting) > 1:
+            raise UsageError(
+                f"file {where}",
+                expected="tensors of the net under one prefix",
+                found=f"{len(fitting)} prefixes that fit, {', '.join(map(repr, fitting))}",
+                do=f"Choose one with prefix={next(iter(fitting))!r}, or --strip-prefix {next(iter(fitting))}",
+                path=where,
+            )
+        return next(iter(fitting.values()), state)
+
+    def _renamed(self, state: State) -> State:
+        """Return the state dict with the names of weight norm that the net has."""
+        for names in (OLD_WEIGHT_NORM, NEW_WEIGHT_NORM):
+            if any(name.endswith(f".{new}") or name == new for name in self.shapes for new in names.values()):
+                ends = [(old, new) for old, new in names.items()]
+                state = {
+                    next((name.removesuffix(old) + new for old, new in ends if f".{name}".endswith(f".{old}")), name): t
+                    for name, t in state.items()
+                }
+        return state
+
+    def _prefixes(self, state: State) -> set[str]:
+        """Return what stands before the name of one of the net's tensors in a state dict."""
+        if not self.shapes:
+            return set()
+        first = next(iter(self.first_names.values()))
+        tied = [name for name, other in self.first_names.items() if other == first]
+        return {name.removesuffix(end) for name in state for end in tied if f".{name}".endswith(f".{end}")}
+
+    def _with_ties(self, state: State) -> State:
+        """Return a state dict with each tied tensor under all of its names."""
+        by_first = {self.first_names[name]: t for name, t in state.items() if name in self.first_names}
+        missing = {n: by_first[f] for n, f in self.first_names.items() if n not in state and f in by_first}
+        return {**state, **missing} if missing else state
+
+    def _fits(self, state: State) -> bool:
+        found = {name: tuple(tensor.shape) for name, tensor in state.items() if not is_counter(name)}
+        return found == {name: shape for name, shape in self.shapes.items() if not is_counter(name)}

@@ -1,0 +1,171 @@
+"""The independent units of members: runs of draws, or single members. Permutation tests exchange units.
+
+Draws of one run depend on each other, as do snapshots of one member. A test that exchanges single draws counts them as
+independent, and gives p-values that are far too small. A test that exchanges whole units is exact (Good, Permutation,
+Parametric and Bootstrap Tests of Hypotheses, 2005, section 3.7: exchangeability of blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.populations.kernels import (
+    Distances,
+    Grid,
+    choose_kernels,
+    draw_permutations,
+    permutation_test,
+)
+
+INDEPENDENT = "independent"  # in the column `method` of a manifest's rows
+
+
+def unit_numbers(*sets: Collection) -> list[list[int]]:
+    """Number the independent units of some sets of members; return each member's number, set by set.
+
+    Rows with the method "independent", or without a method, are units by member: its snapshots are one unit. Other rows
+    are units by the column `run`; draws without a run are one unit. Members with the same content hash are one unit. A
+    unit has the same number in all sets.
+
+    >>> import checkpoints_zoo as zoo
+    >>> unit_numbers(zoo.load("convnet-digits", n=3), zoo.load("convnet-digits", members="2-3"))
+    [[0, 1, 2], [2, 3]]
+    """
+    names: list[tuple[Hashable, Hashable]] = []  # of each member: the name of its unit, and its content
+    for members in sets:
+        rows = members.rows.select(["method", "member", "run", "sha256"]).to_pylist()
+        place = (members.source.label, members.name)
+        for row in rows:
+            drawn = row["method"] not in (None, INDEPENDENT)
+            unit: Hashable = (*place, row["method"], row["run"]) if drawn else (*place, None, row["member"])
+            names.append((unit, unit if row["sha256"] is None else row["sha256"]))
+    parents: dict[Hashable, Hashable] = {}
+
+    def root(name: Hashable) -> Hashable:
+        while (parent := parents.setdefault(name, name)) != name:
+            name = parent
+        return name
+
+    for unit, content in names:
+        parents[root(content)] = root(unit)
+    numbers: dict[Hashable, int] = {}
+    flat = [numbers.setdefault(root(unit), len(numbers)) for unit, _ in names]
+    ends = [sum(map(len, sets[: at + 1])) for at in range(len(sets))]
+    return [flat[end - len(members) : end] for end, members in zip(ends, sets, strict=True)]
+
+
+def positions_by_unit(numbers: Sequence[int]) -> list[list[int]]:
+    """Return the positions of each unit's members, units in the order of their first members.
+
+    >>> positions_by_unit([4, 4, 1, 4])
+    [[0, 1, 3], [2]]
+    """
+    units: dict[int, list[int]] = {}
+    for position, number in enumerate(numbers):
+        units.setdefault(number, []).append(position)
+    return list(units.values())
+
+
+def split_by_unit(members: Collection) -> tuple[Collection, Collection]:
+    """Split members into the units at even positions and those at odd ones; return both sets.
+
+    Members of one unit alone are split by their own positions.
+    """
+    units = positions_by_unit(unit_numbers(members)[0])
+    if len(units) < 2:
+        return members[::2], members[1::2]
+    even, odd = (sorted(position for unit in units[start::2] for position in unit) for start in (0, 1))
+    return members.take(even), members.take(odd)
+
+
+def draw_one_a_unit(numbers: Sequence[int], seed: int) -> list[int]:
+    """Draw one member of each unit at random; return their positions. A unit of one member is always itself.
+
+    Args:
+        numbers: of the members' units.
+        seed: of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chances = torch.rand(len(numbers), generator=generator, dtype=torch.float64).tolist()
+    return [max(unit, key=lambda position: chances[position]) for unit in positions_by_unit(numbers)]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which members of two sets take part in a permutation test, and which of them are exchanged together.
+
+    If all units of both sets have the same size, all members take part and whole units are exchanged. Otherwise one
+    member of each unit takes part, drawn at random.
+
+    Args:
+        positions: of the members that take part, in both sets joined; members of a unit are neighbours.
+        first, second: units of each set.
+        size: members of a unit.
+    """
+
+    positions: Tensor
+    first: int
+    second: int
+    size: int
+
+    @classmethod
+    def of_units(cls, first: Sequence[int], second: Sequence[int], seed: int) -> Exchange | None:
+        """Choose what is exchanged between two sets; return None if there is no exact test.
+
+        There is none if a set has fewer than two units, or if a unit is in both sets.
+
+        Args:
+            first, second: unit number of each member.
+            seed: of the draws of members.
+
+        >>> Exchange.of_units([0, 0, 1, 1], [2, 2, 3, 3], seed=0).size
+        2
+        >>> Exchange.of_units([0, 0, 0], [1, 2], seed=0) is None
+        True
+        """
+        sets = (first, second)
+        units = [positions_by_unit(numbers) for numbers in sets]
+        if min(map(len, units)) < 2 or set(first) & set(second):
+            return None
+        sizes = {len(unit) for of_set in units for unit in of_set}
+        if len(sizes) == 1:
+            chosen = [[position for unit in of_set for position in unit] for of_set in units]
+        else:
+            chosen = [sorted(draw_one_a_unit(numbers, seed)) for numbers in sets]
+        positions = torch.tensor([*chosen[0], *(len(first) + position for position in chosen[1])])
+        return cls(positions, len(units[0]), len(units[1]), sizes.pop() if len(sizes) == 1 else 1)
+
+    def draw_permutations(self, permutations: int, seed: int) -> Tensor:
+        """Draw which members are the first set: (member, 1 + permutation) of 0 and 1; column 0 is the sets as they are.
+
+        Args:
+            permutations: how many.
+            seed: of the permutations.
+        """
+        return draw_permutations(self.first, self.second, permutations, seed).repeat_interleave(self.size, 0)
+
+    def test(
+        self,
+        distances: Distances,
+        grid: Grid,
+        widths: Mapping[str, Sequence[float]] | None,
+        permutations: int,
+        seed: int,
+    ) -> float:
+        """Test MMD² of the two sets by permutations; return the p-value.
+
+        Args:
+            distances: of all members of both sets; bandwidths are chosen for those that take part.
+            grid, widths: as in `choose_kernels`.
+            permutations: how many.
+            seed: of the permutations.
+        """
+        at = self.positions.to(distances.l2.device)
+        part = Distances(distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1)))
+        kernels = choose_kernels(part, self.first * self.size, grid, widths)
+        return permutation_test(part, kernels, self.draw_permutations(permutations, seed).to(at.device))

@@ -1,0 +1,84 @@
+"""Fix signs: choose one network for all networks that changes of sign turn into each other.
+
+The gain of a norm becomes positive. If it is 0, and for weights without a norm, the largest entry of a row does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from checkpoints_zoo.symmetry.applying import count_stacked, flip_tensor
+from checkpoints_zoo.symmetry.table import Axes, Power, Sign, Table
+
+_TOLERANCE = 2.0**-16  # share of the largest entry up to which others are equally large
+_ROLES = ("gain", "weight", "bias", "offset", "mean")  # roles of tensors that decide signs, the first one first
+
+
+def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Choose all signs; return the tensors and the signs (member, value).
+
+    The first tensor with a sign that is not 0 decides it: a gain, then a row of weights, then biases and other tensors.
+    Their largest entry becomes positive. If several entries are equally large, the sum of their signs decides, then the
+    sum of all entries, then the sum of their cubes.
+
+    Args:
+        table: the network's symmetry table.
+        params: name -> (member, *shape). Only tensors with signs are needed.
+
+    Raises:
+        LayoutError: a tensor is unknown to the table or has another shape.
+        UsageError: the tensors have no member axis.
+    """
+    tensors, signs, waiting = dict(params), dict[str, Tensor](), dict(table.signs)
+    members = count_stacked(table, params) if params else 0
+    while waiting:
+        sign, deciders = _next_sign(table, waiting)
+        del waiting[sign.name]
+        values = torch.zeros(members, sign.size, dtype=torch.float64)
+        for name, power in deciders:
+            if name in tensors:
+                votes = _votes(table.tensors[name], power, tensors[name], sign.size)
+                values = values.to(votes.device)
+                values = torch.where(values == 0, votes, values)
+        signs[sign.name] = values = torch.where(values == 0, 1.0, values)
+        for name, axes in table.tensors.items():
+            if name in tensors and any(power.scale == sign.name for power in axes.signs):
+                tensors[name] = flip_tensor(axes, tensors[name], {sign.name: values}) + 0.0  # -0.0 becomes 0.0
+    return tensors, {name: signs[name] for name in table.signs}
+
+
+def _next_sign(table: Table, waiting: Mapping[str, Sign]) -> tuple[Sign, list[tuple[str, Power]]]:
+    """Return the sign to choose next, and the tensors that have it but none of the other waiting signs."""
+    found = {name: sorted(_deciders(table, name, waiting), key=lambda item: item[0]) for name in waiting}
+    name = min(waiting, key=lambda name: found[name][0][0] if found[name] else len(_ROLES) + 1)
+    return waiting[name], [(tensor, power) for _, tensor, power in found[name]]
+
+
+def _deciders(table: Table, name: str, waiting: Mapping[str, Sign]) -> Iterator[tuple[float, str, Power]]:
+    """Yield (rank, tensor, power) of the tensors that can decide a sign."""
+    rows = {writer for group in table.groups.values() for writer in group.writers}
+    for tensor, axes in table.tensors.items():
+        powers = [power for power in axes.signs if power.scale in waiting]
+        if len(powers) == 1 and powers[0].scale == name and not powers[0].within:
+            rank = float(_ROLES.index(axes.role) if axes.role in _ROLES else len(_ROLES))
+            is_column = axes.role == "weight" and (tensor, powers[0].axis) not in rows
+            yield rank + 0.5 * is_column, tensor, powers[0]
+
+
+def _votes(axes: Axes, power: Power, tensor: Tensor, size: int) -> Tensor:
+    """Return for each value of a sign the sign that makes its entries positive, (member, value); 0: undecided."""
+    part = tensor.narrow(power.axis + 1, power.offset, power.length).movedim(power.axis + 1, 1).double()
+    rows = part.reshape(len(tensor), size, prod(part.shape[1:]) // size)
+    magnitudes = rows.abs()
+    largest = magnitudes.amax(-1, keepdim=True)
+    result = torch.zeros_like(largest[..., 0])
+    near = magnitudes >= (1 - _TOLERANCE) * largest
+    for terms in ((rows.sign() * near), rows, rows**3):
+        total, scale = terms.sum(-1), terms.abs().sum(-1)
+        vote = torch.where(total.abs() > _TOLERANCE * scale, total.sign(), 0.0)
+        result = torch.where(result == 0, vote, result)
+    return result
