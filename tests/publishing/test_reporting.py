@@ -207,7 +207,7 @@ def test_what_can_not_be_made(tmp_path: Path) -> None:
     assert str(error.value) == "page r.pdf: expected a name that ends in .html; found 'r.pdf'."
     result = run("report", "tiny", "--source", built.root, "-o", "r.pdf")
     assert result.exit_code == 2
-    assert "'r.pdf' does not end in .html." in result.stderr
+    assert "'r.pdf' does not end in .html or .htm." in result.stderr
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="expected a place that can be written to"):
         Page("", "", [], {}).save(tmp_path / "file" / "r.html")
