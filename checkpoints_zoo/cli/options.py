@@ -14,10 +14,10 @@ import click
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.sources.source import SelectedMembers, select_members
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
+    from checkpoints_zoo.sources.source import SelectedMembers
     from checkpoints_zoo.workers import Engine
 
 IMAGES = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
@@ -45,6 +45,8 @@ class Selection:
 
     def find(self) -> SelectedMembers:
         """Select as `zoo.load` does, importing neither torch nor pandas; return the manifest's rows."""
+        from checkpoints_zoo.sources.source import select_members
+
         return select_members(**self._load_arguments())
 
     def other_collection(self, name: str, source: str | None = None) -> Selection:

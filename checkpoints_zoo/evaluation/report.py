@@ -166,7 +166,7 @@ class Report(Printed):
         >>> import checkpoints_zoo as zoo
         >>> report = zoo.evaluate(zoo.load("convnet-digits", n=16))
         >>> print(report.needed("brier", within=0.002))
-        8 [7, 9]
+        8
         """
         return growth.needed(self.growth, figure, within)
 

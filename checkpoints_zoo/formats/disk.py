@@ -33,7 +33,7 @@ def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with replacing(Path(folder, "new", "a.txt")) as file:
+    ...     with replace_file(Path(folder, "new", "a.txt")) as file:
     ...         count = file.write("whole")
     ...     Path(folder, "new", "a.txt").read_text()
     'whole'

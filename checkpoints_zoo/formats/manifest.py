@@ -6,6 +6,7 @@ imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.arra
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -85,9 +86,13 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
         path: where to; its folder is made.
         schema: of the file.
     """
+    rows = rows.select(schema.names).cast(schema)
+    with contextlib.suppress(pa.ArrowInvalid, KeyError):  # seeds below 2³¹ in 32 bits, as version 0.1 writes and reads
+        at = schema.get_field_index("seed")
+        rows = rows.set_column(at, schema.field(at).with_type(pa.int32()), rows.column("seed").cast(pa.int32()))
     with replace_file(path, "wb", sync=True) as file:  # as a file: Arrow takes only names in UTF-8
         pq.write_table(
-            rows.select(schema.names).cast(schema), file, row_group_size=ROW_GROUP, write_page_index=True,
+            rows, file, row_group_size=ROW_GROUP, write_page_index=True,
             compression="zstd", store_schema=True, write_page_checksum=True,
         )  # fmt: skip
 

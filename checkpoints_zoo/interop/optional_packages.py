@@ -25,7 +25,7 @@ def import_optional(module: str, *requirements: str) -> ModuleType:
     Raises:
         UsageError: the package, or one that it needs, is not installed.
 
-    >>> needed("no_such_package.metrics", "no-such-package>=1,<2")
+    >>> import_optional("no_such_package.metrics", "no-such-package>=1,<2")
     Traceback (most recent call last):
         ...
     checkpoints_zoo.errors.UsageError: module no_such_package.metrics: expected no-such-package>=1,<2 to be installed; \

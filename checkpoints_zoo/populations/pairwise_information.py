@@ -216,7 +216,7 @@ def summarise_pairs(
     >>> logits = torch.randn(5, 20, 3, generator=torch.Generator().manual_seed(0))
     >>> pairs = summarise_pairs(compare_pairs(logits[:, :10]), compare_pairs(logits[:, 10:]))
     >>> print(f"{pairs['mi_id'].low:.2f} {pairs['mi_id'].value:.2f} {pairs['mi_id'].high:.2f}")
-    0.04 0.09 0.13
+    0.04 0.09 0.27
     """
     counts = {len(inside), *([] if outside is None else [len(outside)]), *([] if ids is None else [len(ids)])}
     if len(counts) > 1:

@@ -144,7 +144,7 @@ def by_members(
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
             if not checked:
-                _check_first_member(members, skeleton, stacked, data, dtype)
+                _check_first_member(members, skeleton, ids[0], stacked, data, dtype)
                 checked = True
             default = "loop" if torch.device(device).type == "cpu" else None
             ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
@@ -154,7 +154,12 @@ def by_members(
 
 
 def _check_first_member(
-    members: Members, skeleton: nn.Module, stacked: Mapping[str, Tensor], data: ImageData, dtype: torch.dtype
+    members: Members,
+    skeleton: nn.Module,
+    first_id: int,
+    stacked: Mapping[str, Tensor],
+    data: ImageData,
+    dtype: torch.dtype,
 ) -> None:
     """Run the first member twice on a few images, by its module's own code.
 
@@ -162,7 +167,7 @@ def _check_first_member(
         UsageError: a network that is random in eval mode, so that its figures can't be measured again.
     """
     first_member = {name: tensor[:1] for name, tensor in stacked.items()}
-    module = Ensemble(skeleton, first_member, [0], execution="module")
+    module = Ensemble(skeleton, first_member, [first_id], execution="module")
     device = next(iter(first_member.values())).device
     inputs = data.inputs(data.images[:FEW_IMAGES], members.preprocess).to(device, dtype)
     first, second = module(inputs), module(inputs)

@@ -318,7 +318,7 @@ def initial_seed(recipe: Recipe, member: int) -> int:
 def is_image_name(text: str) -> bool:
     """Return whether a text is a valid name for your own images, as `zoo.images.of(…, name=…)` takes it.
 
-    >>> is_name("my-flowers"), is_name("digits")
+    >>> is_image_name("my-flowers"), is_image_name("digits")
     (True, False)
     """
     try:
@@ -425,7 +425,7 @@ def run_module(path: Path, name: str) -> ModuleType:
 def error_line(error: Exception) -> str:
     """Describe an exception in one line, with the line of the user's code if there is one; return the text.
 
-    >>> said(ValueError("too few"))
+    >>> error_line(ValueError("too few"))
     'ValueError: too few'
     """
     frames = traceback.extract_tb(error.__traceback__)

@@ -95,7 +95,7 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
         UsageError: an unknown field (the error names the nearest), or a value of another type or out of range.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
-    >>> variant = varied(convnet_digits(), ["lr=0.1", "epochs=5"])
+    >>> variant = vary_recipe(convnet_digits(), ["lr=0.1", "epochs=5"])
     >>> variant.lr, variant.epochs, variant.made_from
     (0.1, 5, 'convnet-digits epochs=5 lr=0.1')
     """

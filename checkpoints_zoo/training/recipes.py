@@ -250,7 +250,7 @@ def recipe_by_name(name: str) -> Recipe:
     Raises:
         UsageError: no such recipe; the error names the nearest.
 
-    >>> named("resnet18-tinyimagenet").name
+    >>> recipe_by_name("resnet18-tinyimagenet").name
     'resnet18-tiny-imagenet'
     """
     make = RECIPES.get(ALIASES.get(name, name))

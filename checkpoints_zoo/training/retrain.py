@@ -131,7 +131,7 @@ def difference_interval(one: float, other: float, inputs: int) -> float:
 
     Source: Agresti and Caffo 2000; one success and one failure are added to each share.
 
-    >>> round(interval(0.9, 0.9, 100), 3)
+    >>> round(difference_interval(0.9, 0.9, 100), 3)
     0.112
     """
     shares = [(share * inputs + 1) / (inputs + 2) for share in (one, other)]

@@ -17,7 +17,7 @@ from torch import Tensor
 def derive_seed(seed: int, purpose: str) -> int:
     """Derive a seed in [0, 2^31) for a purpose: the first 32 bits of sha256("<purpose>|<seed>"), modulo 2^31.
 
-    >>> derive(7, "init") == int(hashlib.sha256(b"init|7").hexdigest()[:8], 16) % 2**31
+    >>> derive_seed(7, "init") == int(hashlib.sha256(b"init|7").hexdigest()[:8], 16) % 2**31
     True
     """
     return int(hashlib.sha256(f"{purpose}|{seed}".encode()).hexdigest()[:8], 16) % 2**31

@@ -278,7 +278,7 @@ def test_a_layout_that_leaves_tensors_out(built: Built) -> None:
     built.write()
     text = (
         "architecture for tiny: expected the layout's 7 tensors by name and shape; found extra fc2.bias. Give the"
-        " architecture that these members were trained with."
+        " architecture with which these members were trained."
     )
     refused(built, load(built).ensemble, text)
 

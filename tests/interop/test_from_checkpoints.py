@@ -370,7 +370,7 @@ COLUMNS: list[tuple[Any, type[Exception], str]] = [
     ({"sed": 1}, UsageError, r"column 'sed': expected one of the manifest's: .*Did you mean 'seed'\?"),
     ({"sha256": "0"}, UsageError, "column 'sha256': expected a column that the import does not fill"),
     ({"seed": [1, 2]}, UsageError, "column 'seed': expected 3 values, one for each member, or a single"),
-    ({"seed": [1, 2, "x"]}, UsageError, r"column 'seed' of member 2: expected a whole number in \[0, 2³¹\); found 'x'"),
+    ({"seed": [1, 2, "x"]}, UsageError, r"column 'seed' of member 2: expected a whole number in \[0, 2³²\); found 'x'"),
     ({"seed": -1}, UsageError, "column 'seed' of member 0: expected a whole number"),
     ({"seed": 1.5}, UsageError, "column 'seed' of member 0: expected a whole number"),
     ({"seed": True}, UsageError, "column 'seed' of member 0: expected a whole number"),

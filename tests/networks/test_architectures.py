@@ -154,7 +154,7 @@ sys.exit('timm' in sys.modules)"""
         (
             "resnet8",
             {"widths": [8, 16, 0]},
-            "argument 'widths' of architecture 'resnet8': expected a list of whole numbers in 1-65536;"
+            "argument 'widths' of architecture 'resnet8': expected a list of at most 1,024 whole numbers in 1-65536;"
             " found [8, 16, 0].",
         ),
         ("mlp", {"widths": []}, "argument 'widths' of architecture 'mlp': expected a width or more; found ()."),

@@ -194,10 +194,6 @@ USES: dict[str, list[Use]] = {
     "matmul": [lambda f, x, y: f(x, torch.ones(4, 3, dtype=torch.float64)), lambda f, x, y: f(x, y)],
     "mm dsmm spmm": [lambda f, x, y: f(x[:, :, 0, 0], torch.ones(6, 3, dtype=torch.float64))],
     "bmm": [lambda f, x, y: f(x[:, 0], torch.ones(4, 4, 3, dtype=torch.float64)), lambda f, x, y: f(x[:, 0], y[:, 1])],
-    "conv{0}d": [
-        lambda f, x, y: f(x, torch.ones(5, 6, *[1] * (x.dim() - 2), dtype=torch.float64)),
-        lambda f, x, y: f(x, torch.ones(6, 1, *[1] * (x.dim() - 2), dtype=torch.float64), groups=6),
-    ],
     "batch_norm": [
         lambda f, x, y: f(x, *torch.ones(2, 6, dtype=torch.float64)), lambda f, x, y: f(x, None, None, training=True),
     ],
@@ -206,6 +202,13 @@ USES: dict[str, list[Use]] = {
     "getitem": [lambda f, x, y: f(x, (slice(None), slice(1, 4))), lambda f, x, y: f(x, (..., 0))],
 }  # fmt: skip
 ARGUMENTS = {name.format(d): uses for names, uses in USES.items() for name in names.split() for d in (1, 2, 3)}
+ARGUMENTS |= {
+    f"conv{d}d": [
+        lambda f, x, y, d=d: f(x, torch.ones(5, 6, *[1] * d, dtype=torch.float64)),
+        lambda f, x, y, d=d: f(x, torch.ones(6, 1, *[1] * d, dtype=torch.float64), groups=6),
+    ]
+    for d in (1, 2, 3)
+}
 
 
 def method(name: str) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
 
     >>> interval = bootstrap_mean(torch.tensor([0.90, 0.92, 0.94, 0.96]))
     >>> print(f"{interval.low:.3f} {interval.value:.3f} {interval.high:.3f}")
-    0.893 0.930 0.967
+    0.889 0.930 0.971
     """
     floats("values", values, ("member",))
     at_least("resamples", 1, resamples)

@@ -318,9 +318,9 @@ def number_files(paths: Sequence[str]) -> list[int]:
     Args:
         paths: in the folder, in order.
 
-    >>> numbers_of(["seed-3.pt", "seed-12.pt"]), numbers_of(["v_0/epoch=9.ckpt", "v_1/epoch=7.ckpt"])
+    >>> number_files(["seed-3.pt", "seed-12.pt"]), number_files(["v_0/epoch=9.ckpt", "v_1/epoch=7.ckpt"])
     ([3, 12], [0, 1])
-    >>> numbers_of(["run_7/epoch=9.ckpt", "run_8/epoch=7.ckpt"]), numbers_of(["acc=0.91.pt", "acc=0.92.pt"])
+    >>> number_files(["run_7/epoch=9.ckpt", "run_8/epoch=7.ckpt"]), number_files(["acc=0.91.pt", "acc=0.92.pt"])
     ([7, 8], [0, 1])
     """
     parts = [re.split("([0-9]+)", _without_suffix(path)) for path in paths]

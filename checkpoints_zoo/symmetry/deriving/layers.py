@@ -302,6 +302,9 @@ def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | Non
             pin_scale(x.axes[i])
     _tie_axis(x.axes[axes[0]])
     result = [remove_scale(step, axis, False, gain) for axis in x.axes]
+    if offset is not None:  # the same offset is added to all entries of the other axes: their signs must stay
+        for i in set(range(len(x.axes))) - set(axes):
+            pin_scale(result[i])
     for value, role in ((gain, "gain"), (offset, "offset")):
         if value is None:
             continue
