@@ -180,7 +180,8 @@ BAD: list[tuple[list[str], int, str]] = [
     (["convnet-digits", "--plot", "a.jpg"], 2, "Invalid value for '--plot': 'a.jpg' "
      "does not end in .png or .pdf or .svg. "
      "See `zoo-cli symmetries --help`."),
-    (["convnet-digits", "-n", "1", "--no-mass", "--corollary"], 2, "members: expected 2 or more; found 1."),
+    (["convnet-digits", "-n", "1", "--no-mass", "--corollary"], 2,
+     "draws of convnet-digits: expected two runs or more; found 1 of 1 run."),
     (["convnet-digit"], 3, "collection 'convnet-digit': expected a name in the catalog"),
     (["convnet-digits", "--device", "moon"], 2, "device 'moon': expected a device of this machine; found "),
 ]  # fmt: skip

@@ -165,7 +165,7 @@ def test_the_picture_along_training_shows_the_last_snapshots(found: MinimalMass)
 
 
 def test_a_picture_that_can_not_be_drawn_is_refused(found: MinimalMass, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected a name that ends in \.png; found 'mass\.jpg'"):
+    with pytest.raises(UsageError, match=r"expected a name that ends in \.png or \.pdf or \.svg; found 'mass\.jpg'"):
         mass_figure(found, tmp_path / "mass.jpg")
     with pytest.raises(UsageError, match="an epoch of each or none; found 64 members and 2 epochs"):
         mass_figure(found, tmp_path / "mass.png", epochs=[1, 2])

@@ -257,7 +257,7 @@ def matrices(members: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def by_hand(x: Tensor, y: Tensor) -> tuple[Interval, Interval]:
-    """The mean of x and the correlation over pairs, with every half of the members left out once."""
+    """The mean of x and the correlation over pairs, with every half of the members and each member left out once."""
     members = len(x)
 
     def figures(chosen: tuple[int, ...]) -> tuple[float, float]:
@@ -268,8 +268,17 @@ def by_hand(x: Tensor, y: Tensor) -> tuple[Interval, Interval]:
     everyone = figures(tuple(range(members)))
     gone = members // 2
     some = np.array([figures(c) for c in itertools.combinations(range(members), members - gone)])
-    widths = stats.t.ppf(0.975, members - 1) * some.std(0) * math.sqrt((members - gone) / gone)
-    low, high = everyone - widths, everyone + widths
+    errors = some.std(0) * math.sqrt((members - gone) / gone)
+    # Hall's interval for skewed means (1992), where it is wider than Student's.
+    t = stats.t.ppf(0.975, members - 1)
+    single = np.array([figures(tuple(j for j in range(members) if j != i)) for i in range(members)])
+    shape = stats.skew(everyone - single, axis=0) / math.sqrt(members)
+
+    def transformed(u: float) -> Any:
+        return 3 / shape * (np.cbrt(1 + shape * (u - shape / 6)) - 1)
+
+    low = everyone - np.maximum(transformed(t), t) * errors
+    high = everyone + np.maximum(-transformed(-t), t) * errors
     r = np.tanh([everyone[1], low[1], high[1]])
     return Interval(everyone[0], max(low[0], 0), high[0]), Interval(*r)
 

@@ -226,7 +226,7 @@ def test_the_command(hub: Hub, tiny: Built) -> None:
     assert planned.exit_code == 0
     assert planned.stdout.startswith(f"repo     {ADDRESS}\nnew      yes\nprivate  yes\nbranch   main\n")
     assert "to upload:\n  shards/tiny/00000-" in planned.stdout
-    assert "checks still to come, which a dry run leaves out:\n  finite values of 6 members' weights" in planned.stdout
+    assert "checks that a dry run leaves out:\n  finite values of 6 members' weights" in planned.stdout
     done = run("publish", tiny.root, "--repo", NEW, "--sample", "0", "--tag", "v1.0", "--format", "json")
     about = values(done)
     assert (about["files"], about["commits"], about["tag"]) == (6, 2, "v1.0")

@@ -50,8 +50,8 @@ def test_collections_that_only_the_repo_has_stay_in_the_card(hub: Hub, tiny: Bui
     publish(other.root)
     publish(tiny.root)
     card = hub.read(NEW, "README.md").decode()
-    assert 'config_name: "other"' in card
-    assert 'config_name: "tiny"' in card
+    assert "config_name: other" in card
+    assert "config_name: tiny" in card
     assert consistent(hub) == 5
     assert publish(other.root).commits == publish(tiny.root).commits == 0
 
