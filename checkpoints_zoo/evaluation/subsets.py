@@ -354,8 +354,9 @@ class Population:
             subset: positions of the members.
             probs: their mean probabilities, (input, class).
             temperature: of the subset; None for no scaling.
-            ood: predictions of a group of subsets on the inputs out of distribution.
-            row_in_group: the subset's row in that group.
+            ood: predictions of several subsets, this one included, on the inputs out of distribution; None without such
+                inputs.
+            row_in_group: the row of this subset in `ood`.
         """
         test = self.test
         uncertainty = test.uncertainty(subset, probs.amax(-1))

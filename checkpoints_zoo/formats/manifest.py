@@ -280,10 +280,10 @@ def check_size(size: int, path: str | Path, thing: str = "") -> None:
     Args:
         size: in bytes.
         path: of the file; only JSON and Parquet have a limit.
-        thing: its name in errors.
+        thing: the file's name in errors.
 
     Raises:
-        FormatError: it is larger.
+        FormatError: the file is larger than the limit.
     """
     most = LARGEST_FILES.get(Path(path).suffix)
     if most is not None and size > most:

@@ -340,7 +340,7 @@ def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tup
 
     Args:
         folder, number, layout: as in `stream_shard`.
-        members: (prefix, bytes) in the order they are to lie in.
+        members: (prefix of the tensor names, bytes), in the order of the members in the shard.
 
     Raises:
         UsageError: as in `stream_shard`.
@@ -357,7 +357,7 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
         folder: where to; it is made.
         number: of the shard.
         layout: of every member.
-        prefixes: of the members, in the order they are to lie in.
+        prefixes: the prefix of each member's tensor names ("000123/"), in the order of the members in the shard.
         members: their bytes; one member is in memory at a time.
 
     Raises:

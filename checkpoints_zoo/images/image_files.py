@@ -226,7 +226,7 @@ def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tu
 
     Args:
         files: paths below the folder.
-        split: the requested split; None for the only one, or "test".
+        split: the name of a split; None chooses the only split, or "test" if there are several.
         data_name: the folder's name in errors.
 
     Raises:

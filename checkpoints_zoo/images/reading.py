@@ -117,7 +117,7 @@ def _list_columns(columns: Iterable[str]) -> str:
     return first_few(list(columns), 12) or "no columns"
 
 
-def choose_split(splits: Iterable[str], wanted: str | None, data_name: str) -> str:
+def choose_split(splits: Iterable[str], requested: str | None, data_name: str) -> str:
     """Return the requested split of a place; without a request, the only one, or "test".
 
     Args:
@@ -129,11 +129,11 @@ def choose_split(splits: Iterable[str], wanted: str | None, data_name: str) -> s
         UsageError: no split of that name, or none called "test".
     """
     names = sorted(set(splits))
-    if wanted is None and len(names) == 1:
+    if requested is None and len(names) == 1:
         return names[0]
-    chosen = "test" if wanted is None else wanted
+    chosen = "test" if requested is None else requested
     if chosen not in names:
-        do = f'Choose one: `split="{names[0]}"`' if wanted is None else ""
+        do = f'Choose one: `split="{names[0]}"`' if requested is None else ""
         raise UsageError(
             f"split {chosen!r} of {data_name}", expected=f"one of {', '.join(names)}", found="none such", do=do
         )

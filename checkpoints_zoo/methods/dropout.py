@@ -66,14 +66,14 @@ class Dropout:
         """
         check_settings(self, runs, draws)
         layers = find_dropout_layers(problem.network(), problem.inputs[:2])
-        states, runs_of_draws = self._trained(problem, layers, runs), []
+        states, fitted_runs = self._trained(problem, layers, runs), []
         for run in range(runs):
             state = {name: tensor[run] for name, tensor in states.items()}
             drawn = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
             folded = fold_masks(state, layers, drawn)
             _check_folding(problem, layers, state, drawn, folded)
-            runs_of_draws.append(Run(problem.whole(folded)))
-        return runs_of_draws
+            fitted_runs.append(Run(problem.whole(folded)))
+        return fitted_runs
 
     def _trained(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
         def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:

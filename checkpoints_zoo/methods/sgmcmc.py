@@ -31,8 +31,8 @@ class Sgld:
     Args:
         lr: N · ε.
         temperature: T.
-        burn_in: steps before the `thinning` steps that lead to the first draw.
-        thinning: steps from draw to draw.
+        burn_in: discarded steps at the start; the first draw is taken `thinning` steps later.
+        thinning: number of steps between two draws.
         batch_size: images a step, each run its own.
     """
 

@@ -104,8 +104,8 @@ class Exchange:
 
     Args:
         positions: of the members that take part, in both sets joined; members of a unit are neighbours.
-        first, second: units of each set.
-        size: members of a unit.
+        first, second: number of exchanged units in each set.
+        size: number of members in each unit.
     """
 
     positions: Tensor

@@ -249,13 +249,21 @@ def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], fi
     return tuple(float(unbiased_mmd2(kernel_matrix(distances, *kernel), in_first)) for kernel in kernels)
 
 
-def draw_permutations(first: int, second: int, permutations: int, seed: int) -> Tensor:
-    """Draw which units are the first set: (unit, 1 + permutation) of 0 and 1; column 0 is the sets as they are."""
-    units = first + second
+def draw_permutations(first_units: int, second_units: int, permutations: int, seed: int) -> Tensor:
+    """Draw which units form the first set; return (unit, 1 + permutation) of 0 and 1.
+
+    Column 0 is the original split.
+
+    Args:
+        first_units, second_units: number of units in each set.
+        permutations: number of random splits.
+        seed: of the draws.
+    """
+    units = first_units + second_units
     keys = torch.rand(permutations, units, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     drawn = torch.zeros(permutations + 1, units, dtype=torch.float64)
-    drawn[0, :first] = 1
-    drawn[1:].scatter_(1, keys.argsort(1)[:, :first], 1.0)
+    drawn[0, :first_units] = 1
+    drawn[1:].scatter_(1, keys.argsort(1)[:, :first_units], 1.0)
     return drawn.T.contiguous()
 
 
@@ -269,7 +277,7 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
     Args:
         distances: of the members that take part.
         kernels: (name, bandwidth) of each.
-        chosen: (member, 1 + permutation), which members are the first set; column 0 is the sets as they are.
+        chosen: (member, 1 + permutation), 1 for the members of the first set, else 0; column 0 is the original split.
     """
     largest = torch.full_like(chosen[0], -math.inf)
     for kernel, width in kernels:

@@ -168,7 +168,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
     return save(lambda: draw(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
 
 
-def draw(masses: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure:
+def draw(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:
     """Draw the panels; return the figure, whose axes are labelled by what they show."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -177,7 +177,7 @@ def draw(masses: MinimalMass, name: str, epochs: Sequence[int] | None) -> Figure
     panels = 2 if epochs is None else 3
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout=spaced)
-    title = f"{name}: {len(last)} member{'s' * (len(last) != 1)}".lstrip(": ")
+    title = f"{collection_name}: {len(last)} member{'s' * (len(last) != 1)}".lstrip(": ")
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     if float(masses.unbounded.max()) > 0:
         units = sum(map(len, masses.degenerate.values()))

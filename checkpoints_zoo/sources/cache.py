@@ -36,8 +36,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class CachedRepo:
-    """A repo in the cache: "org/name", number of members, and bytes."""
+class CachedRepoSummary:
+    """The size of one repo's cache: "org/name", number of members, and their bytes."""
 
     repo: str
     members: int
@@ -254,13 +254,13 @@ def delete_stale(place: Path) -> None:
             continue
 
 
-def cached_repos() -> list[CachedRepo]:
+def cached_repos() -> list[CachedRepoSummary]:
     """List the cached repos; return one entry for each."""
     lines = []
     for place in sorted(cache_root().glob("datasets--*--*")):
         sizes = [p.stat().st_size for p in (place / "members").glob("*.safetensors") if not p.name.startswith(".")]
         if sizes:
-            lines.append(CachedRepo("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
+            lines.append(CachedRepoSummary("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
     return lines
 
 

@@ -33,9 +33,9 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
     gradients by name, losses in nats (member,), and the new buffers by name.
 
     Args:
-        recipe: of the members.
-        members: ids, in the order of the stack.
-        device: of the stack.
+        recipe: the recipe of the members.
+        members: the members' ids, in the order of the stack.
+        device: the device of the stacked members.
     """
     module = recipe.skeleton()
 

@@ -44,10 +44,10 @@ class PackedSnapshot:
 
     @property
     def key(self) -> Key:
-        return key_of(self.row)
+        return member_and_epoch(self.row)
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def member_and_epoch(row: Mapping[str, Any]) -> Key:
     """Return the member and the epoch of a row."""
     return row["member"], row["epoch"]
 
@@ -122,7 +122,7 @@ def _measure_stored(
         single_members.member_figures(members, test, device),
         strict=True,
     ):
-        figures[key_of(row)] = {
+        figures[member_and_epoch(row)] = {
             "sha256": digest,
             "train_accuracy": on_train["accuracy"],
             "train_loss": on_train["nll"],

@@ -108,7 +108,7 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
         else:
             values[field] = value
     variant = dataclasses.replace(recipe, **values)
-    return dataclasses.replace(variant, made_from=_made_from(recipe, variant))
+    return dataclasses.replace(variant, made_from=_describe_variant(recipe, variant))
 
 
 def check_changes(recipe: Recipe, changes: Sequence[str]) -> None:
@@ -190,8 +190,8 @@ def _parse_json(field: str, text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _made_from(base: Recipe, variant: Recipe) -> str:
-    """Return the name of the original recipe and the fields that were set, sorted by name."""
+def _describe_variant(base: Recipe, variant: Recipe) -> str:
+    """Write how a variant differs from its original recipe; return "NAME FIELD=VALUE …", sorted by field."""
     first, *earlier = (base.made_from or base.name).split(" ")
     settings = dict(part.split("=", 1) for part in earlier)
     for field in dataclasses.fields(Recipe):

@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read_members
 from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_place, write_planned
 from checkpoints_zoo.sources.source import FolderSource
-from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, key_of
+from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, member_and_epoch
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:
     """Return the rows of a collection in a source by member and epoch; {} if there is no manifest."""
     if not source.manifest_path(name).exists():
         return {}
-    return {key_of(row): row for row in source.read_collection(name)[1].to_pylist()}
+    return {member_and_epoch(row): row for row in source.read_collection(name)[1].to_pylist()}
 
 
 def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
@@ -184,7 +184,7 @@ class Staging:
         row["created"] = datetime.fromisoformat(row["created"])
         if row["recipe_hash"] != self.recipe_hash:
             raise ValueError("the row is of another recipe")
-        key = key_of(row)
+        key = member_and_epoch(row)
         self.rows[key], self._digests[key] = row, None if digest is None else str(digest)
         if digest is not None:
             try:

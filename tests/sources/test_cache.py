@@ -81,7 +81,7 @@ def test_what_is_there_how_much_and_dropped(hub: Hub, tiny: Built) -> None:
     stacked("0-2")
     stacked("12")
     total = sum(p.stat().st_size for p in left())
-    assert cache.cached_repos() == [cache.CachedRepo(REPO, 4, total)]
+    assert cache.cached_repos() == [cache.CachedRepoSummary(REPO, 4, total)]
     assert sum(line.bytes for line in cache.cached_repos()) == total
     assert cache.delete_members("alice/other") == 0
     assert cache.delete_members(REPO) == total

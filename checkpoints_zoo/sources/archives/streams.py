@@ -43,21 +43,21 @@ def unpack_once(path: Path, key: str, place: Path) -> Path:
     return target
 
 
-def _unpack(path: Path, target: Path) -> None:
-    limit = path.stat().st_size * MOST_GROWTH + 2**20
+def _unpack(archive: Path, unpacked_file: Path) -> None:
+    limit = archive.stat().st_size * MOST_GROWTH + 2**20
     try:
-        with gzip.open(path) as packed, replace_file(target, "wb") as file:
+        with gzip.open(archive) as packed, replace_file(unpacked_file, "wb") as file:
             while raw := packed.read(2**20):
                 if file.tell() + len(raw) > limit:
                     expected = f"at most {MOST_GROWTH} times its size unpacked"
-                    raise DamagedError(f"archive {path}", expected=expected, found="more", path=path)
+                    raise DamagedError(f"archive {archive}", expected=expected, found="more", path=archive)
                 file.write(raw)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DamagedError(
-            f"archive {path}", expected="a whole gzip file", found=str(error), do="Get it again", path=path
+            f"archive {archive}", expected="a whole gzip file", found=str(error), do="Get it again", path=archive
         ) from error
     except OSError as error:
-        raise cache.disk_full(target.parent, error) from error
+        raise cache.disk_full(unpacked_file.parent, error) from error
 
 
 def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:

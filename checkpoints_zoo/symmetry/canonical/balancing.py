@@ -56,8 +56,8 @@ class _Use:
         block: position of the block.
         mass: mass of the block.
         on_rows: whether the scale is along the rows.
-        along: all powers along this axis.
-        across: all powers along the other axis.
+        along: the powers of all scales along the same axis, this one included.
+        across: the powers of all scales along the block's other axis.
         power: power of the scale.
         units: see `ScalePower`.
     """

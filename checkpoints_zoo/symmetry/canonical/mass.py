@@ -216,13 +216,13 @@ def _solve(table: Table, params: Mapping[str, Tensor], free: list[str], toleranc
         _refuse_nonfinite(params)
     members = len(monomials.constant)
     degenerate, dead = {}, [dict[str, tuple[int, ...]]() for _ in range(members)]
-    if any(bool(units.any()) for units in removed.stuck.values()):
+    if any(bool(units.any()) for units in removed.has_no_mass.values()):
         always = remove_unbounded(unit_weights(monomials))
-        for name, units in removed.stuck.items():
-            touched, stuck = always.touched[name][0], always.stuck[name][0]
-            if bool((stuck & touched).any()):
-                degenerate[name] = tuple((stuck & touched).nonzero()[:, 0].tolist())
-            for member, unit in (units & touched & ~stuck).nonzero().tolist():
+        for name, units in removed.has_no_mass.items():
+            had_mass, has_no_mass = always.had_mass[name][0], always.has_no_mass[name][0]
+            if bool((has_no_mass & had_mass).any()):
+                degenerate[name] = tuple((has_no_mass & had_mass).nonzero()[:, 0].tolist())
+            for member, unit in (units & had_mass & ~has_no_mass).nonzero().tolist():
                 dead[member][name] = (*dead[member].get(name, ()), unit)
         monomials.blocks = [block for block in monomials.blocks if bool(block.mass.any())]
     balanced = balance_scales(monomials, tolerance, most)
@@ -276,13 +276,13 @@ class UnboundedMass:
     """The mass that was removed.
 
     Args:
-        touched: scale -> (member, value), whether a unit had mass before.
-        stuck: scale -> (member, value), whether a unit has no mass left.
+        had_mass: scale -> (member, unit), whether a unit had mass before the removal.
+        has_no_mass: scale -> (member, unit), whether a unit has no mass after it.
         mass: (member), the removed mass.
     """
 
-    touched: dict[str, Tensor]
-    stuck: dict[str, Tensor]
+    had_mass: dict[str, Tensor]
+    has_no_mass: dict[str, Tensor]
     mass: Tensor
 
 
@@ -294,7 +294,7 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
     """
     balancer = Balancer(monomials)
     ends = _grow_and_shrink(balancer)
-    touched = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in ends.items()}
+    had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in ends.items()}
     mass, one_sided = torch.zeros_like(monomials.constant), _one_sided(ends)
     while one_sided:
         before = _total(monomials)
@@ -307,8 +307,10 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
         mass += before - _total(monomials)
         ends = _grow_and_shrink(balancer)
         one_sided = _one_sided(ends)
-    stuck = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in ends.items()}
-    return UnboundedMass({n: t[..., 0] for n, t in touched.items()}, {n: s[..., 0] for n, s in stuck.items()}, mass)
+    has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in ends.items()}
+    return UnboundedMass(
+        {n: t[..., 0] for n, t in had_mass.items()}, {n: s[..., 0] for n, s in has_no_mass.items()}, mass
+    )
 
 
 def unit_weights(monomials: Monomials) -> Monomials:

@@ -309,21 +309,27 @@ def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return result.reshape(rows.shape[:2])
 
 
-def _exact_squares(members: Members, placement: Placement, m: Tensor, u: Tensor) -> Tensor:
-    """Return the sums of squares of the slices of units in float64, (unit).
+def _exact_squares(members: Members, placement: Placement, member_of: Tensor, units: Tensor) -> Tensor:
+    """Return the sum of squares of each unit's slice in float64, (unit).
 
     Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
     does not depend on permutations or on the place of the row. Sums of a library do not promise this.
+
+    Args:
+        members: the stacked members.
+        placement: of the group in the tensor.
+        member_of: (unit), the member of each unit.
+        units: (unit), the number of each unit in its group.
     """
     axes = members.table.tensors[placement.tensor]
     last = max(move.axis for move in axes.moves)
     behind = prod(axes.shape[last + 1 :])
     rows = members.params[placement.tensor].reshape(-1, behind)
     slices = Slices(members, placement, len(axes.shape) - last - 1)
-    result = torch.empty(len(m), dtype=torch.float64, device=m.device)
+    result = torch.empty(len(member_of), dtype=torch.float64, device=member_of.device)
     step = max(1, _GATHERED // max(1, len(slices) * behind))
-    for start in range(0, len(m), step):
-        entries = slices.entries(m[start : start + step], u[start : start + step])
+    for start in range(0, len(member_of), step):
+        entries = slices.entries(member_of[start : start + step], units[start : start + step])
         sums = _sum_row_squares(rows[entries.flatten()]).reshape(entries.shape)
         result[start : start + step] = _fold_sum(slices.sort_unordered(sums))
     return result

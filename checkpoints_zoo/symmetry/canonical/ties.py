@@ -78,7 +78,7 @@ class Cells:
             codes = codes[self._split(chain(codes, within, tolerance))]
 
     def _split(self, codes: Tensor) -> Tensor:
-        """Split cells by whole numbers (unit, column); return the new order of the units, (unit)."""
+        """Sort units inside cells by integers (unit, column), and split the cells; return the new order, (unit)."""
         rows, last = torch.arange(len(self), device=codes.device), codes.shape[1] - 1
         while len(self) and codes.shape[1]:
             first, sorted_codes = self.first(), codes[rows]

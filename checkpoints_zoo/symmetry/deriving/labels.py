@@ -99,14 +99,14 @@ def pin_sign(axis: Axis) -> None:
 
 
 def pin_axis(axis: Axis) -> None:
-    """Fix the places and the scale of the entries of an axis."""
+    """Forbid all permutations of the entries of an axis, and fix their scale at 1."""
     for segment in resolve_axis(axis):
         equate_products(segment.scale, {})
         pin_space(segment.space)
 
 
 def pin_space(space: Space) -> None:
-    """Fix the places of the units of a space, and of their blocks."""
+    """Forbid all permutations of the units of a space, and of its blocks."""
     for segment in resolve_axis((Segment(space, 1, {}),)):
         segment.space.pinned = True
         if segment.space.blocks is not None:
