@@ -73,7 +73,7 @@ def test_running_statistics_are_named_and_a_picture_drawn(tmp_path: Path) -> Non
     result = run("compact", "tiny", "--source", built.root, "--samples", "1", "--plot", picture)
     assert result.exit_code == 0, result.output
     assert "Running statistics of means and samples: from 1,257 images of digits/train.\n" in result.stdout
-    assert result.stdout.endswith("Fewer than 3 members say nothing about intervals.\n")
+    assert result.stdout.endswith("There are no intervals for fewer than 3 members.\n")
     assert "one half" not in result.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert result.stderr.splitlines()[-1] == f"picture: {picture}"

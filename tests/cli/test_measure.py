@@ -97,11 +97,11 @@ def test_evaluate_prints_the_librarys_report(tiny: Built) -> None:
     lines = run(*options).stdout.splitlines()
     assert lines[0].split() == ["ensemble", "of", "1", "2", "4"]
     for line, (figure, scale) in zip(lines[1:3], (("accuracy", 100), ("nll", 1)), strict=True):
-        cells = re.findall(r"([0-9.]+) \[([0-9.]+), ([0-9.]+)\]", line)
+        cells = re.split(r"  +", line.strip())[1:]
         for cell, size in zip(cells, (1, 2, 4), strict=True):
             known = report.curve[size][figure]
-            for text, exact in zip(cell, (known.value, known.low, known.high), strict=True):
-                assert exact is not None
+            numbers = [x for x in (known.value, known.low, known.high) if x is not None]
+            for text, exact in zip(re.findall(r"[0-9.]+", cell), numbers, strict=True):
                 rounding = 0.501 * 10.0 ** -len(text.partition(".")[2])
                 assert float(text) == pytest.approx(scale * exact, abs=rounding)
     named = ["accuracy", "NLL", "Brier", "ECE", "adaptive", "ACE", "AURC", "mutual", "disagreement", "mutual"]
@@ -161,11 +161,11 @@ def test_demo_says_what_it_does_and_writes_one_picture(
     assert digest_of(population.root) == before
     assert [p.name for p in tmp_path.iterdir()] == ["zoo-demo.png"]
     rows = [line.split("  ")[0] for line in result.stdout.splitlines()]
-    assert rows == [
+    assert rows[:12] == [
         "ensemble of", "accuracy (%)", "NLL (nats)", "Brier (0..2)", "ECE (0..1)", "mutual information, ID (nats)",
         "mutual information, OOD (nats)", "AUROC (0..1)", "FPR95 (0..1)", "",
         "Measured now on digits/test, 540 inputs; OOD: photos/test, 2,000 inputs.",
-        "[ ]: where 95 % of fresh ensembles of that size fall; for all members, their 95 % jackknife interval.",
+        "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval.",
     ]  # fmt: skip
     assert result.stdout.splitlines()[0].split() == ["ensemble", "of", "1", "8", "64"]
     first, last = population.rows[0], population.rows[63]

@@ -45,11 +45,12 @@ def test_json_is_the_librarys_of_halves(tiny: Built, tmp_path: Path) -> None:
     for line, row in zip(lines[1:6], found.rows(), strict=True):
         texts = [f"{row[key]:.3g}" for key in ("mmd2", "p_value", "ns_mmd2", "ns_p_value")]
         assert line.split()[1:] == [f"{row['weights']:,}", *texts]
-    assert lines[7].startswith("Members: the 5 at even positions against the 4 at odd ones. MMD² is unbiased")
+    assert lines[7].startswith("Members: 5 at even positions against 4 at odd positions. MMD² is unbiased")
     assert lines[7].endswith("the mean over 20 kernels.")
     assert lines[8:] == [
-        "NS: the same with symmetries removed (scale unit-norm, permute first).",
-        "p: share of 19 permutations at least as far apart; not adjusted for many layers.",
+        "NS: MMD² with symmetries removed (scale unit-norm, permute first).",
+        "p: share of 19 permutations with at least this MMD²; not adjusted for many layers. "
+        "Of draws, runs are exchanged, or one draw of each run.",
     ]
 
 

@@ -51,7 +51,7 @@ def test_json_and_table_are_the_librarys(found: Pairwise, tmp_path: Path) -> Non
         assert cells[1:] == bounds
     assert lines[7:] == [
         "6 pairs of 4 members, measured now on digits/test, 540 inputs; OOD: photos/test, 2,000 inputs.",
-        "Means over pairs; [ ]: 95 % intervals by a jackknife over members, as pairs share members.",
+        "Means over pairs; [ ]: 95 % intervals by a jackknife over members, since pairs share members.",
     ]
 
 

@@ -42,7 +42,7 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
     found: Comparison, members: zoo.Collection, few: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, said, measured = cells_of(folder), list[str](), list[str]()
-    assert len(before) == 2 * RUNS + 1 + 3 + 3
+    assert len(before) == 2 * RUNS + 3 + 3
     assert json.loads((folder / "comparison.json").read_text()) == json.loads(found.to_json())
     whole = Measuring.__call__
 
