@@ -33,7 +33,6 @@ from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
-from checkpoints_zoo.networks.device import is_tiny, one_thread
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
@@ -232,7 +231,7 @@ def fit(
         train_members(recipe, root, name, draws, device, say)
     else:
         problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
-        finished_runs = _fit_runs(chosen_method, problem, runs, draws, seed)
+        finished_runs = chosen_method.fit(problem, runs, draws, seed)
         with torch.random.fork_rng(devices=[]):  # networks are built there
             _store_draws(finished_runs, chosen_method, recipe, root, name, settings, device)
         facts = [dict(run.facts) for run in finished_runs]
@@ -255,13 +254,6 @@ def read_fit_record(root: Path, name: str) -> Fit | None:
         return Fit(**json.loads(_record_path(root, name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
-
-
-def _fit_runs(method: Method, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-    """Fit a method, on one thread if the network is tiny; return its runs."""
-    parameters = sum(parameter.numel() for parameter in problem.network().parameters())
-    with one_thread(is_tiny(parameters, problem.device)):
-        return method.fit(problem, runs, draws, seed)
 
 
 def _record_path(root: Path, name: str) -> Path:
@@ -358,7 +350,7 @@ def search(
     for method in methods:
         began = time.monotonic()
         try:
-            finished_runs = _fit_runs(method, problem, runs, draws, seed)
+            finished_runs = method.fit(problem, runs, draws, seed)
             figures = [held_out_figures(problem, run.states) for run in finished_runs]
             accuracy, nll = (sum(values) / len(values) for values in zip(*figures, strict=True))
             failed = ""

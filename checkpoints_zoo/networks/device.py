@@ -10,7 +10,6 @@ import torch
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
 
-TINY_NETWORK = 2**16  # parameters
 SMALL_MEMBER_BYTES = 2**22  # members below this size run quicker on one thread
 
 
@@ -75,11 +74,6 @@ def fits_easily(nbytes: int, device: torch.device) -> bool:
     """Say whether `nbytes` are less than a quarter of a device's free memory; true if that is unknown."""
     free = free_bytes(device)
     return free is None or 4 * nbytes < free
-
-
-def is_tiny(parameters: int, device: torch.device | str) -> bool:
-    """Say whether a network has so few parameters that its training is quickest on one thread of a CPU."""
-    return torch.device(device).type == "cpu" and parameters < TINY_NETWORK
 
 
 @contextmanager

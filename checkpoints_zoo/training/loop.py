@@ -21,7 +21,6 @@ from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.networks.device import is_tiny, one_thread
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
@@ -140,7 +139,6 @@ def train_epochs(
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
-    tiny = is_tiny(sum(t[0].numel() for t in state.params.values()), device)
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
@@ -155,7 +153,7 @@ def train_epochs(
             state.loss = torch.zeros_like(state.loss)
 
             # No operation in a step waits for the GPU: steps are queued while it computes.
-            with deterministic(device), one_thread(tiny):
+            with deterministic(device):
                 for epoch_step in range(steps_per_epoch):
                     step = state.epoch * steps_per_epoch + epoch_step
                     batch_slice = slice(epoch_step * batch, (epoch_step + 1) * batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -23,10 +22,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble import EXECUTIONS, Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.gradients import stack_gradient
-from checkpoints_zoo.training.loop import initial_state, train_epochs
 from tests.support.scenarios import build
-from tests.support.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300  # a hang fails the test; nothing is timed
@@ -322,24 +318,3 @@ def test_layers_of_a_description_are_bounded() -> None:
     with pytest.raises(UsageError, match="expected a list of at most 1,024 whole numbers in 1-65536; found "):
         build_architecture("mlp", widths=[1] * 300_000)
     assert len(list(build_architecture("mlp", widths=[1] * 1_024).parameters())) == 2 * 1_025
-
-
-@pytest.mark.parametrize(("width", "expected"), [(32, 1), (300, 3)])
-def test_tiny_networks_are_trained_on_one_thread(width: int, expected: int) -> None:
-    """Case 37: with all threads of a busy machine they take eight times as long."""
-    recipe = dataclasses.replace(TINY, architecture="mlp", arguments={"widths": [width, width]})
-    threads = list[int]()
-    step = stack_gradient(recipe, [0], torch.device("cpu"))
-
-    def gradient(*arguments: Any) -> Any:
-        threads.append(torch.get_num_threads())
-        return step(*arguments)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for _ in train_epochs(recipe, [0], initial_state(recipe, [0]), recipe.split("train"), gradient):
-            assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert set(threads) == {expected}
