@@ -61,7 +61,7 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(
 
     for function in (
         "collection.collection.load", "cli.options.select_members", "training.recipes.choose_recipe",
-        "interop.ingest.ingest",
+        "cli.importing.ingest",
     ):  # fmt: skip
         monkeypatch.setattr(f"checkpoints_zoo.{function}", work)
     (tmp_path / "file").touch()

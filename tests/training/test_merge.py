@@ -212,7 +212,7 @@ def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
     code = (
         "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
-        "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+        "with training_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(a)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

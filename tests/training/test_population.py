@@ -202,7 +202,7 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
-        "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+        "with training_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
