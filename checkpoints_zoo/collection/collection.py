@@ -732,7 +732,8 @@ def load(
             members are joined in this order. Members of several collections get the ids 0, 1, 2, …, and the manifest
             gets the columns `collection` and `member_of_collection`.
         n: how many: the first n, or with `sample` n drawn without replacement.
-        where: an SQL condition on the manifest's columns ("test_accuracy > 0.97").
+        where: an SQL condition on the manifest's columns ("test_accuracy > 0.97"). `/` gives fractions of whole
+            numbers too; a division by zero is null, which meets no condition.
         members: ids, or their text ("0-99,205,7@40").
         sample: seed of the draw.
         snapshots: whether to select snapshots that are not final as well.

@@ -137,17 +137,22 @@ def _parse(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
 
-    kind = "another form"
+    kind, advice = "another form", ""
     try:
         uri = parse_hf_uri(address)
         validate_repo_id(uri.id)
+        if uri.revision and uri.path_in_repo:
+            advice = f"If {uri.revision}/{uri.path_in_repo} is a branch, write its slashes as %2F"
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             return uri.id, uri.revision or "main"
         kind = f"a {uri.type} repo" if uri.type != "dataset" else kind
     except (HfUriError, HFValidationError):
         pass
     raise SourceNotFound(
-        f"source {address}", expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION", found=kind
+        f"source {address}",
+        expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION",
+        found=kind,
+        do=advice,
     )
 
 

@@ -146,8 +146,8 @@ def test_eight_threads_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
 
 BRING = f"""
 import sys
-from checkpoints_zoo.sources.source import find
-found = find("tiny", members="1,3,15", source="{ADDRESS}")
+from checkpoints_zoo.sources.source import select_members
+found = select_members("tiny", members="1,3,15", source="{ADDRESS}")
 places = found.source.locate(found.description, found.rows)
 print(sum(x.path.stat().st_size for x in places), "torch" in sys.modules)
 """
