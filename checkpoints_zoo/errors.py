@@ -10,6 +10,8 @@ checkpoints_zoo.errors.MemberNotFound: member 70 of convnet-digits: expected an 
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from pathlib import Path
 
 LONGEST = 1000  # Largest number of characters in each part of an error's text; longer parts are shortened.
@@ -53,10 +55,30 @@ class ZooError(Exception):
         clauses = [f"expected {expected}"] if expected else []
         clauses += [f"found {found.rstrip('. ')}"] if found else []  # Texts of other libraries may end in a dot.
         text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
-        return f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
+        text = f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
+        return _escape_controls(f"{text}{_explain_equal_looks(text)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _explain_equal_looks(text: str) -> str:
+    """Return a sentence on words of a text that look the same but are stored in two ways; "" if there are none.
+
+    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change names from one to the other.
+    """
+    if text.isascii():
+        return ""
+    forms: dict[str, set[str]] = {}
+    for word in re.findall(r"[^\s'\"`,;:()]+", text):
+        forms.setdefault(unicodedata.normalize("NFC", word.rstrip(".?")), set()).add(word.rstrip(".?"))
+    pairs = [" and ".join(ascii(word) for word in sorted(words)) for words in forms.values() if len(words) > 1]
+    return f" They look the same and are not: {'; '.join(pairs)}, two forms of Unicode." if pairs else ""
+
+
+def _escape_controls(text: str) -> str:
+    """Write control characters but ends of lines as codes: strings of a source must not steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _cut(text: str) -> str:

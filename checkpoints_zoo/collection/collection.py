@@ -738,6 +738,7 @@ def load(
     snapshots: bool = False,
     source: str | Path | None = None,
     architecture: Callable[[], nn.Module] | None = None,
+    check: bool = False,
 ) -> Collection:
     """Select members of a collection by its manifest, without reading weights yet; return the Collection.
 
@@ -746,13 +747,17 @@ def load(
             members are joined in this order. Members of several collections get the ids 0, 1, 2, …, and the manifest
             gets the columns `collection` and `member_of_collection`.
         n: number of members: the first n, or with `sample` n members drawn without replacement.
-        where: an SQL condition on the manifest's columns that members must meet ("test_accuracy > 0.97").
+        where: an SQL condition on the manifest's columns that members must meet ("test_accuracy > 0.97"). `/` gives
+            fractions of whole numbers too; a division by zero is null, which meets no condition.
         members: ids of the members to select, or a text of ids ("0-99,205,7@40").
         sample: seed of the random draw of n members.
         snapshots: whether to select snapshots that are not final as well.
         source: folder or address (hf://datasets/ORG/NAME[@REVISION]) to load from; None for the collection's source in
             the catalog.
         architecture: function that builds the module, for a network that the package lacks.
+        check: whether to compare the hash of each member with the manifest when the member is opened. Without it,
+            members of a folder are mapped and not hashed; members from the Hub are hashed when they arrive and whenever
+            their file in the cache has changed.
 
     Raises:
         CollectionNotFound, SourceNotFound: there is no such collection or source; the error names the nearest ones.
@@ -767,11 +772,13 @@ def load(
     if (not isinstance(name, str) and isinstance(name, Iterable)) or " + " in str(name):
         options: dict[str, Any] = {
             "n": n, "where": where, "members": members, "sample": sample, "snapshots": snapshots, "source": source,
-            "architecture": architecture,
+            "architecture": architecture, "check": check,
         }  # fmt: skip
         parts = name.split(" + ") if isinstance(name, str) else name
         return _join([part if isinstance(part, Collection) else load(part, **options) for part in parts])
-    match = select_members(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
+    match = select_members(
+        name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source, check=check
+    )
     return Collection(match.source, match.commit, match.description, match.rows, architecture)
 
 

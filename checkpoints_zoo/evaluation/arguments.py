@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo import images, predictions
-from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.text import first_few, whole_number
+from checkpoints_zoo.formats.text import first_few, one_line, whole_number
 from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.images.image_data import match_classes
 
@@ -97,15 +97,44 @@ def check_measurable(members: object) -> None:
         )
 
 
-def check_draws(seed: object, subsets: object = 2) -> None:
-    """Check the seed and the number of random subsets.
+def check_collection(members: object, thing: str = "members") -> None:
+    """Check that a value is a collection.
+
+    Args:
+        members: the value.
+        thing: its name in the error.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(members, Collection):
+        advice = ""
+        if isinstance(members, str):
+            advice = f"Load it: zoo.load({one_line(members, 80)!r})"
+        elif isinstance(members, Member):
+            advice = "One member is a collection as well: members[3:4]"
+        raise UsageError(thing, expected="a Collection", found=type(members).__name__, do=advice)
+
+
+def check_seed(seed: object) -> int:
+    """Check a seed; return it as an int. numpy's and torch's whole numbers are allowed.
+
+    Raises:
+        UsageError: no whole number, or one of more than 64 bits.
+    """
+    value = whole_number(seed)
+    if value is None or not -(2**63) <= value < 2**64:
+        raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
+    return value
+
+
+def check_draws(seed: object, subsets: object) -> tuple[int, int]:
+    """Check the seed and the number of random subsets; return both as ints.
 
     Raises:
         UsageError: a value is no whole number, the seed has more than 64 bits, or there are fewer than two subsets.
     """
-    seed_value = whole_number(seed)
-    if seed_value is None or not -(2**63) <= seed_value < 2**64:
-        raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
     count = whole_number(subsets)
     if count is None or count < 2:
         raise UsageError("subsets", expected="a whole number from 2", found=repr(subsets)[:80])
+    return check_seed(seed), count

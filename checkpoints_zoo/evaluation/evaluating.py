@@ -86,7 +86,7 @@ def evaluate(
     >>> report["auroc"].value > 0.95
     True
     """
-    sizes, held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    sizes, held_out, subsets, seed = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
     options = (device, dtype, batch)
     test, calibration = _split_held_out(members, _labelled_logits(members, data, options), held_out, options)
     ood_logits = None if ood is None else _ood_logits(members, ood, options, test)
@@ -138,17 +138,19 @@ def check_arguments(
     within: Mapping[str, float | str] | None,
     subsets: int,
     seed: int,
-) -> tuple[list[int], float | ImageData | Predictions | None]:
-    """Check the arguments of `evaluate`; return the sizes, and the held-out share or images, None for no scaling.
+) -> tuple[list[int], float | ImageData | Predictions | None, int, int]:
+    """Check the arguments of `evaluate`; return the sizes, the held-out share or images, the subsets and the seed.
+
+    The held-out part is None for no scaling.
 
     The arguments and errors are those of `evaluate`.
     """
     arguments.check_measurable(members)
-    arguments.check_draws(seed, subsets)
+    checked_seed, checked_subsets = arguments.check_draws(seed, subsets)
     ensemble_sizes = _check_sizes(sizes, len(members))
     for figure, distance in (within or {}).items():
         check_distance(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
-    return ensemble_sizes, _check_held_out(members, temperature, held_out)
+    return ensemble_sizes, _check_held_out(members, temperature, held_out), checked_subsets, checked_seed
 
 
 def _summarise(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:

@@ -3,7 +3,8 @@ checked, then DuckDB runs it.
 
 A condition is one expression on the table's columns, whose names are matched exactly. A condition runs only if the
 lists below allow every node of its syntax tree. As in SQL, a comparison with null is neither true nor false, so the row
-is not selected. As in DuckDB, NaN equals itself and is greater than every other number.
+is not selected. As in DuckDB, NaN equals itself and is greater than every other number. `/` divides whole numbers to a
+fraction (`seed / 2 = 1.5` for seed 3), and a division by zero is null.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ _TYPES = {"bool": "BOOLEAN", "date32[day]": "DATE", "double": "DOUBLE", "float":
 _TYPES |= dict.fromkeys(("large_string", "null", "string"), "VARCHAR")
 _CONTENTS = {"BOOLEAN": "true or false", "VARCHAR": "text"} | dict.fromkeys(_TIMES, "times")
 _SETTINGS = """SET threads = 1; SET TimeZone = 'UTC'; SET autoload_known_extensions = false;
+SET GLOBAL ieee_floating_point_ops = false;
 SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
 _EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
@@ -93,7 +95,10 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
             holds = "; ".join(f"{name} holds {_CONTENTS.get(_duckdb_type(table, name), 'numbers')}" for name in names)
             raise _error(condition, "values that fit the columns", found, holds) from error
     if not any(met):
-        do = "; ".join(dict.fromkeys(_column_ranges(table, tree)))
+        hints = list(dict.fromkeys(_column_ranges(table, tree)))
+        if _divides(tree):
+            hints.append("a division by zero is null")
+        do = "; ".join(hints)
         raise _error(condition, "a row that meets it", f"none of {table.num_rows:,}", do)
     return np.flatnonzero(met).astype(np.int64)
 
@@ -265,6 +270,11 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[st
         quoted = values.replace("'", "''")
         columns.append(f"""unnest(from_json_strict('{quoted}', '["{kind}"]')) AS "{title}\"""")
     connection.execute(f"CREATE TABLE rows AS SELECT {', '.join(columns)}")
+
+
+def _divides(node: dict[str, Any]) -> bool:
+    """Say whether a condition divides, or takes a remainder."""
+    return node.get("function_name") in ("/", "%") or any(_divides(child) for child in _children(node))
 
 
 def _column_ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:

@@ -117,6 +117,7 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
     Raises:
         UsageError: as of `verify`.
     """
+    arguments.check_collection(members)
     result, sound = Verification(members.name, len(members), members.nbytes), []
     custom_data = None if data is None else _claimed(members, images.of(data))
     hashes = members.rows.column("sha256").to_pylist()

@@ -24,7 +24,7 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
+from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
 from checkpoints_zoo.training.optimizers import (
     first_scaling,
     learning_rate,
@@ -93,11 +93,6 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         params = permute(
             table, params, {name: torch.stack([p[name] for p in permutations]) for name in permutations[0]}
         )
-    if recipe.channels_last:
-        memory_format = torch.channels_last
-        params = {
-            n: p[0].contiguous(memory_format=memory_format)[None] if p.ndim == 5 else p for n, p in params.items()
-        }
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},
@@ -139,6 +134,9 @@ def train_epochs(
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
+    if uses_channels_last(recipe, device):
+        for tensors in (state.params, state.momentum):
+            tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
@@ -188,6 +186,11 @@ def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> t
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
     return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
+
+
+def _kernels_channels_last(tensor: Tensor) -> Tensor:
+    """Return the stacked tensor of a single member; in the memory format channels_last if it is a kernel."""
+    return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
 
 
 def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:

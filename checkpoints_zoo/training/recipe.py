@@ -102,7 +102,7 @@ class Recipe:
         schedule_unit: whether the rate changes every "step" or every "epoch".
         warmup_epochs: epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
-        channels_last: whether images and kernels have this memory format; needs a stack width of 1.
+        channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
         compile: whether torch.compile is used; it changes last bits.
         averaging: of the weights. "ema" averages weights and buffers after each step, with factor `averaging_decay`;
             "swa" averages the weights of all epochs equally and estimates batch norm's statistics again. The average is
