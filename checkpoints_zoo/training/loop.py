@@ -115,7 +115,7 @@ def train_epochs(
     Training ends early once every member has had a loss that is not finite.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         members: ids, in the order of the stack.
         state: from `initial_state`, or saved after an epoch; it stays on its device.
         data: the training split.
@@ -203,8 +203,8 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
-        recipe: of the members.
-        state: of the stack.
+        recipe: recipe of the members.
+        state: state of the stack.
         data: the training split.
         test: images with labels.
 

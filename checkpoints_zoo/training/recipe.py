@@ -74,8 +74,8 @@ class Recipe:
     """How the members of a collection are trained.
 
     Args:
-        name: of the collection.
-        architecture, arguments: as of `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
+        name: name of the collection.
+        architecture, arguments: as in `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
             the arguments of `build`.
         dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
             except those of the package's data sets.
@@ -87,7 +87,8 @@ class Recipe:
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
         optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
         augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
-        precision: of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the loss.
+        precision: precision of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the
+            loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
         stack_width: members trained at once; 1 trains one after another. A member's last bits depend on the width, so
             it is part of the recipe, and short stacks are filled up.
