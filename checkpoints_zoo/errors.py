@@ -56,7 +56,7 @@ class ZooError(Exception):
         clauses += [f"found {found.rstrip('. ')}"] if found else []  # others' texts may end in a dot
         text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
         text = f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
-        return f"{text}{_explain_equal_looks(text)}"
+        return _escape_controls(f"{text}{_explain_equal_looks(text)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.__dict__.copy())
@@ -74,6 +74,11 @@ def _explain_equal_looks(text: str) -> str:
         forms.setdefault(unicodedata.normalize("NFC", word.rstrip(".?")), set()).add(word.rstrip(".?"))
     pairs = [" and ".join(ascii(word) for word in sorted(words)) for words in forms.values() if len(words) > 1]
     return f" They look the same and are not: {'; '.join(pairs)}, two forms of Unicode." if pairs else ""
+
+
+def _escape_controls(text: str) -> str:
+    """Write control characters but ends of lines as codes: strings of a source must not steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _cut(text: str) -> str:

@@ -723,6 +723,7 @@ def load(
     snapshots: bool = False,
     source: str | Path | None = None,
     architecture: Callable[[], nn.Module] | None = None,
+    check: bool = False,
 ) -> Collection:
     """Select members of a collection by its manifest, reading no weights yet; return the Collection.
 
@@ -738,6 +739,9 @@ def load(
         snapshots: whether to select snapshots that are not final as well.
         source: a folder, or hf://datasets/ORG/NAME[@REVISION]; None for the collection's source in the catalog.
         architecture: builds the module, for a network that the package lacks.
+        check: whether to hash each member when it is opened, against the manifest. Without it, members of a folder are
+            mapped and not looked at; members from the Hub are hashed when they arrive and whenever their file in the
+            cache has changed.
 
     Raises:
         CollectionNotFound, SourceNotFound: no such collection or source; the error names the nearest ones.
@@ -752,11 +756,13 @@ def load(
     if (not isinstance(name, str) and isinstance(name, Iterable)) or " + " in str(name):
         options: dict[str, Any] = {
             "n": n, "where": where, "members": members, "sample": sample, "snapshots": snapshots, "source": source,
-            "architecture": architecture,
+            "architecture": architecture, "check": check,
         }  # fmt: skip
         parts = name.split(" + ") if isinstance(name, str) else name
         return _join([part if isinstance(part, Collection) else load(part, **options) for part in parts])
-    match = select_members(name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source)
+    match = select_members(
+        name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source, check=check
+    )
     return Collection(match.source, match.commit, match.description, match.rows, architecture)
 
 

@@ -154,8 +154,10 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
             f"manifest {path}",
             expected="a schema_version in the Parquet metadata",
             found=repr(text[:40]),
-            do="A program that rewrites the table, such as pandas, drops it: write the table with pyarrow, after "
-            "`table = table.replace_schema_metadata(pq.read_schema(ORIGINAL).metadata)`",
+            do=""
+            if text
+            else "A program that rewrites the table, such as pandas, drops it: write the table with pyarrow, "
+            "after `table = table.replace_schema_metadata(pq.read_schema(ORIGINAL).metadata)`",
             path=path,
         )
     if int(text) > newest:

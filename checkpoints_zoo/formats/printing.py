@@ -6,9 +6,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints_zoo.formats.text import align_columns, one_line
+from checkpoints_zoo.formats.text import align_columns, one_line, printable
 
-LONGEST_CELL = 60  # characters
+LONGEST_CELL, LONGEST_REPR = 60, 500  # characters
 
 
 class Printed:
@@ -23,13 +23,13 @@ class Printed:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._one_line()})"
+        return f"{type(self).__name__}({one_line(self._one_line(), LONGEST_REPR)})"
 
     def __str__(self) -> str:
-        return self.to_text()
+        return printable(self.to_text())
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.to_text())}</pre>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def text_table(rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:

@@ -463,6 +463,29 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
     return problems, digest
 
 
+def check_hashes(locations: Sequence[Location], hashes: Sequence[str | None]) -> None:
+    """Check members' bytes against the hashes of their rows.
+
+    Args:
+        locations: of the members.
+        hashes: the manifest's sha256 of each, None where it is unknown.
+
+    Raises:
+        DamagedError: naming the first member that differs.
+    """
+    for location, claimed in zip(locations, hashes, strict=True):
+        _, digest = check_bytes(location, None, finite=False)
+        if claimed not in (None, digest):
+            raise DamagedError(
+                f"member {location.member} in file {location.path}",
+                expected=f"sha256 {str(claimed)[:16]}… in the {location.layout.nbytes:,} bytes at {location.offset:,}",
+                found=f"{digest[:16]}…",
+                do="Get the source again, or tell its producer",
+                member=location.member,
+                path=location.path,
+            )
+
+
 def check_against_files(locations: Sequence[Location]) -> None:
     """Check that the files' headers have the members' tensors at their locations."""
     headers: dict[Path, Header] = {}

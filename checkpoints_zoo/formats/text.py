@@ -30,6 +30,19 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1].rstrip()}…"
 
 
+def printable(text: str) -> str:
+    """Write control, private and invisible characters as codes, except ends of lines; return text for a terminal.
+
+    Strings of a source could steer a terminal otherwise: colours, titles, the cursor, right-to-left marks.
+
+    >>> printable("a\\x1b[31m\\u202e\\n\\tb")
+    'a\\\\x1b[31m\\\\u202e\\n b'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else ascii(c)[1:-1] for c in text)
+
+
 def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
     """Escape text for a paragraph or a table cell in Markdown; return one line, for anywhere but the start of a line.
 

@@ -29,8 +29,8 @@ def continue_training(
 
     Args:
         problem: whose modes are trained.
-        runs: how many.
-        seed: of the order in which each run sees the images.
+        runs: number of runs.
+        seed: seed of the order in which each run sees the images.
         schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
         lr: highest rate.
         after: epochs since the mode, rising; 0 for the mode itself.

@@ -2,6 +2,7 @@
 
 $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     the same at every commit that has the same bytes
+    records/NAME.json                                 identity and hash of a member, or of a whole file of the client
     files/COMMIT/HASH.json                            ETag and size of a path at a commit
     folders/COMMIT/HASH.json                          archives in a folder at a commit
     indexes/HASH.json                                 index of an archive
@@ -15,6 +16,7 @@ import errno
 import hashlib
 import json
 import mmap
+import os
 import re
 import shutil
 import tempfile
@@ -30,6 +32,8 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import shard_header
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.hash_records import HashRecord
+from checkpoints_zoo.sources.hub import cache_root
 
 STALE_SECONDS = 24 * 3600  # an older temporary file was left by a killed process
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,20 +48,9 @@ class CachedRepoSummary:
     bytes: int
 
 
-def cache_root() -> Path:
-    """Return the cache's folder, which HF_HOME and HF_ASSETS_CACHE set."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_ASSETS_CACHE).expanduser() / hub.LIBRARY
-
-
-def _folder(repo: str) -> str:
-    return f"datasets--{repo.replace('/', '--')}"
-
-
 def cache_folders(repo: str) -> list[Path]:
     """Return a repo's folders: in the cache, and in the temporary one that may replace it in this process."""
-    return [place / _folder(repo) for place in (cache_root(), *hub.fallback_folders())]
+    return [place / hub.folder_name(repo) for place in (cache_root(), *hub.fallback_folders())]
 
 
 def writable_folder(repo: str) -> Path:
@@ -66,7 +59,7 @@ def writable_folder(repo: str) -> Path:
     Raises:
         StorageError: the disk is full.
     """
-    place = cache_root() / _folder(repo)
+    place = cache_root() / hub.folder_name(repo)
     try:
         (place / "members").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place / "members"):
@@ -74,7 +67,7 @@ def writable_folder(repo: str) -> Path:
     except OSError as error:
         if error.errno in _DISK_FULL:
             raise disk_full(place, error) from error
-        place = hub.fallback_folder(cache_root(), error) / _folder(repo)
+        place = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
 
@@ -128,6 +121,11 @@ def find_member(repo: str, name: str, size: int) -> Path | None:
         except OSError:
             continue
     return None
+
+
+def record_path(path: Path) -> Path:
+    """Return where the record of a member's file lies."""
+    return path.parents[1] / "records" / f"{path.name}.json"
 
 
 def member_files(repo: str) -> set[Path]:
@@ -218,12 +216,21 @@ class Draft:
         with self.temporary.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-    def keep(self) -> None:
-        """Give the file its final name."""
+    def keep(self, digest: str) -> None:
+        """Give the file its final name, once its bytes are on the disk, and record its hash.
+
+        Args:
+            digest: hash of the member, which has just been computed from these bytes.
+        """
+        if self._file is not None:
+            os.fsync(self._file.fileno())
         self._close()
         if self.path.is_dir() and not self.path.is_symlink():  # something else made it
             shutil.rmtree(self.path)
         self.temporary.replace(self.path)
+        record = HashRecord(self.path, record_path(self.path))
+        record.add("", digest)
+        record.save()
 
     def discard(self) -> None:
         """Delete the temporary file."""
@@ -270,7 +277,9 @@ def delete_members(repo: str | None = None) -> int:
     Files that are being fetched stay; files that a process has open stay readable to it.
     """
     freed = 0
-    for place in sorted(cache_root().glob("datasets--*--*")) if repo is None else [cache_root() / _folder(repo)]:
+    for place in (
+        sorted(cache_root().glob("datasets--*--*")) if repo is None else [cache_root() / hub.folder_name(repo)]
+    ):
         for path in (place / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue
@@ -281,6 +290,6 @@ def delete_members(repo: str | None = None) -> int:
         for path in (place / "unpacked").glob("*.tar"):
             freed += path.stat().st_size
             path.unlink(missing_ok=True)
-        for folder in ("files", "folders", "indexes"):
+        for folder in ("files", "folders", "indexes", "records"):
             shutil.rmtree(place / folder, ignore_errors=True)
     return freed

@@ -17,8 +17,9 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key, format_ids
-from checkpoints_zoo.formats.shard_files import Location, check_own_header, file_stamp, tensor_prefix
+from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
 from checkpoints_zoo.sources import cache, hub
+from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
 
@@ -28,7 +29,6 @@ CONNECTIONS = 8
 WHOLE_FILE_SHARE = 0.4  # a file is fetched whole if the members take a larger share of it
 
 _remote_files: dict[tuple[Repo, str], RemoteFile] = {}  # one HEAD for each file in a process
-_verified: dict[tuple[Path, int, str], tuple[int, ...]] = {}  # (file, offset, sha256) -> identity of the hashed file
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,16 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
     return _remote_files[repo, repo_path]
 
 
-def fetch_rows(repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True) -> list[Location]:
+def fetch_rows(
+    repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True, check: bool = False
+) -> list[Location]:
     """Fetch the bytes of a manifest's rows from a repo; return their locations on this disk.
 
     Args:
         repo: that holds the bytes.
         described: the description beside the manifest.
         rows: of the manifest.
-        whole: as in `fetch_members`.
+        whole, check: as in `fetch_members`.
 
     Raises:
         NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `fetch_members`.
@@ -108,10 +110,12 @@ def fetch_rows(repo: Repo, described: manifest.Described, rows: pa.Table, whole:
         WantedMember(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
         for key, (repo_path, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
-    return fetch_members(repo, described.name, wanted, whole)
+    return fetch_members(repo, described.name, wanted, whole, check)
 
 
-def fetch_members(repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True) -> list[Location]:
+def fetch_members(
+    repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True, check: bool = False
+) -> list[Location]:
     """Fetch members with known locations, the missing ones together; return their locations on this disk.
 
     Args:
@@ -119,6 +123,7 @@ def fetch_members(repo: Repo, name: str, wanted: Sequence[WantedMember], whole: 
         name: of the collection, for errors.
         wanted: the members.
         whole: whether a file may be fetched whole, into the client's cache, if most of it is needed.
+        check: whether to hash cached members that were hashed before.
 
     Raises:
         NetworkError: no answer; or offline, and members are missing, which are listed.
@@ -126,12 +131,12 @@ def fetch_members(repo: Repo, name: str, wanted: Sequence[WantedMember], whole: 
         DamagedError: bytes that differ from the manifest; they are not stored.
         StorageError: the disk is full.
     """
-    locations, _ = fetch_predicted(repo, name, wanted, whole)
+    locations, _ = fetch_predicted(repo, name, wanted, whole, check)
     return [locations[x] for x in wanted]
 
 
 def fetch_predicted(
-    repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True
+    repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True, check: bool = False
 ) -> tuple[dict[WantedMember, Location], list[str]]:
     """Fetch members as `fetch_members` does; return their locations, and the paths of irregular archives.
 
@@ -141,7 +146,7 @@ def fetch_predicted(
     from huggingface_hub import is_offline_mode
 
     heads = {key: cache.header_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
-    locations, irregular = _find_local(repo, wanted, heads)
+    locations, irregular = _find_local(repo, wanted, heads, check)
     missing = [x for x in wanted if x not in locations]
     if irregular:
         return locations, irregular
@@ -160,42 +165,76 @@ def fetch_predicted(
 
 
 def _find_local(
-    repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes]
+    repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes], check: bool = False
 ) -> tuple[dict[WantedMember, Location], list[str]]:
-    """Look for members in the client's cache, then in ours; return locations, and the paths of irregular archives."""
+    """Look for members in the client's cache, then in ours; return locations, and the paths of irregular archives.
+
+    A file with wrong bytes is deleted from our cache, and passed over in the client's.
+    """
     files = list(dict.fromkeys(x.repo_path for x in wanted))
-    whole_files = {repo_path: path for repo_path in files if (path := hub.cached_file(repo, repo_path)) is not None}
+    without_hash = {x.repo_path for x in wanted if x.sha256 is None}
+    whole_files = {
+        repo_path: path
+        for repo_path in files
+        if (path := hub.cached_file(repo, repo_path)) is not None
+        and not (repo_path in without_hash and hub.check_whole_file(repo, path, check))
+    }
+    hashes = {
+        repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()
+    }
     records = {repo_path: cache.read_file_record(repo.id, repo.commit, repo_path) for repo_path in files}
     locations, irregular = {}, set[str]()
     for x in wanted:
-        whole_file, record = whole_files.get(x.repo_path), records[x.repo_path]
+        whole_file, record, head = whole_files.get(x.repo_path), records[x.repo_path], heads[id(x.layout)]
         if whole_file is not None:
             if x.is_proven is not None and not x.is_proven(_read_bytes(whole_file, x.begin, x.offset)):
                 irregular.add(x.repo_path)
                 continue
-            if _is_intact(whole_file, x.offset, x):
+            if x.sha256 is None or _is_intact(whole_file, x.offset, x, b"", hashes[x.repo_path], str(x.offset)):
                 locations[x] = Location(x.key[0], x.prefix, whole_file, x.offset, x.layout)
                 continue
         if record is not None:
-            head = heads[id(x.layout)]
             start = len(head) or x.layout.lead
             name = cache.member_file_name(record[0], x.offset, x.layout, head, x.name_in_archive)
             path = cache.find_member(repo.id, name, start + x.layout.nbytes)
-            if path is not None and _is_intact(path, start, x):
+            if path is None:
+                continue
+            member_hash = HashRecord(path, cache.record_path(path), check)
+            if _is_intact(path, start, x, head, member_hash, ""):
+                member_hash.save()
                 locations[x] = Location(x.key[0], "", path, start, x.layout)
+            else:
+                delete_file(path, cache.record_path(path))
+    for each in hashes.values():
+        each.save()
     return locations, sorted(irregular)
 
 
-def _is_intact(path: Path, offset: int, x: WantedMember) -> bool:
-    """Say whether a cached file has a member's bytes, by their hash: once in a process for each state of the file."""
-    if x.sha256 is None:
+def _is_intact(path: Path, start: int, x: WantedMember, head: bytes, record: HashRecord, part: str) -> bool:
+    """Say whether a cached file has a member's bytes. Bytes whose hash is recorded are not read again.
+
+    Args:
+        path, start: of the file, and of the member's first tensor in it.
+        x: the member.
+        head: of the file; b"" if it is not compared.
+        record, part: of the file, and the member's part in it.
+    """
+    recorded = record.hashes.get(part)
+    if recorded is not None and x.sha256 in (None, recorded):
         return True
-    key, identity = (path, offset, x.sha256), file_stamp(path)
-    if _verified.get(key) != identity:
-        raw = _read_bytes(path, offset, offset + x.layout.nbytes)
-        if len(raw) < x.layout.nbytes or content_hash(x.layout, raw) != x.sha256:
+    lead = x.layout.lead
+    raw = _read_bytes(path, start - max(len(head), lead), start + x.layout.nbytes)
+    if len(raw) < max(len(head), lead) + x.layout.nbytes or not raw.startswith(head):
+        return False
+    if lead:
+        try:
+            check_own_header(raw[:lead], x.layout, path)
+        except DamagedError:
             return False
-        _verified[key] = identity
+    digest = content_hash(x.layout, memoryview(raw)[-x.layout.nbytes or len(raw) :])
+    if digest != (x.sha256 or record.old_hashes.get(part, digest)):
+        return False
+    record.add(part, digest)
     return True
 
 
@@ -322,8 +361,9 @@ def _check_and_keep(part: _Download) -> bool:
 
     Return False if the bytes belong to another member than predicted; then they are not stored.
     """
-    if _is_proven(part) and _find_damage(part) is None:
-        part.draft.keep()
+    digest, problem = _hash_and_compare(part) if _is_proven(part) else ("", None)
+    if digest and problem is None:
+        part.draft.keep(digest)
         return True
     part.draft.discard()
     begin = part.wanted.begin
@@ -332,10 +372,9 @@ def _check_and_keep(part: _Download) -> bool:
         part.draft.write(at - begin, piece)
 
     part.remote.read(begin, part.wanted.end, again)
-    proved = _is_proven(part)
-    problem = _find_damage(part) if proved else None
-    if problem is None and proved:
-        part.draft.keep()
+    digest, problem = _hash_and_compare(part) if _is_proven(part) else ("", None)
+    if digest and problem is None:
+        part.draft.keep(digest)
         return True
     part.draft.discard()
     if problem is not None:
@@ -349,24 +388,20 @@ def _is_proven(part: _Download) -> bool:
     return x.is_proven is None or x.is_proven(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
 
 
-def _find_damage(part: _Download) -> DamagedError | None:
-    """Return the error for bytes that differ from the manifest, None for right ones."""
+def _hash_and_compare(part: _Download) -> tuple[str, DamagedError | None]:
+    """Hash a member that has arrived; return its hash, and the error for bytes that differ from the manifest."""
     x = part.wanted
-    if not x.layout.lead and x.sha256 is None:
-        return None
     content = part.draft.content()
     member_text = f"member {format_ids([x.key])} in file {x.repo_path} of {part.remote.repo.label}"
     if x.layout.lead:
         try:
             check_own_header(bytes(content[: x.layout.lead]), x.layout, member_text)
         except DamagedError as error:
-            return error
-    if x.sha256 is None:
-        return None
+            return "", error
     digest = content_hash(x.layout, content[len(content) - x.layout.nbytes :])
-    if digest == x.sha256:
-        return None
-    return DamagedError(
+    if x.sha256 in (None, digest):
+        return digest, None
+    return digest, DamagedError(
         member_text,
         expected=f"sha256 {x.sha256[:16]}… in the {x.layout.nbytes:,} bytes at {x.offset:,}",
         found=f"{digest[:16]}…, twice",

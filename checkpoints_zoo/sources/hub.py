@@ -32,6 +32,7 @@ from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, Sour
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
 LIBRARY = "checkpoints_zoo"
 CONNECTION_SECONDS = 10
@@ -206,6 +207,18 @@ def client_info() -> dict[str, Any]:
     return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
 
 
+def cache_root() -> Path:
+    """Return the folder of our cache, which HF_HOME and HF_ASSETS_CACHE set."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_ASSETS_CACHE).expanduser() / LIBRARY
+
+
+def folder_name(repo_id: str) -> str:
+    """Return the name of a repo's folder in our cache."""
+    return f"datasets--{repo_id.replace('/', '--')}"
+
+
 def snapshot(repo: Repo) -> Path:
     """Return the folder of a commit's files in the client's cache."""
     from huggingface_hub import constants
@@ -224,6 +237,67 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
         if isinstance(path, str):
             return Path(path)
     return None
+
+
+def whole_file_record(repo: Repo, path: Path) -> Path:
+    """Return where the hashes of a file in the client's cache are recorded."""
+    name = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return cache_root() / folder_name(repo.id) / "records" / f"{name}.json"
+
+
+def _blob_name(path: Path) -> str:
+    """Return the name of a cached file's blob, which is its ETag."""
+    # The client links to a file named by the ETag; with Xet that file is a link to one of another name.
+    return path.readlink().name if path.is_symlink() else path.name
+
+
+def has_announced_hash(path: Path) -> bool:
+    """Say whether the client's cache tells which hash a file should have: it does not on file systems without links."""
+    return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", _blob_name(path)) is not None
+
+
+def is_offline() -> bool:
+    """Say whether HF_HUB_OFFLINE is set."""
+    from huggingface_hub import is_offline_mode
+
+    return is_offline_mode()
+
+
+def check_whole_file(repo: Repo, path: Path, check: bool = False) -> str:
+    """Compare a file in the client's cache with the hash that the Hub announced; delete it if it is another.
+
+    The file is read once for each state of it.
+
+    Args:
+        repo, path: of the file.
+        check: whether to read it in any case.
+
+    Returns:
+        The hash of a file that was deleted and its kind, "" for a right one, or one whose hash nobody announced.
+    """
+    announced = _blob_name(path)
+    record = HashRecord(path.resolve(), whole_file_record(repo, path), check)
+    if record.hashes.get("") == announced:
+        return ""
+    blob = path.resolve()
+    actual = _hash_like(announced, blob)
+    if actual in ("", announced):
+        if actual:
+            record.add("", actual)
+            record.save()
+        return ""
+    with blob.open("rb") as file:
+        kind = guess_kind(file.read(512))
+    drop_whole_file(repo, path)
+    return f"{actual[:16]}…{f': {kind}' if kind else ''}"
+
+
+def drop_whole_file(repo: Repo, path: Path) -> None:
+    """Delete a file from the client's cache, and the links to it, so that it is fetched again."""
+    record, blob = whole_file_record(repo, path), path.resolve()
+    named = path.parent / path.readlink() if path.is_symlink() else path
+    for link in {path, named, blob}:
+        delete_file(link, record)
 
 
 def has_file(repo: Repo, repo_path: str) -> bool:
@@ -270,8 +344,14 @@ def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
             return []
 
 
-def fetch_file(repo: Repo, repo_path: str) -> Path:
+def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     """Get a whole file through the client's cache, checked against its announced hash; return its path.
+
+    A cached file that has another hash is deleted, and fetched again.
+
+    Args:
+        repo, repo_path: which file.
+        check: whether to hash a cached file that was hashed before.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
@@ -280,7 +360,7 @@ def fetch_file(repo: Repo, repo_path: str) -> Path:
     """
     from huggingface_hub import constants, hf_hub_download
 
-    if cached := cached_file(repo, repo_path):
+    if (cached := cached_file(repo, repo_path)) and not check_whole_file(repo, cached, check):
         return cached
     what = f"file {repo_path} of {repo.label}"
 
@@ -297,19 +377,12 @@ def fetch_file(repo: Repo, repo_path: str) -> Path:
                 raise
             folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
             path = retry_patiently(lambda: download(folder), RETRIED_STATUSES)
-    # The client links to a file named by the ETag; with Xet that file is a link to one of another name.
-    named = path.parent / path.readlink() if path.is_symlink() else path
-    blob = path.resolve()
-    announced, actual = named.name, _hash_like(named.name, blob)
-    if actual and actual != announced:
-        with blob.open("rb") as file:
-            kind = guess_kind(file.read(512))
-        for link in {path, named, blob}:
-            link.unlink(missing_ok=True)
+    announced = _blob_name(path)
+    if actual := check_whole_file(repo, path):
         raise DamagedError(
             what,
             expected=f"the hash {announced[:16]}…",
-            found=f"{actual[:16]}…{f': {kind}' if kind else ''}",
+            found=actual,
             do="It was not kept; get it again",
             path=repo_path,
         )

@@ -16,7 +16,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -29,7 +29,7 @@ from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key
-from checkpoints_zoo.formats.shard_files import Location, file_stamp, tensor_prefix
+from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
@@ -49,11 +49,13 @@ class Source(ABC):
         root: the folder; of a repo, the one of its commit in the client's cache.
         label: how a citation names it: "embedded", a file URI, or an address on the Hub.
         repo: the repo of the Hub at its commit; None for a local source.
+        check: whether each member is hashed when it is located.
     """
 
     root: Path
     label: str
     repo: hub.Repo | None
+    check: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -176,14 +178,17 @@ class FolderSource(Source):
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Find the bytes of rows; return their locations. Those in a repo of the Hub (`base`) are fetched."""
         if described.base:
-            return fetching.fetch_rows(hub.resolve_address(described.base), described, rows)
+            return fetching.fetch_rows(hub.resolve_address(described.base), described, rows, check=self.check)
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         paths, offsets, layout_keys = columns
         files = {path: self.local_path(path) for path in set(paths)}
-        return [
+        locations = [
             Location(key[0], tensor_prefix(*key), files[path], offset, described.layouts[layout_key])
             for key, path, offset, layout_key in zip(snapshot_keys(rows), paths, offsets, layout_keys, strict=True)
         ]
+        if self.check:
+            check_hashes(locations, rows.column("sha256").to_pylist())
+        return locations
 
     def list_files(self, folder: str) -> list[str]:
         """List all files below a folder, also behind links but each folder once; return their paths in the source."""
@@ -279,11 +284,22 @@ class HubSource(Source):
         return self.repo.commit
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
-        """Fetch and check a collection's description and manifest; return both."""
-        manifest_path, description_path = (
-            self._fetched(f"manifests/{catalog.check_name(name)}.{x}", name) for x in ("parquet", "json")
-        )
-        return _read_checked(name, manifest_path, description_path)
+        """Fetch and check a collection's description and manifest; return both.
+
+        Where the client's cache does not say which hash a file should have, a file that can't be read is fetched again.
+        """
+        source_paths = [f"manifests/{catalog.check_name(name)}.{x}" for x in ("parquet", "json")]
+        paths = [self._fetched(source_path, name) for source_path in source_paths]
+        try:
+            return _read_checked(name, paths[0], paths[1])
+        except (FormatError, DamagedError):
+            unchecked = [path for path in paths if not hub.has_announced_hash(path)]
+            if not unchecked or hub.is_offline():
+                raise
+        for path in unchecked:
+            hub.drop_whole_file(self.repo, path)
+        paths = [self._fetched(source_path, name) for source_path in source_paths]
+        return _read_checked(name, paths[0], paths[1])
 
     def _fetched(self, source_path: str, name: str) -> Path:
         try:
@@ -296,7 +312,7 @@ class HubSource(Source):
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of rows together; return all locations."""
         return fetching.fetch_rows(
-            hub.resolve_address(described.base) if described.base else self.repo, described, rows
+            hub.resolve_address(described.base) if described.base else self.repo, described, rows, check=self.check
         )
 
     def list_files(self, folder: str) -> list[str]:
@@ -305,7 +321,7 @@ class HubSource(Source):
 
     def local_path(self, source_path: str) -> Path:
         """Fetch a whole file; return its path."""
-        return hub.fetch_file(self.repo, source_path)
+        return hub.fetch_file(self.repo, source_path, self.check)
 
 
 def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
@@ -370,7 +386,7 @@ class ArchiveSource(Source):
     @classmethod
     def of(cls, place: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
         """Return the source of a collection's archives at a place."""
-        return cls(place.root, place.label, place.repo, place, listing, archives)
+        return cls(place.root, place.label, place.repo, place, listing, archives, check=place.check)
 
     @property
     def display_name(self) -> str:
@@ -403,7 +419,7 @@ class ArchiveSource(Source):
             on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
             if self.repo is None or not on_hub:
                 return [x for x in wanted if isinstance(x, Location)]
-            locations, irregular = fetching.fetch_predicted(self.repo, described.name, on_hub)
+            locations, irregular = fetching.fetch_predicted(self.repo, described.name, on_hub, check=self.check)
             if not irregular:
                 return [locations[x] if isinstance(x, fetching.WantedMember) else x for x in wanted]
             for source_path in irregular:
@@ -518,19 +534,21 @@ def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout
     )
 
 
-def open_source(source: str | Path | None, name: str) -> Source:
+def open_source(source: str | Path | None, name: str, check: bool = False) -> Source:
     """Open the source of a collection; return it.
 
     Args:
         source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
         name: of the collection; "" for the whole folder or repo.
+        check: whether each member is hashed when it is located.
 
     Raises:
         CollectionNotFound: no source given, and the name is not in the catalog.
         SourceNotFound: no such folder, a folder without manifests, or no such repo or revision.
         AccessError, NetworkError: see `hub.resolve_address`.
     """
-    return collection_source(name, _open_place(catalog.find_listing(name).sources[0] if source is None else source))
+    place = _open_place(catalog.find_listing(name).sources[0] if source is None else source)
+    return collection_source(name, replace(place, check=check))
 
 
 def collection_source(name: str, place: Source) -> Source:
@@ -612,6 +630,7 @@ def select_members(
     sample: int | None = None,
     snapshots: bool = False,
     source: str | Path | None = None,
+    check: bool = False,
 ) -> SelectedMembers:
     """Select members of a collection by its manifest, without torch and pandas; return them.
 
@@ -623,7 +642,7 @@ def select_members(
             raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
         name, members = cited.name, cited.ids
         source = cited.source if source is None else source
-    place = open_source(source, name)
+    place = open_source(source, name, check)
     description, rows = place.read_collection(name)
     commit = place.commit(name)
     try:

@@ -24,7 +24,7 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
+from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
 from checkpoints_zoo.training.optimizers import (
     first_adam_state,
     first_scaling,
@@ -96,11 +96,6 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         params = permute(
             table, params, {name: torch.stack([p[name] for p in permutations]) for name in permutations[0]}
         )
-    if recipe.channels_last:
-        memory_format = torch.channels_last
-        params = {
-            n: p[0].contiguous(memory_format=memory_format)[None] if p.ndim == 5 else p for n, p in params.items()
-        }
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},
@@ -124,7 +119,7 @@ def train_epochs(
     Training ends early once every member has had a loss that is not finite.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         members: ids, in the order of the stack.
         state: from `initial_state`, or saved after an epoch; it stays on its device.
         data: the training split.
@@ -143,6 +138,9 @@ def train_epochs(
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
+    if uses_channels_last(recipe, device):
+        for tensors in (state.params, state.momentum):
+            tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
@@ -194,6 +192,11 @@ def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> t
     return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
 
 
+def _kernels_channels_last(tensor: Tensor) -> Tensor:
+    """Return the stacked tensor of a single member; in the memory format channels_last if it is a kernel."""
+    return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
+
+
 def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
     """Return a copy on the CPU of the weights that would be stored if training ended now."""
     tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
@@ -204,8 +207,8 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
-        recipe: of the members.
-        state: of the stack.
+        recipe: recipe of the members.
+        state: state of the stack.
         data: the training split.
         test: images with labels.
 

@@ -193,7 +193,7 @@ def update_averages(
     weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
 
     Args:
-        recipe: of the members; it names the kind of average.
+        recipe: recipe of the members; it names the kind of average.
         step: number of the step just taken, from 0.
         steps_per_epoch: steps an epoch.
         params, buffers: stacked, after the step.
@@ -226,7 +226,7 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     images.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         params, buffers, averages: by name, stacked.
         data: the training split.
     """

@@ -74,8 +74,8 @@ class Recipe:
     """How the members of a collection are trained.
 
     Args:
-        name: of the collection.
-        architecture, arguments: as of `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
+        name: name of the collection.
+        architecture, arguments: as in `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
             the arguments of `build`.
         dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
             except those of the package's data sets.
@@ -90,7 +90,8 @@ class Recipe:
         momentum, nesterov, weight_decay: of the optimizer; the momentum of Adam is the first of torch's `betas`.
         beta2, epsilon: of Adam: the second of torch's `betas`, and `eps`.
         augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
-        precision: of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the loss.
+        precision: precision of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the
+            loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
         stack_width: members trained at once; 1 trains one after another. A member's last bits depend on the width, so
             it is part of the recipe, and short stacks are filled up.
@@ -105,7 +106,7 @@ class Recipe:
         schedule_unit: whether the rate changes every "step" or every "epoch".
         warmup_epochs: epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
-        channels_last: whether images and kernels have this memory format; needs a stack width of 1.
+        channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
         compile: whether torch.compile is used; it changes last bits.
         averaging: of the weights. "ema" averages weights and buffers after each step, with factor `averaging_decay`;
             "swa" averages the weights of all epochs equally and estimates batch norm's statistics again. The average is

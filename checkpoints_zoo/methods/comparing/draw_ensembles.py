@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,20 +44,22 @@ class DrawEnsemble:
     def plan(self, seed: int, subsets: int) -> metrics.Plan:
         """Draw halves of the runs for a delete-d jackknife; return the positions of their draws.
 
+        The intervals of independent members are those of `zoo.evaluate`: wider if the members' influence is skewed.
+
         Args:
-            seed: of the halves.
-            subsets: how many.
+            seed: seed of the halves.
+            subsets: number of subsets.
         """
-        plan = metrics.jackknife_plan(len(self.runs), seed, subsets)
+        plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
         chosen = [torch.tensor([at for run in some.tolist() for at in self.runs[run]]) for some in plan.chosen]
-        return metrics.Plan(plan.members, chosen, plan.complete, plan.widen, plan.whole)
+        return replace(plan, chosen=chosen)
 
 
 def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     """Group a method's draws by mode; return one and multi mode, or independent members alone.
 
     Args:
-        name: of the method, for errors.
+        name: name of the method, for errors.
         members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
             `run`, in the order of column `draw`; draws without a run are one run.
 

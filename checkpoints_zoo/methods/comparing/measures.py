@@ -14,6 +14,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
+from checkpoints_zoo.evaluation.growth import SENSITIVE
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData, ImageInput
@@ -46,10 +47,10 @@ class Closeness:
 
     Args:
         reference: the population.
-        permutations: of the test.
+        permutations: number of permutations of the test.
         subsets: of runs that the jackknife measures.
-        seed: of permutations and subsets.
-        device: where to compute.
+        seed: seed of permutations and subsets.
+        device: device to compute on.
     """
 
     reference: Collection
@@ -140,8 +141,8 @@ class Uncertainty:
         inside: labelled images, in the order of the members' classes.
         outside: images out of distribution; None leaves those figures out.
         subsets: of runs that the jackknife measures.
-        seed: of the subsets.
-        device: what the draws run on.
+        seed: seed of the subsets.
+        device: device that the draws run on.
     """
 
     inside: ImageData
@@ -168,7 +169,10 @@ class Uncertainty:
                     for n, x in zip(population.names, values, strict=True)
                 }
             intervals = plan.intervals(population.measure(plan.chosen))
-        return {n: estimate_from_interval(n, x) for n, x in zip(population.names, intervals, strict=True)}
+        return {
+            n: estimate_from_interval(n, x.if_enough(len(draws)) if n in SENSITIVE else x)
+            for n, x in zip(population.names, intervals, strict=True)
+        }
 
     def curve(self, members: Collection) -> dict[str, Any]:
         """Measure a population's ensembles of all sizes; return the figures of all members, and their growth.

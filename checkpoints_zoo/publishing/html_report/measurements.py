@@ -233,7 +233,7 @@ def compute_predictions(
     Args:
         members: to run.
         inside: the images.
-        device: what the members run on, in float32.
+        device: device that the members run on, in float32.
         labelled: whether labels are needed.
 
     Raises:
@@ -253,12 +253,12 @@ class PooledOutputs:
     """Outputs of members, pooled over the members for each input and over the inputs for each member.
 
     Args:
-        largest: (input,) largest mean probability.
+        scores: (input,) 1 - the largest mean probability, as `metrics.ood_score` computes it.
         nll: (member,) mean negative log-likelihood of the labels in nats; empty without labels.
         pooled: the bars of a reliability diagram over the inputs of all single members; None without labels.
     """
 
-    largest: Tensor
+    scores: Tensor
     nll: Tensor
     pooled: Reliability | None
 
@@ -273,7 +273,7 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
     """
     members = predicted.shape[0]
     nll = torch.zeros(members, dtype=torch.float64)
-    largest: list[Tensor] = []
+    scores: list[Tensor] = []
     bars: list[Reliability] = []
     at = count = 0
     with one_thread(math.prod(predicted.shape) < SMALL_LOGITS):
@@ -288,13 +288,13 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
                 continue
             log_probs = block.log_softmax(-1)
             probs = log_probs.exp()
-            largest.append(probs.mean(0).amax(-1))
+            scores.append(metrics.ood_score(probs.mean(0), check=False))
             if labels is not None:
                 true = labels[here].expand(members, -1)
                 nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
                 bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
     pooled = None if labels is None else _join_bars(bars)
-    return PooledOutputs(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
+    return PooledOutputs(torch.cat(scores), nll / count if labels is not None else nll[:0], pooled)
 
 
 def _join_bars(bars: Sequence[Reliability]) -> Reliability:
@@ -312,7 +312,7 @@ class WeightFigures:
     Args:
         members: the first members, whose weights are read.
         total: how many members there are.
-        table: of the symmetries; None if it can't be derived.
+        table: table of the symmetries; None if it can't be derived.
         reason: why there is no table.
         before, after: MMD² of the members at even positions against the members at odd positions, with and without
             symmetries; None for fewer than 4 members, and `after` is None without a table.
@@ -335,9 +335,9 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
 
     Args:
         members: whose weights are read.
-        device: where to compute.
-        seed: of the permutations of the test.
-        say: called with what is being done.
+        device: device to compute on.
+        seed: seed of the permutations of the test.
+        say: function that is called with what is being done.
 
     Raises:
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
