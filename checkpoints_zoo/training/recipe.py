@@ -85,8 +85,8 @@ class Recipe:
         lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
             `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
-        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters; "sgd" and
-            "adam" add it to the gradient, "adamw" shrinks the weights directly.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters: "sgd"
+            and "adam" add it to the gradient, "adamw" shrinks the weights directly.
         momentum, nesterov, weight_decay: of the optimizer; the momentum of Adam is the first of torch's `betas`.
         beta2, epsilon: of Adam: the second of torch's `betas`, and `eps`.
         augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
