@@ -53,7 +53,7 @@ class Selection:
         """Return a selection of all members of another collection of the same architecture.
 
         Args:
-            name: of the other collection.
+            name: name of the other collection.
             source: where it lies; None for the source of this selection.
         """
         return Selection(name, None, None, None, None, source or self.source, self.architecture)
@@ -104,7 +104,7 @@ class Hardware:
         """Return the engine that trains on them.
 
         Args:
-            say: called with a message for each worker that died.
+            say: function that is called with a message for each worker that died.
 
         Raises:
             UsageError: a device that this machine does not have.

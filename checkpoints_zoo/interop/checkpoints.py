@@ -74,17 +74,17 @@ def from_checkpoints(
         directory: with the checkpoints, in it and in folders below it.
         architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
         out: folder of the source; other collections in it stay.
-        name: of the collection.
-        arguments: of a named architecture.
+        name: name of the collection.
+        arguments: keyword arguments of a named architecture.
         files: pattern of the file names ("*.pt"), needed if the folder has files of several kinds.
         key: key of the state dict in each file ("ema"), needed if several state dicts fit.
-        prefix: of the names of the net's tensors in the files, if it is not that of a known wrapper.
-        columns: of the manifest: name -> one value for all members, or a value for each in the order of ids; or a
-            table, as DataFrame or CSV file, with the file names in its column "file" or its index.
+        prefix: prefix of the names of the net's tensors in the files, if it is not that of a known wrapper.
+        columns: values of further manifest columns: name -> one value for all members, or a value for each in the order
+            of ids; or a table, as DataFrame or CSV file, with the file names in its column "file" or its index.
         evaluate: test images to measure the members on: a name, a path, or any other argument of `images.of`.
         like: a collection of the catalog with the same images, classes and preprocessing.
-        device: where the members are measured.
-        say: called with lines of text on the progress.
+        device: device on which the members are measured.
+        say: function that is called with lines of text on the progress.
         facts: see `Facts`.
 
     Raises:

@@ -47,7 +47,7 @@ def write_checkpoints(
         folder: for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt" for an
             earlier snapshot: readers of whole folders sort the files by name.
         prefix: before each name; "" for a plain module.
-        dtype: of the weights; None for the stored dtype. Statistics stay float32.
+        dtype: dtype of the weights; None for the stored dtype. Statistics stay float32.
         upstream: whether to use the names and shapes of torch-uncertainty's nets ("layer2.0.shortcut.0.weight").
 
     Raises:

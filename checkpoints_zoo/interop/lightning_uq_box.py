@@ -61,7 +61,7 @@ def _resident_class() -> Any:
         """A DeepEnsembleClassification whose members are held in memory.
 
         Args:
-            ensemble: of the members.
+            ensemble: ensemble of the members.
             num_classes: of their logits.
             task: one of `valid_tasks`.
         """
@@ -100,7 +100,7 @@ def loader(members: Collection, data: ImageInput, split: str | None = None, *, b
     """Return a DataLoader of batches {"input", "target"}, preprocessed for the members, in order.
 
     Args:
-        members, data, split, batch: as of `zoo.interop.loader`.
+        members, data, split, batch: as in `zoo.interop.loader`.
 
     Raises:
         UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as there.

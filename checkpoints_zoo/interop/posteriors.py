@@ -80,7 +80,7 @@ def state(members: Collection | Ensemble, transform: Any) -> Any:
     memory of an ensemble: updates in place would change it.
 
     Args:
-        members: as of `stacked`.
+        members: as in `stacked`.
         transform: the result of `build` of a posteriors algorithm: sghmc, sgld or baoa (sgnht and sglrw take no
             TensorDict).
 

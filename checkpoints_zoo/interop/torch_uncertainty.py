@@ -41,7 +41,7 @@ class FlatEnsemble(nn.Module):
     """An ensemble whose logits are (member·batch, class), as torch-uncertainty's `deep_ensembles` gives them.
 
     Args:
-        ensemble: of the members, in memory or read in chunks at every call.
+        ensemble: ensemble of the members, in memory or read in chunks at every call.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:

@@ -43,13 +43,13 @@ def run_chains(
 
     Args:
         problem: whose posterior the chains sample.
-        name: of the method.
+        name: name of the method.
         update: the update of the package posteriors, for the product of all runs; returns the state and each run's log
             density.
-        state: of all chains.
+        state: state of all chains.
         kept: after how many steps each draw is taken, rising.
         batch_size: images a step, each run its own.
-        seed: of everything random.
+        seed: seed of everything random.
         friction: share of the momenta lost in a step; None for chains without.
 
     Raises:

@@ -70,12 +70,12 @@ def train_members(
     A run that was killed goes on where it stopped. Rows are those of all trained members: seeds, recipe, hash, figures.
 
     Args:
-        recipe: of the members, as it is but for its name.
+        recipe: recipe of the members, as it is but for its name.
         out: folder of the source.
-        name: of the collection.
+        name: name of the collection.
         members: how many the folder holds in the end.
-        device: to train on.
-        say: told of the progress.
+        device: device to train on.
+        say: function that is called with lines of text on the progress.
 
     Raises:
         UsageError: a network that can't be trained, or a folder with members of another recipe under this name.
@@ -89,7 +89,7 @@ def check_fresh(members: Collection, reference: Collection) -> None:
     """Check by content hashes that no member is in a reference population.
 
     Args:
-        members: of the ensemble.
+        members: members of the ensemble.
         reference: what they are compared with.
 
     Raises:

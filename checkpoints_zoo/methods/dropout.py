@@ -57,7 +57,7 @@ class Dropout:
             problem: the network and its training images.
             runs: networks.
             draws: masks of each.
-            seed: of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
+            seed: seed of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
 
         Raises:
             UsageError: a rate outside (0, 1), losses that were not finite, a network without two linear or
@@ -94,7 +94,7 @@ class Layer:
     """A layer whose input is masked.
 
     Args:
-        name: of the module.
+        name: name of the module.
         units: features or channels of its input.
         groups: groups of a convolution; 1 for a transposed one, because its weights have an axis of all channels.
         first: whether units are the weight's first axis; the second otherwise.
@@ -170,7 +170,7 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapp
     """Multiply layers' weights by the masks of their inputs; return stacked states, name -> (draw, *shape).
 
     Args:
-        state: of one network.
+        state: state of one network.
         layers: whose inputs are masked.
         masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
 

@@ -109,7 +109,7 @@ class Fit:
     Args:
         collection: its name.
         method: its name.
-        settings: of the method.
+        settings: settings of the method.
         recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
         runs, draws, seed: as in `fit`.
         seconds: time of fitting and drawing.
@@ -187,14 +187,14 @@ def fit(
 
     Args:
         method: its name, with the settings chosen for the recipe, or the method itself.
-        recipe: of the network: a prior needs its weight decay.
+        recipe: recipe of the network: a prior needs its weight decay.
         out: folder of the source.
         runs: posteriors, from different modes.
         draws: of each.
-        seed: of everything random.
+        seed: seed of everything random.
         modes: folder of trained modes; None for the folder `modes` in `out`.
-        device: to compute on.
-        say: told of the progress.
+        device: device to compute on.
+        say: function that is called with lines of text on the progress.
 
     Raises:
         UsageError: no such method, a network that it can't be used for, a package that is missing, or other draws under
@@ -317,7 +317,7 @@ class Trial:
 
     Args:
         method: its name.
-        settings: of it.
+        settings: settings of it.
         accuracy, nll: of the mean probabilities of a run's draws, averaged over the runs; NLL in nats.
         seconds: time of the fit.
         failed: why there are no figures; "" if there are some.
@@ -340,7 +340,7 @@ def search(
         kind: the method.
         problem: with held-out images.
         runs, draws: of each fit.
-        seed: of the fits.
+        seed: seed of the fits.
 
     Raises:
         UsageError: no images held out, or no settings with finite figures.

@@ -109,7 +109,7 @@ class Posterior:
     Args:
         problem: prior, images and network.
         params: name -> (run, *shape), for their shapes.
-        buffers: of the runs; they do not change.
+        buffers: buffers of the runs; they do not change.
         temperature: to divide by.
     """
 
@@ -201,7 +201,7 @@ class Chains:
 
     Args:
         draws: name -> (chain, draw, *shape).
-        log_density: of the draws, nats, (chain, draw), float64.
+        log_density: log density of the draws, nats, (chain, draw), float64.
         acceptance: mean probability of acceptance after warm-up, (chain,).
         step_size: after warm-up, (chain,).
         divergences: number of divergent trajectories after warm-up, (chain,).
@@ -235,9 +235,9 @@ def sample(
         draws: trajectories after warm-up, a draw each.
         warmup: trajectories before the draws, which adapt step sizes; of 20 or more only the second half counts.
         steps: leapfrog steps of a trajectory: between 1/2 and 3/2 times as many, the same number for all chains.
-        seed: of everything random; the random numbers of a chain do not depend on the number of chains.
+        seed: seed of everything random; the random numbers of a chain do not depend on the number of chains.
         target: acceptance probability at which step sizes aim.
-        mass: of each dimension, name -> shape; 1 where it is None.
+        mass: mass of each dimension, name -> shape; 1 where it is None.
 
     Raises:
         UsageError: a start where the density is not finite.
@@ -335,7 +335,7 @@ def leapfrog(
         flow: the density.
         point: start of the chains.
         momenta: (chain, dimension).
-        size: of each chain's steps, (chain,).
+        size: size of each chain's steps, (chain,).
         steps: how many.
         scale: root of the mass of each dimension, (dimension,).
     """

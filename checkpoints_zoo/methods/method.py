@@ -62,10 +62,10 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: how many; the seeds of the first ones do not depend on the number, nor do their draws if runs are
-                not computed together.
-            draws: of each run.
-            seed: of everything random.
+            runs: number of runs; the seeds of the first ones do not depend on the number, nor do their draws if runs
+                are not computed together.
+            draws: number of draws of each run.
+            seed: seed of everything random.
 
         Raises:
             UsageError: a network that the method can't be used for, or a package that is missing.

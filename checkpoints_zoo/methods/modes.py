@@ -52,11 +52,11 @@ def train_modes(
     """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         images: to train on.
         runs: members.
-        device: to train on.
-        description: of the members, for errors.
+        device: device to train on.
+        description: description of the members, for errors.
         gradient: makes the function of a step's gradients, of a recipe and seeds; None for the recipe's own.
 
     Raises:
@@ -96,7 +96,7 @@ def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> 
 
     Args:
         build: builds the network from torch's generator, which is left as it was.
-        device: that the network is built on.
+        device: device that the network is built on.
     """
     built: list[Tensors] = []
     for seed in (0, 1):

@@ -2,7 +2,8 @@
 
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
 log of likelihood and an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea & Franchi 2024. If a
-recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves.
+recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves. AdamW shrinks the
+weights apart from the loss, so that its modes are minima of another sum; the prior has the same precision.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """
@@ -44,11 +45,11 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: of the network; its training gives the modes.
+        recipe: recipe of the network; its training gives the modes.
         images: the training images, labelled.
         held_out: images for a search of settings, which are not in `images`; None for none.
         folder: where trained modes are stored for other methods; None for nowhere.
-        device: to compute on.
+        device: device to compute on.
     """
 
     recipe: Recipe
@@ -68,10 +69,10 @@ class Problem:
         """Make the problem of a recipe on its own training images, without the last `held_out`; return it.
 
         Args:
-            recipe: of the network.
+            recipe: recipe of the network.
             held_out: how many images.
             folder: where trained modes are kept.
-            device: to compute on.
+            device: device to compute on.
 
         Raises:
             UsageError: a recipe without weight decay, so without a prior, or too many images held out.
@@ -185,7 +186,7 @@ class Problem:
         Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
-            size: of a batch, all images at most.
+            size: size of a batch, all images at most.
             seeds: of each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
@@ -209,7 +210,7 @@ class Problem:
         Their seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
 
         Args:
-            runs: how many.
+            runs: number of runs.
 
         Raises:
             UsageError: a loss that was not finite.

@@ -114,7 +114,7 @@ class Alignment(Printed):
         """Draw distances before and after, transpositions, and losses on the lines into a PNG; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG; its folder is made. It is written by temporary name and rename.
             lines: losses before and after alignment, for a third panel.
 
         Raises:
@@ -129,7 +129,7 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
     The aligned weights themselves are `members.align(to)`.
 
     Args:
-        members: of one architecture.
+        members: members of one architecture.
         to: as in `Collection.align`.
 
     Raises:

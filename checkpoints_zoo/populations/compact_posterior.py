@@ -63,7 +63,7 @@ class Compact(Printed):
             the Gaussians were fitted to; low and high by a jackknife over members. Members have no mean.
         held_out: the same for "agreement" and "total_variation", fitted to one random half of the members and compared
             with the ensemble of the other: mean over the splits, low and high where 95 % of the splits fall.
-        ensemble_accuracy: of all members.
+        ensemble_accuracy: accuracy of the ensemble of all members.
         gain: accuracy of q_r's mean minus that of q_d's.
         q_d, q_r: the Gaussians.
         levels: shares of weights pruned, 0..1.
@@ -150,7 +150,7 @@ class Compact(Printed):
         """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG; its folder is made. It is written by temporary name and rename.
 
         Raises:
             UsageError: a name that is no PNG's, or a place that can't be written to.
@@ -181,12 +181,12 @@ def fit_compact_posterior(
         to: id of the member that the others are aligned to, or "mean"; None for the first.
         samples: networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: random halves of the members that the intervals come from.
-        seed: of samples and splits.
+        seed: seed of samples and splits.
         levels: shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: what the networks run on, in float32.
-        batch: images a forward pass, at most.
+        device: device that the networks run on, in float32.
+        batch: largest number of images per forward pass.
 
     Raises:
         UsageError: fewer than two members, images without labels or of other classes, a number out of its range.
@@ -250,7 +250,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
 
     Args:
         members: aligned or not.
-        evaluator: of networks of their architecture.
+        evaluator: evaluator of networks of their architecture.
         subsets: positions of two members or more each.
     """
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
@@ -280,8 +280,8 @@ class GaussianPredictions:
 
     Args:
         probs: mean over the samples, (input, class).
-        accuracies: of the samples, (sample,).
-        mean_accuracy: of the network of the means.
+        accuracies: accuracies of the samples, (sample,).
+        mean_accuracy: accuracy of the network of the means.
     """
 
     probs: Tensor
@@ -330,11 +330,11 @@ def measure_subsets(
 
     Args:
         evaluator: evaluates networks.
-        probs: of the members, (member, input, class).
+        probs: probabilities of the members, (member, input, class).
         subsets: positions of members.
         fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
         samples: networks drawn from each Gaussian.
-        seed: of the noise.
+        seed: seed of the noise.
     """
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
     measured = []
@@ -352,8 +352,8 @@ def evaluate_gaussian(
     Args:
         evaluator: evaluates networks.
         q: the Gaussian.
-        samples: how many.
-        generator: of the noise.
+        samples: number of samples.
+        generator: random generator of the noise.
     """
     probs: Tensor | float = 0.0
     accuracies = []

@@ -56,12 +56,12 @@ class Discrepancy:
     """How far two sets of members are apart in one group of tensors.
 
     Args:
-        weights: how many the group has.
+        weights: number of weights.
         kernels: (name, bandwidth) of each kernel.
         values: MMD² with each kernel, unbiased: it may be below 0.
         value: their mean, which is the MMD² of the mean of the kernels.
-        p_value: of the permutation test over all kernels: share of permutations at least as far apart. None if a set
-            has fewer than two independent units, or if both have one in common: see `mmd`.
+        p_value: p-value of the permutation test over all kernels: share of permutations at least as far apart. None if
+            a set has fewer than two independent units, or if both have one in common: see `mmd`.
     """
 
     weights: int
@@ -77,8 +77,8 @@ class MMD(Printed):
 
     Args:
         first, second: citations of the members, "" where there is none.
-        members: how many each set has.
-        permutations: of the test.
+        members: number of members.
+        permutations: number of permutations of the test.
         groups: name -> Discrepancy; "all" is all weights together.
     """
 
@@ -242,10 +242,10 @@ def mmd(
             second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
             alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
-        device: where to compute; it needs float64.
+        device: device to compute on; it needs float64.
         memory: bytes of members in memory at once, beside 16 (m + n)² bytes a group of tensors. If it is too small
             for all members, they are read several times.
-        seed: of the permutations, and of the draws that take part.
+        seed: seed of the permutations, and of the draws that take part.
 
     Raises:
         UsageError: one member, or groups, bandwidths, permutations or a device that do not exist.
@@ -388,7 +388,7 @@ def compare_blocks(
         counts: members of each set.
         exchange: what the permutation test exchanges; None for no test.
         groups: name -> names of tensors.
-        citations: of the two sets, "" for none.
+        citations: citations of the two sets, "" for none.
         permutations, grid, widths, device, seed: as in `mmd`.
 
     Raises:

@@ -66,7 +66,7 @@ def compare_pairs(
     Args:
         predictions: (member, input, class), any float dtype; or blocks of inputs, each with all members in order.
         kind: what the predictions are; values alone do not tell, as logits may lie within [0, 1].
-        device: where to compute; blocks are moved there.
+        device: device to compute on; blocks are moved there.
         memory: bytes to work in, beside the predictions and a few (member, member) matrices.
 
     Raises:

@@ -127,7 +127,7 @@ def fit_subsets(
     Args:
         batches: of stacked members in their order, name -> (member, *shape).
         subsets: (subset, member) bool, two members or more in each.
-        device: where the sums are kept, in float64.
+        device: device on which the sums are kept, in float64.
         leave: names to leave out: those tied to one that is not.
 
     Raises:

@@ -40,7 +40,7 @@ class Barriers(Printed):
         stored: losses of the two ends with the running statistics that they are stored with, nats, (pair, 2); without
             running statistics these are the ends of `losses`.
         data: name and fingerprint of the images evaluated on.
-        inputs: how many.
+        inputs: number of inputs.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         statistics_images: how many.
     """
@@ -134,8 +134,8 @@ def barrier(
         points: on a line, both ends included, evenly spaced.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: where the networks run, in float32.
-        batch: images of a forward pass, at most.
+        device: device on which the networks run, in float32.
+        batch: largest number of images per forward pass.
 
     Raises:
         UsageError: images without labels or of other classes, fewer than two points or members, members of different

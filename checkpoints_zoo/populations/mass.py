@@ -39,9 +39,9 @@ def minimal_mass(
     """Minimise each member's sum of squared weights over all scales that keep its function; return both masses.
 
     Args:
-        members: of one architecture; with snapshots, each is a member of its own.
+        members: members of one architecture; with snapshots, each is a member of its own.
         biases, hold, approximate: as in `canonical.mass.minimal_mass`.
-        device: where to compute.
+        device: device to compute on.
 
     Raises:
         SymmetryError: an architecture whose symmetries can't be derived.
@@ -72,8 +72,8 @@ class MassAt:
     """The mass of members after one epoch.
 
     Args:
-        epoch: of the snapshots.
-        members: how many there are.
+        epoch: epoch of the snapshots.
+        members: number of members.
         mass, minimum, excess: their means; the last in percent of the minimum.
         lowest, highest: the smallest and largest excess in percent.
         residual: the largest certificate of the minima.
@@ -93,7 +93,7 @@ def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, 
     """Gather snapshots by epoch; return how mass, minimum and excess change along training.
 
     Args:
-        masses: of snapshots.
+        masses: masses of snapshots.
         epochs: of each.
 
     Raises:
@@ -151,9 +151,9 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
     """Draw masses beside their minima into a PNG, by temporary name and rename; return its path.
 
     Args:
-        masses: of members, or of their snapshots.
-        path: of the PNG; its folder is made.
-        name: of the collection, for the title.
+        masses: masses of members, or of their snapshots.
+        path: path of the PNG; its folder is made.
+        name: name of the collection, for the title.
         epochs: of each snapshot, to draw the masses along training as well; the other panels show the last ones then.
 
     Raises:

@@ -56,8 +56,8 @@ class Pairwise(Printed):
 
     Args:
         collection: its name.
-        citation: of the members.
-        ids: of the members, in the order of the matrices.
+        citation: citation of the members.
+        ids: ids of the members, in the order of the matrices.
         data, ood: names and fingerprints of the images, ood "" without any.
         inside, outside: the matrices; outside None without images out of distribution.
         figures: name -> Interval by a jackknife over members, as pairs that share one are not independent.
@@ -158,10 +158,10 @@ def pairwise(
         data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
             not used.
         ood: images out of distribution, or the same members' stored predictions on them; None for none.
-        device, dtype: what the members run on and in; pairs are computed there too, in float32.
-        batch: images a forward pass.
+        device, dtype: device and dtype in which the members run; pairs are computed there too, in float32.
+        batch: number of images per forward pass.
         memory: bytes to compare in, beside the members' logits.
-        seed: of the intervals.
+        seed: seed of the intervals.
 
     Raises:
         UsageError: one member, predictions of others, or images of a size the members can't take.
@@ -206,8 +206,8 @@ def summarise_pairs(
 
     Args:
         inside, outside: what `compare_pairs` returned for inputs in and out of distribution, of the same members.
-        ids: of the members; None for their positions.
-        seed: of the intervals.
+        ids: ids of the members; None for their positions.
+        seed: seed of the intervals.
 
     Raises:
         UsageError: other numbers of members.

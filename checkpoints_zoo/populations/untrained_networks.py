@@ -27,8 +27,8 @@ class InputBatches:
     Args:
         data: the images.
         preprocess: turns images into inputs.
-        device: where the inputs go.
-        batch: images a batch, at most.
+        device: device to which the inputs are moved.
+        batch: largest number of images per batch.
     """
 
     data: ImageData
@@ -48,7 +48,7 @@ class Evaluator:
     Args:
         skeleton: their module.
         test: labelled images to evaluate on.
-        labels: of the test images, (input,).
+        labels: labels of the test images, (input,).
         training: images to estimate running statistics on; None for networks that have none.
     """
 
@@ -111,8 +111,8 @@ def make_evaluator(
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         statistics: images to estimate running statistics on, by name (the training split) or as `images.of` takes
             them; None for the collection's own training set.
-        device: what networks run on.
-        batch: images a forward pass, at most.
+        device: device that networks run on.
+        batch: largest number of images per forward pass.
 
     Raises:
         UsageError: images without labels, of other classes, no such device, or a batch that is none.

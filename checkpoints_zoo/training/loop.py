@@ -26,10 +26,11 @@ from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
 from checkpoints_zoo.training.optimizers import (
+    first_adam_state,
     first_scaling,
     learning_rate,
+    optimizer_step,
     scaled_step,
-    sgd_step,
     stored_tensors,
     update_averages,
 )
@@ -48,6 +49,7 @@ class StackState:
         epoch: epochs done.
         averages: of the weights so far, by name; empty if the recipe has no averaging.
         scaling: of the loss, by name; empty if the precision is not float16.
+        adam: from `first_adam_state`; empty if the optimizer is not Adam.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -59,11 +61,12 @@ class StackState:
     epoch: int = 0
     averages: Tensors = field(default_factory=dict)
     scaling: Tensors = field(default_factory=dict)
+    adam: Tensors = field(default_factory=dict)
     snapshots: dict[int, Tensors] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StackState:
         """Move the state to a device, except the snapshots; return it."""
-        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
+        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling, self.adam):
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
         return self
@@ -100,6 +103,7 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         loss=torch.zeros(len(members)),
         failed_step=torch.full((len(members),), -1),
         scaling=first_scaling(recipe, len(members)),
+        adam=first_adam_state(recipe, params),
     )
 
 
@@ -115,7 +119,7 @@ def train_epochs(
     Training ends early once every member has had a loss that is not finite.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         members: ids, in the order of the stack.
         state: from `initial_state`, or saved after an epoch; it stays on its device.
         data: the training split.
@@ -163,9 +167,9 @@ def train_epochs(
                     )
                     rate = learning_rate(recipe, step, steps)
                     if state.scaling:
-                        scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
+                        scaled_step(recipe, rate, state.params, state.momentum, state.adam, gradients, state.scaling)
                     else:
-                        sgd_step(recipe, rate, state.params, state.momentum, gradients)
+                        optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
                     failed = (state.failed_step < 0) & ~loss.isfinite()
@@ -203,8 +207,8 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
-        recipe: of the members.
-        state: of the stack.
+        recipe: recipe of the members.
+        state: state of the stack.
         data: the training split.
         test: images with labels.
 

@@ -22,7 +22,7 @@ class SentRecipe:
 
     Args:
         values: fields of the recipe, except its functions.
-        hash: of the recipe.
+        hash: hash of the recipe.
         functions: field -> file, module and name of the function.
     """
 
@@ -53,7 +53,7 @@ class Skeleton:
     """Builds a recipe's network for its structure, in other processes too.
 
     Args:
-        recipe: of the network.
+        recipe: recipe of the network.
     """
 
     recipe: Recipe

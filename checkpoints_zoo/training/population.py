@@ -51,7 +51,7 @@ class TrainedMember:
         train_loss: mean over the steps of the last epoch, nats.
         wall_time_s: its share of the seconds that its stack took, interrupted runs included.
         snapshots: epoch -> parameters and buffers, as in `state`.
-        device: where it was trained.
+        device: device on which it was trained.
     """
 
     member: int
@@ -94,14 +94,14 @@ def train_members(
     the removal of the state, `finish` gets the stack twice: the second call must change nothing.
 
     Args:
-        recipe: of the members.
-        ids: of the members that `out` does not hold yet, each once.
+        recipe: recipe of the members.
+        ids: ids of the members that `out` does not hold yet, each once.
         out: folder of the source; states are saved in its folder `.training`.
         finish: writes a stack's members to disk before it returns.
-        progress: called after every epoch of a stack, if this process trains it.
+        progress: function that is called after every epoch of a stack, if this process trains it.
         engine: runs the stacks, each as a job.
-        prepare: called by the worker with the trained members of a stack; `finish` gets its result. None passes the
-            members unchanged.
+        prepare: function that is called by the worker with the trained members of a stack; `finish` gets its result.
+            None passes the members unchanged.
 
     Raises:
         UsageError: invalid ids, or a folder that holds members of another recipe of this name.
@@ -128,10 +128,10 @@ class StackTrainer:
     """A job function for engines: trains a stack of a recipe's members, from its saved state if there is one.
 
     Args:
-        recipe: of the members.
-        folder: of the recipe's runs. Workers that see this folder save states in it; None saves no states.
-        prepare: called with the trained members and the device; None returns the members unchanged.
-        progress: called after every epoch; it is not sent to other processes.
+        recipe: recipe of the members.
+        folder: folder of the recipe's runs. Workers that see this folder save states in it; None saves no states.
+        prepare: function that is called with the trained members and the device; None returns the members unchanged.
+        progress: function that is called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
@@ -175,12 +175,12 @@ def train_stack(
     """Train a stack to the end of the recipe, from its saved state if there is one; return its members.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         stack: ids of the members, at most the recipe's stack width.
         data: the training split.
-        path: of the saved state; None saves no states.
-        progress: called after every epoch.
-        device: to train on.
+        path: path of the saved state; None saves no states.
+        progress: function that is called after every epoch.
+        device: device to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
@@ -210,11 +210,11 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
         TooLargeError: they don't.
     """
     one = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
-    needed = 3 * one * recipe.stack_width
+    needed = (3 if recipe.optimizer == "sgd" else 4) * one * recipe.stack_width
     if (free := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"a stack of {recipe.stack_width:,} members, from member {stack[0]}",
-            expected=f"at most {free:,} bytes for weights, momentum and gradients, the memory that is free",
+            expected=f"at most {free:,} bytes for weights, optimizer state and gradients, the memory that is free",
             found=f"{needed:,}",
             do="Set a smaller stack_width: that is another recipe",
         )

@@ -46,12 +46,12 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
-    "images": None,
+    "images": None, "beta2": 0.999, "epsilon": 1e-8,
 }  # fmt: skip
 STORAGE = {"float16": torch.float16, "float32": torch.float32}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
-    "optimizer": ("sgd",),
+    "optimizer": ("sgd", "adam", "adamw"),
     "schedule": ("cosine", "cosine-restarts", "constant", "multistep", "one-cycle"),
     "schedule_unit": ("step", "epoch"),
     "precision": ("float32", "bfloat16", "float16"),
@@ -74,8 +74,8 @@ class Recipe:
     """How the members of a collection are trained.
 
     Args:
-        name: of the collection.
-        architecture, arguments: as of `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
+        name: name of the collection.
+        architecture, arguments: as in `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
             the arguments of `build`.
         dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
             except those of the package's data sets.
@@ -85,9 +85,13 @@ class Recipe:
         lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
             `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
-        optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
+        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters: "sgd"
+            and "adam" add it to the gradient, "adamw" shrinks the weights directly.
+        momentum, nesterov, weight_decay: of the optimizer; the momentum of Adam is the first of torch's `betas`.
+        beta2, epsilon: of Adam: the second of torch's `betas`, and `eps`.
         augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
-        precision: of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the loss.
+        precision: precision of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the
+            loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
         stack_width: members trained at once; 1 trains one after another. A member's last bits depend on the width, so
             it is part of the recipe, and short stacks are filled up.
@@ -157,6 +161,8 @@ class Recipe:
     images: Callable[[], tuple[ImageData, ImageData]] | None = None
     title: str = ""
     licence: str = "Apache-2.0"
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
@@ -187,10 +193,18 @@ class Recipe:
             ("gamma", 0.0, math.inf),
             ("label_smoothing", 0.0, 1.0),
             ("averaging_decay", 0.0, 1.0),
+            ("beta2", 0.0, 1.0),
+            ("epsilon", 0.0, 1.0),
         ):
             value = getattr(self, field)
             self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
+        self._check("nesterov", self.optimizer == "sgd" or not self.nesterov, "False: it belongs to the optimizer sgd")
+        for field in ("beta2", "epsilon"):
+            is_used = self.optimizer != "sgd" or getattr(self, field) == _LATER_DEFAULTS[field]
+            self._check(
+                field, is_used, f"{_LATER_DEFAULTS[field]:g} with sgd: it belongs to the optimizers adam and adamw"
+            )
         self._check("milestones", _are_epochs(self.milestones, 1, 1_000_001), "epochs from 1, in order")
         is_consistent = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
         self._check("milestones", is_consistent, "epochs with cosine-restarts and multistep alone")

@@ -273,7 +273,7 @@ def choose_recipe(
     Args:
         text: a recipe's name, or FILE.py, or FILE.py:NAME.
         changes: each FIELD=VALUE.
-        name: of the collection; None for the recipe's name.
+        name: name of the collection; None for the recipe's name.
         init_permutation, init_seed: as the recipe's fields; they are appended to the collection's name.
 
     Raises:

@@ -51,9 +51,9 @@ def retrain(
     Args:
         members: a collection that this package has trained.
         count: number of members to retrain, spread evenly.
-        recipe: of the members; None for the recipe that the rows name.
-        engine: where the members are trained.
-        say: called with a line of text.
+        recipe: recipe of the members; None for the recipe that the rows name.
+        engine: engine that trains the members.
+        say: function that is called with a line of text.
 
     Raises:
         SelectionError: no members with weights.

@@ -195,7 +195,7 @@ def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
     Args:
         origin: with the archives.
         folder: where their members are staged.
-        say: called with a line of text for each archive.
+        say: function that is called with a line of text for each archive.
 
     Raises:
         DamagedError: an archive is cut, or has a damaged member.

@@ -67,7 +67,7 @@ def ingest(
 
     Args:
         sources: archives, files or a folder of them; or a place on the Hub, `hf://datasets/ORG/NAME[@REV][/PATH]`.
-        name: of the collection.
+        name: name of the collection.
         out: folder for the manifest; local files must be in it. None for the folder of the files.
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
         hash: whether to read all members and store their content hashes.
@@ -80,9 +80,9 @@ def ingest(
         files: pattern of the file names in a folder; None for all files of the first kind found.
         strict: whether files of several kinds, damaged files and files of another net are refused; otherwise damaged
             members become failed and members of another net excluded.
-        device: where the members are measured.
+        device: device on which the members are measured.
         dry_run: whether to write nothing and read no weights.
-        say: called with lines of text on the progress.
+        say: function that is called with lines of text on the progress.
 
     Raises:
         UsageError: contradictory arguments, or files that can't be imported like this.

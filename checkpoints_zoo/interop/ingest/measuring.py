@@ -41,11 +41,11 @@ def fill_columns(
 
     Args:
         source: a folder with the collection's manifest.
-        name: of the collection.
+        name: name of the collection.
         test_images: to measure the members on; None for hashes only.
         build: builds a net that the package lacks.
-        device: where the members are measured.
-        say: called with lines of text on the progress.
+        device: device on which the members are measured.
+        say: function that is called with lines of text on the progress.
 
     Raises:
         UsageError: the images do not fit the members.
@@ -108,7 +108,7 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
 
     Args:
         repo, description: of the members.
-        rows: of the members, in the order of their ids.
+        rows: manifest rows of the members, in the order of their ids.
     """
     cached_before = cache.member_files(repo.id)
     locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), whole=False)

@@ -25,10 +25,10 @@ class NetSpec:
 
     Args:
         architecture: a name in `ARCHITECTURES`.
-        arguments: of that architecture, JSON values.
+        arguments: keyword arguments of that architecture, JSON values.
         custom_name: name for a net that the package lacks; its tensors are imported unchanged.
         prefix: to remove from the stored names ("model.").
-        key: of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
+        key: key of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
     """
 
     architecture: str | None = None

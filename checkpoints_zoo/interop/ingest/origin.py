@@ -64,7 +64,7 @@ class FileFilter:
     """Selects files of a folder.
 
     Args:
-        pattern: of names or paths ("*.pt"); None for all files.
+        pattern: pattern of names or paths ("*.pt"); None for all files.
         one_kind: whether files of several kinds are an error; otherwise only the first kind is taken, with a message.
     """
 
@@ -80,10 +80,10 @@ def find_origin(
 
     Args:
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
-        name: of the collection; the catalog may name the folder of a repo for it.
+        name: name of the collection; the catalog may name the folder of a repo for it.
         root: folder that the paths are relative to; None for the folder of the sources.
         excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
-        say: called with a line of text on files that are left out.
+        say: function that is called with a line of text on files that are left out.
         file_filter: selects files of folders.
 
     Raises:

@@ -45,7 +45,7 @@ class StateDictPlace:
     """Where the state dict is in a file.
 
     Args:
-        key: of the state dict ("ema", "model/state_dict"); "" searches it.
+        key: key of the state dict ("ema", "model/state_dict"); "" searches it.
         recogniser: recognises the net's tensors, so that the fitting state dict is found under any key. If None, the
             file is a state dict itself, or has one under "state_dict" as Lightning writes it.
     """
@@ -278,9 +278,9 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
     """Read a member's tensors; return their bytes in the order of its layout.
 
     Args:
-        path: of the file.
+        path: path of the file.
         place: of the state dict in the file.
-        layout: of the member, from its header.
+        layout: layout of the member, from its header.
 
     Raises:
         UsageError, DamagedError: the file can't be read, or its tensors have changed.

@@ -75,10 +75,10 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     """Write members into a folder as a new source, the manifest after each shard; existing shards stay.
 
     Args:
-        reader: of the members.
+        reader: reader of the members.
         rows: with locations in the origin; failed members have none.
         target: the folder.
-        say: called with lines of text on the progress.
+        say: function that is called with lines of text on the progress.
 
     Raises:
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read, or the disk is full.

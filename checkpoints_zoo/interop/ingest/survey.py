@@ -58,13 +58,13 @@ def survey_origin(
 
     Args:
         origin: the origin.
-        name: of the collection.
+        name: name of the collection.
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: as of `make_description`.
+        given, like: as in `make_description`.
         options: the user's options on the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
-        say: called with a line of text on files that are left out.
+        say: function that is called with a line of text on files that are left out.
 
     Raises:
         DamagedError, LayoutError: no members, or an unknown net.
@@ -224,7 +224,7 @@ def make_plan(
 
     Args:
         description, origin, target: of the collection, its origin, and the folder that is written to.
-        rows: of the manifest.
+        rows: rows of the manifest.
         headers: number of headers that must still be read, one request each.
         reads: whether weights are read, to hash, measure or copy them.
     """

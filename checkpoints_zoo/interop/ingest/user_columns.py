@@ -49,7 +49,7 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
 
     Args:
         columns: column -> one value for all members, or a value for each, in the order of their ids.
-        ids: of the members.
+        ids: ids of the members.
 
     Raises:
         UsageError: an unknown column, one that the import fills, a value of another type, or too few values.
@@ -222,7 +222,7 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
 
     Args:
         root: of the source.
-        name: of the collection.
+        name: name of the collection.
         files: path in the imported folder -> member.
     """
     if not files:
@@ -253,8 +253,8 @@ def convert_value(name: str, value: Any, owner: str) -> Any:
     """Convert a value to its column's type; return it, None for a missing value.
 
     Args:
-        name: of the column.
-        value: of Python, numpy or pandas; or text of a table.
+        name: name of the column.
+        value: value of Python, numpy or pandas; or text of a table.
         owner: member or file of the value, for errors.
 
     Raises:
@@ -315,7 +315,7 @@ def make_description(
     """Return the description of a collection from the user's facts, the catalog and the members.
 
     Args:
-        name: of the collection. Facts that the user does not give come from the catalog, if it has this name.
+        name: name of the collection. Facts that the user does not give come from the catalog, if it has this name.
         net: architecture and arguments of the members.
         layouts: of the members.
         given: the user's facts: title, dataset, classes, preprocessing, licence and citation.
@@ -371,7 +371,7 @@ def check_net(description: Description, build: Build | None) -> None:
     """Check that the user's net takes the images of its description and returns a logit for each class.
 
     Args:
-        description: of the members; without classes or preprocessing there is no check.
+        description: description of the members; without classes or preprocessing there is no check.
         build: builds the net; None for a net of the package.
 
     Raises:
@@ -432,7 +432,7 @@ def keep_earlier_facts(
 
     Args:
         description: the new one.
-        given, like: as of `make_description`.
+        given, like: as in `make_description`.
         target: the folder.
     """
     path = target.description_path(description.name)
@@ -448,7 +448,7 @@ def with_earlier_facts(
 
     Args:
         description: the new one.
-        given, like: as of `make_description`.
+        given, like: as in `make_description`.
         old: the earlier one, whose facts may have been edited by hand.
     """
     replaced = {*given, *(IMAGE_FACTS if like is not None else ())}

@@ -75,7 +75,7 @@ class Source:
     """The draws of one method in the table.
 
     Args:
-        citation: of the draws, without the folder of this machine.
+        citation: citation of the draws, without the folder of this machine.
         runs: chains of HMC, members of an ensemble, fits of VI.
         draws: of all runs.
         facts: settings and records of the fits, JSON values: see `draws.Draws`.
@@ -98,7 +98,7 @@ class CompactComparison:
         inputs: number of images.
         samples: networks drawn from each Gaussian.
         splits: random halves of the runs.
-        seed: of samples and splits.
+        seed: seed of samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         table: "hmc" and "ensemble" -> "sample", "q_d", "q_r", and "vi" -> "q" -> row of `ROWS` ->
             Interval. Agreement and total variation are those with the mean prediction of all of HMC's draws. The column
@@ -337,12 +337,12 @@ def compact(
             aligned to "mean" or to the first of each.
         samples: networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
         splits: random halves of members, chains and fits that the intervals come from.
-        seed: of samples and splits.
+        seed: seed of samples and splits.
         levels: without `against`, shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: where the networks run, in float32.
-        batch: images of a forward pass, at most.
+        device: device on which the networks run, in float32.
+        batch: largest number of images per forward pass.
 
     Raises:
         UsageError: fewer than two members or draws, draws of another network, images without labels or of other
@@ -446,13 +446,13 @@ def fit_and_compare(
     Fits with the same settings that the folder has already are read from it.
 
     Args:
-        recipe: of the network.
+        recipe: recipe of the network.
         out: folder of the draws.
         runs, draws: chains of HMC and fits of VI, and draws of each; as many members as draws.
         hmc, vi: the methods with their settings.
         workers: processes; None for one a core.
-        seed: of fits, samples and splits.
-        device: to compute on.
+        seed: seed of fits, samples and splits.
+        device: device to compute on.
         say: receives messages on the progress.
         options: of `compact`.
 
@@ -519,7 +519,7 @@ class Column:
     Args:
         probs: their mean probabilities, (predictive, input, class).
         sample_accuracy: mean accuracy of the networks, (predictive,).
-        mean_accuracy: of the network of their mean weights, (predictive,); None where there is none.
+        mean_accuracy: accuracy of the network of their mean weights, (predictive,); None where there is none.
     """
 
     probs: Tensor
@@ -582,7 +582,7 @@ def measure_draws(
         evaluator: on the test images.
         splits: random halves of the runs.
         samples: networks drawn from each Gaussian.
-        seed: of halves and noise.
+        seed: seed of halves and noise.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     chosen = [_positions_of(draws, runs) for runs in plan.chosen]
@@ -604,7 +604,7 @@ def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, se
         draws: with their runs.
         evaluator: on the test images.
         splits: random halves of the runs.
-        seed: of the halves.
+        seed: seed of the halves.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     runs = [torch.tensor(run) for run in draws.runs]

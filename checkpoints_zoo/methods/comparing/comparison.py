@@ -110,7 +110,7 @@ class Comparison(Printed):
     Args:
         collection: name of the collection whose recipe the methods were fitted to.
         reference: citation of the population.
-        members: how many it has.
+        members: number of members.
         data, ood: names and fingerprints of the images; ood "" without any.
         rows: methods in their order, one mode before multi mode. The last row is the reference: figures are those of
             its ensemble, "mmd" and "ns" those of its members at even positions against those at odd ones.

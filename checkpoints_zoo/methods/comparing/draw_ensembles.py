@@ -47,8 +47,8 @@ class DrawEnsemble:
         The intervals of independent members are those of `zoo.evaluate`: wider if the members' influence is skewed.
 
         Args:
-            seed: of the halves.
-            subsets: how many.
+            seed: seed of the halves.
+            subsets: number of subsets.
         """
         plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
         chosen = [torch.tensor([at for run in some.tolist() for at in self.runs[run]]) for some in plan.chosen]
@@ -59,7 +59,7 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     """Group a method's draws by mode; return one and multi mode, or independent members alone.
 
     Args:
-        name: of the method, for errors.
+        name: name of the method, for errors.
         members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
             `run`, in the order of column `draw`; draws without a run are one run.
 

@@ -35,7 +35,7 @@ class Draws:
     """Draws of one method, to be compared with the reference.
 
     Args:
-        name: of the method.
+        name: name of the method.
         members: the draws.
         facts: JSON values: title, source, settings, seconds, facts of each run, trials of a search, versions; empty
             for draws that the caller supplied.
@@ -59,11 +59,11 @@ class MethodFits:
     """Methods fitted to a recipe, each in its own folder, whose name has a hash of the settings.
 
     Args:
-        recipe: of the network.
+        recipe: recipe of the network.
         out: folder of the comparison.
         runs, draws, seed: as in `fitting.fit`.
         search: whether the settings of each method are searched for first.
-        device: to compute on.
+        device: device to compute on.
     """
 
     recipe: Recipe

@@ -20,7 +20,7 @@ class Curve:
     Args:
         sizes: rising, from 1 to all members.
         values: mean figure of each size.
-        limit: of an infinite ensemble.
+        limit: limit of an infinite ensemble.
     """
 
     sizes: Sequence[int]

@@ -63,8 +63,8 @@ def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
     """Average a figure over runs; return it with Student's 95 % interval for the mean, none for one run.
 
     Args:
-        name: of the figure, at whose range the interval is cut.
-        values: of each run.
+        name: name of the figure, at whose range the interval is cut.
+        values: values of each run.
 
     >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)

@@ -47,10 +47,10 @@ class Closeness:
 
     Args:
         reference: the population.
-        permutations: of the test.
+        permutations: number of permutations of the test.
         subsets: of runs that the jackknife measures.
-        seed: of permutations and subsets.
-        device: where to compute.
+        seed: seed of permutations and subsets.
+        device: device to compute on.
     """
 
     reference: Collection
@@ -141,8 +141,8 @@ class Uncertainty:
         inside: labelled images, in the order of the members' classes.
         outside: images out of distribution; None leaves those figures out.
         subsets: of runs that the jackknife measures.
-        seed: of the subsets.
-        device: what the draws run on.
+        seed: seed of the subsets.
+        device: device that the draws run on.
     """
 
     inside: ImageData

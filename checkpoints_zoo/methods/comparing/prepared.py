@@ -61,7 +61,7 @@ class PreparedComparison:
     """A comparison with checked arguments, before anything is fitted.
 
     Args:
-        name: of the collection whose recipe the methods are fitted to.
+        name: name of the collection whose recipe the methods are fitted to.
         reference: the population.
         closeness, uncertainty: how draws are measured.
         out: folder of draws, cells and comparison.json.
@@ -71,7 +71,7 @@ class PreparedComparison:
         missing: method -> why it can't be fitted here.
         others: draws that were made elsewhere.
         workers: processes.
-        say: told of the progress.
+        say: function that is called with lines of text on the progress.
     """
 
     name: str

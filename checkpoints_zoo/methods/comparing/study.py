@@ -177,14 +177,14 @@ def compare(
         out: folder of draws, cells and comparison.json; None for NAME-compared.
         reference: another population to compare with, of the same architecture; None for the collection.
         draws: name -> draws of yours, as `zoo.from_samples` returns them.
-        recipe: of the collection, if it is not one of the package's.
+        recipe: recipe of the collection, if it is not one of the package's.
         runs, per_run: posteriors that a method is fitted to, and draws of each.
-        permutations: of the tests.
+        permutations: number of permutations of the test.
         search: whether settings are searched for on held-out training images; if not, methods have the settings of an
             earlier search on this collection, or their defaults.
         workers: processes; None for one a core.
         device: what to fit and measure on.
-        seed: of fits, permutations and subsets.
+        seed: seed of fits, permutations and subsets.
         say: receives messages on the progress.
 
     Raises:

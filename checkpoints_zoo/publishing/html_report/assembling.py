@@ -60,13 +60,13 @@ def report_page(
             collection's own test set.
         ood: images out of distribution, or stored predictions on them; None for none; "default" for those that come
             with the package: patches of photographs for members that were trained on digits.
-        path: of the file, which ends in .html; None for a Page that is not saved.
+        path: path of the file, which ends in .html; None for a Page that is not saved.
         sizes: of the ensembles on the curves; None for the powers of two and all members.
         temperature, held_out, within: as in `evaluate`.
         subsets: random ensembles drawn for a size.
-        device: what the members run on.
-        seed: of the draws.
-        say: called with what is being done, a line at a time.
+        device: device that the members run on.
+        seed: seed of the draws.
+        say: function that is called with what is being done, a line at a time.
 
     Raises:
         UsageError: as in `evaluate`, a mixture of images and predictions, or a path without the ending of a page.

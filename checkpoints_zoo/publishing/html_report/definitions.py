@@ -70,7 +70,7 @@ def term(name: str, label: str | None = None) -> Markup:
     """Name a figure or a term, with its definition on hover and a link to it; return the markup.
 
     Args:
-        name: of the figure or term.
+        name: name of the figure or term.
         label: to be shown in place of its title.
     """
     title, definition = TERMS[name]

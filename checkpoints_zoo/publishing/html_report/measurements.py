@@ -233,7 +233,7 @@ def compute_predictions(
     Args:
         members: to run.
         inside: the images.
-        device: what the members run on, in float32.
+        device: device that the members run on, in float32.
         labelled: whether labels are needed.
 
     Raises:
@@ -312,7 +312,7 @@ class WeightFigures:
     Args:
         members: the first members, whose weights are read.
         total: how many members there are.
-        table: of the symmetries; None if it can't be derived.
+        table: table of the symmetries; None if it can't be derived.
         reason: why there is no table.
         before, after: MMD² of the members at even positions against the members at odd positions, with and without
             symmetries; None for fewer than 4 members, and `after` is None without a table.
@@ -335,9 +335,9 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
 
     Args:
         members: whose weights are read.
-        device: where to compute.
-        seed: of the permutations of the test.
-        say: called with what is being done.
+        device: device to compute on.
+        seed: seed of the permutations of the test.
+        say: function that is called with what is being done.
 
     Raises:
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.

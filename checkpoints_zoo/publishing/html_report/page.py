@@ -43,7 +43,7 @@ class Page(Printed):
         parts: in reading order.
         origin: name -> value of what the page was made of and with.
         numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
-        path: of the saved file, None if it is not saved yet.
+        path: path of the saved file, None if it is not saved yet.
     """
 
     title: str
@@ -92,7 +92,7 @@ class Page(Printed):
         """Write the page by temporary name and rename; return its path.
 
         Args:
-            path: of the file; its folder is made.
+            path: path of the file; its folder is made.
 
         Raises:
             UsageError: a name without the ending of a page, or a place that can't be written to.
@@ -117,7 +117,7 @@ class Part:
     """A part of a page.
 
     Args:
-        name: of its element.
+        name: name of its element.
         title: its heading.
         blocks: in reading order.
     """
@@ -143,7 +143,7 @@ class FigureBlock:
     """A figure of one or more panels, with the numbers that it draws.
 
     Args:
-        name: of its element.
+        name: name of its element.
         panels: in reading order.
         caption: what is shown, of how many, on which data, and what intervals mean.
         tables: the numbers; sortable.
@@ -163,7 +163,7 @@ class Panel:
     """One drawing.
 
     Args:
-        name: of its element.
+        name: name of its element.
         title: above it.
         description: in words, for readers who can't see it.
         svg: the drawing, an SVG element.
@@ -180,8 +180,8 @@ class TableBlock:
     """A table.
 
     Args:
-        name: of its element.
-        header: of the columns; the first has the names of the rows.
+        name: name of its element.
+        header: header of the columns; the first has the names of the rows.
         rows: cells of text; a row of one cell is a heading over the rows below it.
         caption: what it shows.
         words: positions of columns whose cells are words, not numbers.
@@ -202,7 +202,7 @@ class FactsBlock:
     """A table of names and values.
 
     Args:
-        name: of the element.
+        name: name of the element.
         rows: a name and its value, each.
         caption: what they are of.
     """
@@ -236,7 +236,7 @@ def draw_panel(
     """Draw a panel; return it.
 
     Args:
-        name: of its element.
+        name: name of its element.
         title: above it.
         description: in words, for readers who can't see it.
         draw: draws into the axes.
@@ -251,8 +251,8 @@ def number_table(
     """Lay out the numbers of a figure, at most 2,500 rows; return the sortable table.
 
     Args:
-        name: of its element.
-        header: of the columns.
+        name: name of its element.
+        header: header of the columns.
         rows: cells of text.
         caption: what it shows.
         words: positions of columns whose cells are words.
