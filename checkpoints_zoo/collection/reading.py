@@ -74,8 +74,8 @@ def stack(
             if check:
                 check_finite(views, locations)
             return views
-    large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
-    if large and unchanged and names is None and device.type == "cpu":
+    is_large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
+    if is_large and unchanged and names is None and device.type == "cpu":
         check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
         return _read_large_members(locations, specs)
     if device.type == "cuda" and names is None:
@@ -133,11 +133,11 @@ def even_spacing(locations: Sequence[Location]) -> int:
     if len(locations) == 1:
         return first.layout.nbytes
     distance = locations[1].offset - first.offset
-    even = all(
+    is_even = all(
         x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * distance
         for i, x in enumerate(locations)
     )
-    return distance if even and distance > 0 else 0
+    return distance if is_even and distance > 0 else 0
 
 
 def _strides(t: TensorSpec) -> tuple[int, ...]:

@@ -184,7 +184,7 @@ def _check_rows(
         for path, offset, key, member in zip(*columns, strict=True):
             if path is not None:
                 layout = layouts[key]
-                one = offset - layout.lead, offset + layout.nbytes, f"member {member} of {name}"
+                one = offset - layout.header_nbytes, offset + layout.nbytes, f"member {member} of {name}"
                 ranges.setdefault((base, path), []).append(one)
     for base in {base for base, _ in ranges if base}:
         bases[base] = on_hub(hub.resolve_address(base))

@@ -247,7 +247,7 @@ class Section:
     def first_shard(self) -> str:
         """Return the file that the first member lies in, "" where that is no shard."""
         inside, key = self.members["path"][0], self.members["layout"][0]
-        is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].lead
+        is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].header_nbytes
         return str(inside) if is_shard else ""
 
 
@@ -449,7 +449,7 @@ def _place(s: Section) -> str:
             f"The weights are not in this repo, which holds their manifest: they lie in "
             f"[{markdown_text(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
         )
-    if any(layout.lead for layout in s.layouts()):
+    if any(layout.header_nbytes for layout in s.layouts()):
         paths = sorted({p for p in s.members["path"] if p})
         text.append(f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}.")
     return " ".join(text)
