@@ -30,7 +30,7 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
     Its outputs are equal up to 1e-5 of the largest.
 
     Args:
-        members: a collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
+        members: collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
         num_classes: None for the collection's classes; required for an ensemble.
         task: "multiclass", or another of lightning-uq-box's names.
 
@@ -61,9 +61,9 @@ def _resident_class() -> Any:
         """A DeepEnsembleClassification whose members are held in memory.
 
         Args:
-            ensemble: of the members.
-            num_classes: of their logits.
-            task: one of `valid_tasks`.
+            ensemble: ensemble of the members.
+            num_classes: number of classes in the members' logits.
+            task: task of the networks, one of `valid_tasks`.
         """
 
         def __init__(self, ensemble: Ensemble, num_classes: int, task: str) -> None:
@@ -100,7 +100,7 @@ def loader(members: Collection, data: ImageInput, split: str | None = None, *, b
     """Return a DataLoader of batches {"input", "target"}, preprocessed for the members, in order.
 
     Args:
-        members, data, split, batch: as of `zoo.interop.loader`.
+        members, data, split, batch: same arguments as in `zoo.interop.loader`.
 
     Raises:
         UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as there.

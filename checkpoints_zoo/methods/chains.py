@@ -42,14 +42,14 @@ def run_chains(
     squared momentum times 1 − friction / 2, which is T if the step is small.
 
     Args:
-        problem: whose posterior the chains sample.
-        name: of the method.
+        problem: problem whose posterior the chains sample.
+        name: name of the method.
         update: the update of the package posteriors, for the product of all runs; returns the state and each run's log
             density.
-        state: of all chains.
-        kept: after how many steps each draw is taken, rising.
+        state: sampler state of all chains.
+        draw_steps: numbers of steps after which a draw is taken, rising.
         batch_size: images a step, each run its own.
-        seed: of everything random.
+        seed: seed of all random numbers.
         friction: share of the momenta lost in a step; None for chains without.
 
     Raises:

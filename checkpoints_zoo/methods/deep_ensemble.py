@@ -39,7 +39,7 @@ class DeepEnsemble:
             problem: the network and its training images.
             runs: members.
             draws: 1.
-            seed: not used: a member's seed is its number.
+            seed: unused, since a member's seed is its number.
 
         Raises:
             UsageError: more than one draw a run, or losses that were not finite.
@@ -70,12 +70,12 @@ def train_members(
     A run that was killed goes on where it stopped. Rows are those of all trained members: seeds, recipe, hash, figures.
 
     Args:
-        recipe: of the members, as it is but for its name.
+        recipe: recipe by which the members are trained; its name is replaced.
         out: folder of the source.
-        name: of the collection.
-        members: how many the folder holds in the end.
-        device: to train on.
-        say: told of the progress.
+        name: name of the collection.
+        members: number of members that the folder has in the end.
+        device: torch device to train on.
+        say: function that is called with a line of text on the progress.
 
     Raises:
         UsageError: a network that can't be trained, or a folder with members of another recipe under this name.
@@ -89,8 +89,8 @@ def check_fresh(members: Collection, reference: Collection) -> None:
     """Check by content hashes that no member is in a reference population.
 
     Args:
-        members: of the ensemble.
-        reference: what they are compared with.
+        members: members of the ensemble.
+        reference: population that the ensemble is compared with.
 
     Raises:
         UsageError: members that both have, or rows without hashes.

@@ -57,7 +57,7 @@ class Dropout:
             problem: the network and its training images.
             runs: networks.
             draws: masks of each.
-            seed: of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
+            seed: seed of the dropout masks. A network's own seed is 1,000,000 plus its number, as for the modes.
 
         Raises:
             UsageError: a rate outside (0, 1), losses that were not finite, a network without two linear or
@@ -94,7 +94,7 @@ class Layer:
     """A layer whose input is masked.
 
     Args:
-        name: of the module.
+        name: name of the module.
         units: features or channels of its input.
         groups: groups of a convolution; 1 for a transposed one, because its weights have an axis of all channels.
         first: whether units are the weight's first axis; the second otherwise.
@@ -110,8 +110,8 @@ def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
     """Find the linear and convolutional layers of a network, in the order of their calls; return all but the first.
 
     Args:
-        network: it runs once, and is in eval mode afterwards.
-        inputs: two or more, (batch, channel, height, width).
+        network: network that is run once; it is in eval mode afterwards.
+        inputs: two inputs or more, (batch, channel, height, width).
 
     Raises:
         UsageError: fewer than two layers, a layer that is not called once with all inputs, or one without its own
@@ -170,8 +170,8 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapp
     """Multiply layers' weights by the masks of their inputs; return stacked states, name -> (draw, *shape).
 
     Args:
-        state: of one network.
-        layers: whose inputs are masked.
+        state: state dict of one network.
+        layers: layers whose inputs are masked.
         masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
 
     >>> layer = Layer("fc", units=2, groups=1, first=False)

@@ -107,15 +107,15 @@ class Fit:
     """The record of a method's draws in a folder.
 
     Args:
-        collection: its name.
-        method: its name.
-        settings: of the method.
+        collection: name of the collection.
+        method: name of the method.
+        settings: settings of the method.
         recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
-        runs, draws, seed: as in `fit`.
+        runs, draws, seed: number of runs, draws of each run, and seed, as in `fit`.
         seconds: time of fitting and drawing.
-        facts: one mapping for each run: acceptance, evidence and the like.
-        versions: of this package, torch, and the packages that the method needs.
-        method_version: of the method, see `version_of`; records of version 0.1 of this package have none.
+        facts: one mapping per run with its diagnostics, such as acceptance or evidence.
+        versions: versions of this package, of torch, and of the packages that the method needs.
+        method_version: version of the method, see `version_of`; records of version 0.1 of this package have none.
     """
 
     collection: str
@@ -186,15 +186,15 @@ def fit(
     independent members trains `draws` members, whatever `runs` is.
 
     Args:
-        method: its name, with the settings chosen for the recipe, or the method itself.
-        recipe: of the network: a prior needs its weight decay.
+        method: method with its settings, or its name for the settings chosen for the recipe.
+        recipe: recipe of the network; its weight decay gives the prior.
         out: folder of the source.
         runs: posteriors, from different modes.
-        draws: of each.
-        seed: of everything random.
+        draws: number of draws of each run.
+        seed: seed of all random numbers.
         modes: folder of trained modes; None for the folder `modes` in `out`.
-        device: to compute on.
-        say: told of the progress.
+        device: torch device for the computation.
+        say: function that is called with a line of text on the progress.
 
     Raises:
         UsageError: no such method, a network that it can't be used for, a package that is missing, or other draws under
@@ -315,9 +315,9 @@ class Trial:
     """Settings that a search tried, and the figures of their draws on the held-out images.
 
     Args:
-        method: its name.
-        settings: of it.
-        accuracy, nll: of the mean probabilities of a run's draws, averaged over the runs; NLL in nats.
+        method: name of the method.
+        settings: settings of the method.
+        accuracy, nll: figures of the mean probabilities of a run's draws, averaged over the runs; NLL in nats.
         seconds: time of the fit.
         failed: why there are no figures; "" if there are some.
     """
@@ -337,9 +337,9 @@ def search(
 
     Args:
         kind: the method.
-        problem: with held-out images.
-        runs, draws: of each fit.
-        seed: of the fits.
+        problem: problem with held-out images.
+        runs, draws: number of runs of each fit, and of draws of each run.
+        seed: seed of the fits.
 
     Raises:
         UsageError: no images held out, or no settings with finite figures.
@@ -374,7 +374,7 @@ def held_out_figures(problem: Problem, states: Tensors) -> tuple[float, float]:
     """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's images held out.
 
     Args:
-        problem: with images held out.
+        problem: problem with held-out images.
         states: name -> (draw, *shape).
     """
     held_out = problem.held_out

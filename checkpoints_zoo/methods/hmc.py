@@ -109,8 +109,8 @@ class Posterior:
     Args:
         problem: prior, images and network.
         params: name -> (run, *shape), for their shapes.
-        buffers: of the runs; they do not change.
-        temperature: to divide by.
+        buffers: buffers of the runs' networks; they do not change.
+        temperature: number by which the log density is divided.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ class Chains:
 
     Args:
         draws: name -> (chain, draw, *shape).
-        log_density: of the draws, nats, (chain, draw), float64.
+        log_density: log density of each draw in nats, (chain, draw), float64.
         acceptance: mean probability of acceptance after warm-up, (chain,).
-        step_size: after warm-up, (chain,).
+        step_size: step size of each chain after warm-up, (chain,).
         divergences: number of divergent trajectories after warm-up, (chain,).
         gradients: number of gradients of each chain.
     """
@@ -230,14 +230,14 @@ def sample(
     """Draw from a density by Hamiltonian Monte Carlo; return the chains.
 
     Args:
-        density: of all chains at once, in float64.
+        density: function that returns the log density of all chains at once, in float64.
         start: name -> (chain, *shape).
         draws: trajectories after warm-up, a draw each.
         warmup: trajectories before the draws, which adapt step sizes; of 20 or more only the second half counts.
         steps: leapfrog steps of a trajectory: between 1/2 and 3/2 times as many, the same number for all chains.
-        seed: of everything random; the random numbers of a chain do not depend on the number of chains.
+        seed: seed of all random numbers; those of a chain do not depend on the number of chains.
         target: acceptance probability at which step sizes aim.
-        mass: of each dimension, name -> shape; 1 where it is None.
+        mass: mass of each parameter, name -> tensor of its shape; None for masses of 1.
 
     Raises:
         UsageError: a start where the density is not finite.
@@ -305,7 +305,7 @@ class FlatDensity:
     """A density as a function of flat positions (chain, dimension).
 
     Args:
-        density: of stacked tensors.
+        density: log density of stacked tensors.
         like: name -> (chain, *shape), for the shapes.
     """
 
@@ -335,8 +335,8 @@ def leapfrog(
         flow: the density.
         point: start of the chains.
         momenta: (chain, dimension).
-        size: of each chain's steps, (chain,).
-        steps: how many.
+        size: step size of each chain, (chain,).
+        steps: number of steps.
         scale: root of the mass of each dimension, (dimension,).
     """
     start, began = point, energy(point, momenta, scale)
@@ -370,8 +370,8 @@ def first_size(flat_density: FlatDensity, point: Point, momenta: Tensor, scale: 
     Hoffman & Gelman 2014, algorithm 4.
 
     Args:
-        flow, point, momenta, scale: as `leapfrog`.
-        size: to begin with.
+        flow, point, momenta, scale: same arguments as in `leapfrog`.
+        size: step size to begin with.
     """
     sizes = torch.full_like(point.level, size)
     up, moving = None, torch.ones_like(sizes, dtype=torch.bool)

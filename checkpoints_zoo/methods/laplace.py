@@ -73,7 +73,7 @@ class LaplaceLastLayer:
     """A Gaussian over the weights of the last layer; all other tensors stay at the mode.
 
     Args:
-        prior, temperature: as `Laplace`.
+        prior, temperature: same settings as in `Laplace`.
     """
 
     name: ClassVar[str] = "laplace-last-layer"

@@ -40,8 +40,8 @@ class Method(Protocol):
     """A way to draw networks: a frozen dataclass whose fields are the settings, plain JSON values with defaults.
 
     Attributes:
-        name: as in `zoo-cli compare --methods`.
-        title: one line.
+        name: name of the method, as in `zoo-cli compare --methods`.
+        title: one line of text that describes the method.
         source: the paper.
         needs: packages that it needs beside this one, as pip takes them.
         independent: whether each run is one independently trained member.
@@ -62,10 +62,10 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: how many; the seeds of the first ones do not depend on the number, nor do their draws if runs are
+            runs: number of runs; the seeds of the first runs do not depend on it, nor do their draws if runs are
                 not computed together.
-            draws: of each run.
-            seed: of everything random.
+            draws: number of draws of each run.
+            seed: seed of all random numbers.
 
         Raises:
             UsageError: a network that the method can't be used for, or a package that is missing.
@@ -165,7 +165,7 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
     """Check the settings of a method, and the numbers of runs and draws.
 
     Args:
-        method: a frozen dataclass with a `name`.
+        method: method, which is a frozen dataclass with a `name`.
         runs, draws: 1 or more of each.
         narrower: ranges of settings for which this method allows fewer values than others do.
 

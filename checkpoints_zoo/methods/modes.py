@@ -52,12 +52,12 @@ def train_modes(
     """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
 
     Args:
-        recipe: of the members.
-        images: to train on.
+        recipe: recipe by which the members are trained.
+        images: images to train on.
         runs: members.
-        device: to train on.
-        description: of the members, for errors.
-        gradient: makes the function of a step's gradients, of a recipe and seeds; None for the recipe's own.
+        device: torch device to train on.
+        description: words for the members, for error texts.
+        gradient: function (recipe, seeds) -> function that computes a step's gradients; None for the recipe's own.
 
     Raises:
         UsageError: a loss that was not finite.
@@ -95,8 +95,8 @@ def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> 
     Running statistics do not count.
 
     Args:
-        build: builds the network from torch's generator, which is left as it was.
-        device: that the network is built on.
+        build: function that builds the network from torch's generator, which is left as it was.
+        device: torch device on which the network is built.
     """
     built: list[Tensors] = []
     for seed in (0, 1):

@@ -44,11 +44,11 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: of the network; its training gives the modes.
+        recipe: recipe of the network; training by it gives the modes.
         images: the training images, labelled.
         held_out: images for a search of settings, which are not in `images`; None for none.
-        folder: where trained modes are stored for other methods; None for nowhere.
-        device: to compute on.
+        folder: folder in which trained modes are stored for other methods; None to store none.
+        device: torch device for the computation.
     """
 
     recipe: Recipe
@@ -68,10 +68,10 @@ class Problem:
         """Make the problem of a recipe on its own training images, without the last `held_out`; return it.
 
         Args:
-            recipe: of the network.
-            held_out: how many images.
-            folder: where trained modes are kept.
-            device: to compute on.
+            recipe: recipe that names the network and its training.
+            held_out: number of training images that are held out.
+            folder: folder in which trained modes are stored.
+            device: torch device for the computation.
 
         Raises:
             UsageError: a recipe without weight decay, so without a prior, or too many images held out.
@@ -171,7 +171,7 @@ class Problem:
         The log likelihood of the batch is multiplied by N / batch: unbiased if all images are equally probable.
 
         Args:
-            params: of one network.
+            params: parameters of one network, name -> tensor.
             batch: inputs and labels.
         """
         inputs, labels = batch
@@ -185,8 +185,8 @@ class Problem:
         Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
-            size: of a batch, all images at most.
-            seeds: of each run.
+            size: number of images in a batch, at most all images.
+            seeds: seed of each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
         pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
@@ -209,7 +209,7 @@ class Problem:
         Their seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
 
         Args:
-            runs: how many.
+            runs: number of runs.
 
         Raises:
             UsageError: a loss that was not finite.

@@ -26,9 +26,9 @@ def continue_training(
     Momentum starts at zero. Batches, augmentation, momentum and decay are the recipe's.
 
     Args:
-        problem: whose modes are trained.
-        runs: how many.
-        seed: of the order in which each run sees the images.
+        problem: problem whose modes are trained further.
+        runs: number of runs.
+        seed: seed of the order in which each run sees the images.
         schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
         lr: highest rate.
         after: epochs since the mode, rising; 0 for the mode itself.

@@ -73,7 +73,7 @@ class Sghmc:
     Args:
         lr: N · h².
         friction: 1 − momentum.
-        temperature, burn_in, thinning, batch_size: as `Sgld`.
+        temperature, burn_in, thinning, batch_size: same settings as in `Sgld`.
     """
 
     name: ClassVar[str] = "sghmc"
@@ -118,9 +118,9 @@ class CyclicalSghmc:
     Args:
         lr: N · h² at the start of a cycle.
         cycles: number of cycles, at most one for each draw; the first cycles have one draw more if draws are uneven.
-        steps: of a cycle.
+        steps: number of steps in a cycle.
         exploring: share of a cycle without noise.
-        friction, temperature, batch_size: as `Sghmc`.
+        friction, temperature, batch_size: same settings as in `Sghmc`.
     """
 
     name: ClassVar[str] = "csghmc"

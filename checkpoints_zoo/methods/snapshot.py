@@ -22,7 +22,7 @@ class Snapshot:
     snapshots, but that momentum starts at zero after the first cycle.
 
     Args:
-        lr: at the start of each further cycle.
+        lr: learning rate at the start of each further cycle.
         cycle: epochs of each further cycle.
     """
 
@@ -40,9 +40,9 @@ class Snapshot:
 
         Args:
             problem: the network and its training images.
-            runs: how many.
-            draws: of each run.
-            seed: of the order that images come in after the mode.
+            runs: number of runs.
+            draws: number of draws of each run.
+            seed: seed of the order of images after the mode.
 
         Raises:
             UsageError: settings out of their range, or losses that were not finite.

@@ -29,7 +29,7 @@ class Swag:
     Args:
         lr: the constant rate.
         epochs: number of epochs, each of which gives one set of weights.
-        scale: of the covariance.
+        scale: factor of the covariance.
         max_num_models: rank of the low-rank part, at most `epochs`.
         var_clamp: least variance of a weight.
         diag_covariance: whether the low-rank part is left out.
@@ -55,9 +55,9 @@ class Swag:
 
         Args:
             problem: the network and its training images.
-            runs: how many.
-            draws: of each run.
-            seed: of the order of images, and of the draws.
+            runs: number of runs.
+            draws: number of draws of each run.
+            seed: seed of the order of images and of the draws.
 
         Raises:
             UsageError: no torch-uncertainty, settings out of their range, or losses that were not finite.

@@ -34,10 +34,10 @@ class MeanField:
 
     Args:
         lr: Adam's rate at first, for means and logs of standard deviations.
-        steps: of Adam.
+        steps: number of steps of Adam.
         init_log_sd: log of all standard deviations at first.
-        temperature: of the entropy.
-        samples: of the Gaussian, a step.
+        temperature: factor of the entropy.
+        samples: number of samples of the Gaussian in each step.
         batch_size: images a step, each run its own.
         start: initial means: each run's "mode", or a "random" initialisation of the network.
     """
@@ -66,9 +66,9 @@ class MeanField:
 
         Args:
             problem: the network and its training images.
-            runs: how many.
-            draws: of each Gaussian.
-            seed: of the order of images, the samples and the draws.
+            runs: number of runs.
+            draws: number of draws of each Gaussian.
+            seed: seed of the order of images, the samples and the draws.
 
         Raises:
             UsageError: no posteriors, settings out of their range, or a Gaussian that diverges to infinity.

@@ -35,7 +35,7 @@ class Alignment(Printed):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
-        collection: its name.
+        collection: name of the collection.
         to: description of the reference.
         keys: id and epoch of each member.
         sizes: group -> units.
@@ -113,7 +113,7 @@ class Alignment(Printed):
         """Draw distances before and after, transpositions, and losses on the lines into a PNG; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is made. The file is written under a temporary name and renamed.
             lines: losses before and after alignment, for a third panel.
 
         Raises:
@@ -128,8 +128,8 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
     The aligned weights themselves are `members.align(to)`.
 
     Args:
-        members: of one architecture.
-        to: as in `Collection.align`.
+        members: members of one architecture.
+        to: reference of the alignment, as in `Collection.align`.
 
     Raises:
         MemberNotFound, UsageError, SymmetryError: as in `Collection.align`.

@@ -53,17 +53,17 @@ class Compact(Printed):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:
-        collection, citation: of the members.
-        to: what they were aligned to: "member 0", or "the mean".
+        collection, citation: name of the members' collection, and text that cites it.
+        to: reference of the alignment: "member 0", or "the mean".
         data: name and fingerprint of the images evaluated on.
-        inputs, members, samples, splits, seed: how many, and the seed of samples and splits.
+        inputs, members, samples, splits, seed: numbers of each, and the seed of the samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
-        statistics_images: how many.
+        statistics_images: number of images that running statistics are estimated on.
         table: column ("members", "q_d", "q_r") -> row of `ROWS` -> Interval: against the ensemble of all members, which
             the Gaussians were fitted to; low and high by a jackknife over members. Members have no mean.
         held_out: the same for "agreement" and "total_variation", fitted to one random half of the members and compared
             with the ensemble of the other: mean over the splits, low and high where 95 % of the splits fall.
-        ensemble_accuracy: of all members.
+        ensemble_accuracy: accuracy of the ensemble of all members.
         gain: accuracy of q_r's mean minus that of q_d's.
         q_d, q_r: the Gaussians.
         levels: shares of weights pruned, 0..1.
@@ -109,7 +109,7 @@ class Compact(Printed):
         return f"{text_table(rows)}\n\n{self.members:,} members, {self.samples:,} samples, {measured}."
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure: of, figure, value, low, high, held_out."""
+        """Return a table with one row per figure: of, figure, value, low, high, held_out."""
         import pandas as pd
 
         rows = [
@@ -150,7 +150,7 @@ class Compact(Printed):
         """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is made. The file is written under a temporary name and renamed.
 
         Raises:
             UsageError: a name that is no PNG's, or a place that can't be written to.
@@ -176,16 +176,16 @@ def fit_compact_posterior(
     Members have the running statistics they are stored with; those of every other network are estimated anew.
 
     Args:
-        members: two or more, not aligned yet.
+        members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the member that the others are aligned to, or "mean"; None for the first.
         samples: networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: random halves of the members that the intervals come from.
-        seed: of samples and splits.
+        seed: seed of the samples and the splits.
         levels: shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: what the networks run on, in float32.
+        device: torch device on which the networks run, in float32.
         batch: images a forward pass, at most.
 
     Raises:
@@ -248,7 +248,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
 
     Args:
         members: aligned or not.
-        evaluator: of networks of their architecture.
+        evaluator: evaluator of networks of the members' architecture.
         subsets: positions of two members or more each.
     """
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
@@ -278,8 +278,8 @@ class GaussianPredictions:
 
     Args:
         probs: mean over the samples, (input, class).
-        accuracies: of the samples, (sample,).
-        mean_accuracy: of the network of the means.
+        accuracies: accuracy of each sampled network, (sample,).
+        mean_accuracy: accuracy of the network whose weights are the Gaussian's means.
     """
 
     probs: Tensor
@@ -328,11 +328,11 @@ def measure_subsets(
 
     Args:
         evaluator: evaluates networks.
-        probs: of the members, (member, input, class).
+        probs: class probabilities of the members, (member, input, class).
         subsets: positions of members.
         fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
         samples: networks drawn from each Gaussian.
-        seed: of the noise.
+        seed: seed of the noise.
     """
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
     measured = []
@@ -350,8 +350,8 @@ def evaluate_gaussian(
     Args:
         evaluator: evaluates networks.
         q: the Gaussian.
-        samples: how many.
-        generator: of the noise.
+        samples: number of samples.
+        generator: random generator of the noise.
     """
     probs: Tensor | float = 0.0
     accuracies = []
@@ -384,8 +384,8 @@ def jackknife_intervals(
     """Return the figures of all members with jackknife intervals from those of the subsets.
 
     Args:
-        measured: on all members, then on the subsets of `jackknife_subsets`.
-        members, splits, seed: as in `jackknife_subsets`.
+        measured: figures of all members, followed by the figures of each subset of `jackknife_subsets`.
+        members, splits, seed: same arguments as in `jackknife_subsets`.
     """
     spread = iter(measured)
     results = metrics.jackknife(

@@ -34,7 +34,7 @@ class Export:
     """The folder of a source while a recipe's members are trained into it.
 
     Args:
-        recipe: of the members.
+        recipe: recipe by which the members are trained.
         out: folder of the source; this process holds its lock.
 
     Raises:
@@ -61,7 +61,7 @@ class Export:
         """Record the recipe and the description in the folder of runs; return that folder.
 
         Args:
-            ids: of the members to be trained.
+            ids: ids of the members to be trained.
 
         Raises:
             DamagedError: the source has lost the bytes of other members.
@@ -163,13 +163,13 @@ def train_into(
     folder held before can be read during the run.
 
     Args:
-        recipe: of the members.
-        ids: of the members, each once; members in the folder already are skipped.
+        recipe: recipe by which the members are trained.
+        ids: ids of the members, each once; members in the folder already are skipped.
         out: folder of the source.
-        engine: where the members are trained.
-        say: called with lines of text on the progress.
-        progress: called after every epoch of a stack, where this process trains.
-        log: called with a line of JSON for each finished member.
+        engine: engine that trains the members, in this process or in others.
+        say: function called with lines of text on the progress.
+        progress: function called after every epoch of a stack, where this process trains.
+        log: function called with a line of JSON for each finished member.
 
     Raises:
         UsageError: invalid ids, a network that can't be trained, or a folder with members of another recipe under this

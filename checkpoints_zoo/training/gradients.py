@@ -87,7 +87,7 @@ def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]
 
     Args:
         architecture: name of the network.
-        over: what the network is mapped over, such as "a stack".
+        over: word for the axis that the network is mapped over, such as "a stack".
         do: the advice in the error.
 
     Raises:
@@ -149,7 +149,7 @@ class _SingleMember:
     Making the views in each step would take as long as a GPU needs for the step of a small network.
 
     Args:
-        trained: whether gradients are taken with respect to the tensors.
+        trained: whether gradients with respect to the tensors are computed.
     """
 
     def __init__(self, trained: bool) -> None:

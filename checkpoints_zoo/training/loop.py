@@ -46,8 +46,8 @@ class StackState:
         loss: mean training loss of the last epoch in nats, (member,).
         failed_step: first step whose loss was not finite, or -1, (member,).
         epoch: epochs done.
-        averages: of the weights so far, by name; empty if the recipe has no averaging.
-        scaling: of the loss, by name; empty if the precision is not float16.
+        averages: averaged weights so far, by name; empty if the recipe has no averaging.
+        scaling: loss scaling of each member, by name; empty if the precision is not float16.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -120,9 +120,9 @@ def train_epochs(
     Training ends early once every member has had a loss that is not finite.
 
     Args:
-        recipe: of the members.
+        recipe: recipe by which the members are trained.
         members: ids, in the order of the stack.
-        state: from `initial_state`, or saved after an epoch; it stays on its device.
+        state: state from `initial_state`, or a state saved after an epoch; it stays on its device.
         data: the training split.
         gradient: function that computes a step's gradients; None for `stack_gradient`.
 
@@ -200,8 +200,8 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
-        recipe: of the members.
-        state: of the stack.
+        recipe: recipe by which the members are trained.
+        state: training state of the stacked members.
         data: the training split.
         test: images with labels.
 

@@ -58,10 +58,10 @@ def merge(
     readable.
 
     Args:
-        folders: with trained members; no run may be training into them.
+        folders: folders with trained members; no run may be training into them.
         out: folder of the merged source; it may hold members already.
-        names: of the collections; None for all in the folders.
-        say: called with a line of text for each shard.
+        names: names of the collections to merge; None for all in the folders.
+        say: function called with a line of text for each shard.
 
     Raises:
         CollectionNotFound: a folder without trained members, or no folder has a collection of that name.

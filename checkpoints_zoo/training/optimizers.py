@@ -76,9 +76,9 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     whole rate. After a warm-up the cosine covers the remaining units; milestones do not move.
 
     Args:
-        recipe: with the schedule.
-        step: in [0, steps).
-        steps: of the whole training; each epoch has the same number.
+        recipe: recipe that names the schedule.
+        step: number of the step, in [0, steps).
+        steps: number of steps of the whole training; each epoch has the same number.
 
     >>> from checkpoints_zoo.training.recipes import RECIPES
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
@@ -131,11 +131,11 @@ def update_averages(
     weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
 
     Args:
-        recipe: of the members; it names the kind of average.
+        recipe: recipe of the members; it names the kind of average.
         step: number of the step just taken, from 0.
         steps_per_epoch: steps an epoch.
         params, buffers: stacked, after the step.
-        averages: by name; empty before the first one.
+        averages: averaged weights, name -> tensor; empty before the first average.
     """
     epoch, epoch_step = divmod(step, steps_per_epoch)
     if recipe.averaging == "none" or epoch < recipe.averaging_start:
@@ -164,8 +164,8 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     images.
 
     Args:
-        recipe: of the members.
-        params, buffers, averages: by name, stacked.
+        recipe: recipe by which the members are trained.
+        params, buffers, averages: stacked tensors by name.
         data: the training split.
     """
     tensors = params | buffers | averages

@@ -35,7 +35,7 @@ class PackedSnapshot:
     """A snapshot, ready to be stored.
 
     Args:
-        row: of the manifest, without the location of the bytes.
+        row: manifest row of the snapshot, without the location of its bytes.
         raw: the bytes in the recipe's layout; None for a member that failed.
     """
 
@@ -61,9 +61,9 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     """Pack and measure trained members; return their snapshots in order.
 
     Args:
-        recipe: that trained them.
+        recipe: recipe by which the members were trained.
         trained: the members.
-        device: where the stored bytes are measured, in float32.
+        device: torch device on which the stored weights are evaluated, in float32.
     """
     layout = layout_of(recipe)
     fingerprint = recipe.split("train").fingerprint
@@ -138,7 +138,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
     Args:
         recipe, trained: the recipe and its trained member.
         epoch: number of epochs trained.
-        fingerprint: of the training split.
+        fingerprint: fingerprint of the images of the training split.
     """
     run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
     return {

@@ -45,13 +45,13 @@ class TrainedMember:
     """A member after its training.
 
     Args:
-        member, seed: its id, which is its seed as well.
-        status, reason: "ok" and "", or "failed" and why.
+        member, seed: id of the member, and its seed, which is the same number.
+        status, reason: "ok" and "", or "failed" and the reason.
         state: parameters and buffers by name, in float32, without `num_batches_tracked`.
-        train_loss: mean over the steps of the last epoch, nats.
-        wall_time_s: its share of the seconds that its stack took, interrupted runs included.
+        train_loss: mean training loss over the steps of the last epoch, in nats.
+        wall_time_s: the member's share of the seconds that its stack took, interrupted runs included.
         snapshots: epoch -> parameters and buffers, as in `state`.
-        device: where it was trained.
+        device: name of the device on which the member was trained.
     """
 
     member: int
@@ -94,14 +94,14 @@ def train_members(
     the removal of the state, `finish` gets the stack twice: the second call must change nothing.
 
     Args:
-        recipe: of the members.
-        ids: of the members that `out` does not hold yet, each once.
+        recipe: recipe by which the members are trained.
+        ids: ids of the members that `out` does not have yet, each once.
         out: folder of the source; states are saved in its folder `.training`.
-        finish: writes a stack's members to disk before it returns.
-        progress: called after every epoch of a stack, if this process trains it.
-        engine: runs the stacks, each as a job.
-        prepare: called by the worker with the trained members of a stack; `finish` gets its result. None passes the
-            members unchanged.
+        finish: function that writes a stack's members to disk before it returns.
+        progress: function called after every epoch of a stack, if this process trains it.
+        engine: engine that runs the stacks, each as a job.
+        prepare: function called by the worker with the trained members of a stack; `finish` gets its result. With None,
+            `finish` gets the members themselves.
 
     Raises:
         UsageError: invalid ids, or a folder that holds members of another recipe of this name.
@@ -128,10 +128,10 @@ class StackTrainer:
     """A job function for engines: trains a stack of a recipe's members, from its saved state if there is one.
 
     Args:
-        recipe: of the members.
-        folder: of the recipe's runs. Workers that see this folder save states in it; None saves no states.
-        prepare: called with the trained members and the device; None returns the members unchanged.
-        progress: called after every epoch; it is not sent to other processes.
+        recipe: recipe by which the members are trained.
+        folder: folder of the recipe's runs. Workers that see this folder save states in it; None saves no states.
+        prepare: function called with the trained members and the device; None returns the members unchanged.
+        progress: function called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
@@ -175,12 +175,12 @@ def train_stack(
     """Train a stack to the end of the recipe, from its saved state if there is one; return its members.
 
     Args:
-        recipe: of the members.
+        recipe: recipe by which the members are trained.
         stack: ids of the members, at most the recipe's stack width.
         data: the training split.
-        path: of the saved state; None saves no states.
-        progress: called after every epoch.
-        device: to train on.
+        path: path of the saved state; None saves no states.
+        progress: function called after every epoch.
+        device: torch device to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))

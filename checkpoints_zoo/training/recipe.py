@@ -61,7 +61,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
-# Whole numbers: the least and the most. Larger ones are slips: they would train, or fill the memory, without an end.
+# Range of each field of whole numbers: smallest and largest. Larger values would train forever or fill the memory.
 _COUNTS = {
     "epochs": (1, 1_000_000), "batch_size": (1, 1_000_000), "stack_width": (1, 4096), "save_every": (1, 1_000_000),
     "members": (1, 2**31 - 1), "init_permutation": (0, 1_000_000), "warmup_epochs": (0, 1_000_000),
@@ -74,8 +74,8 @@ class Recipe:
     """How the members of a collection are trained.
 
     Args:
-        name: of the collection.
-        architecture, arguments: as of `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
+        name: name of the collection.
+        architecture, arguments: same arguments as in `networks.modules.build_architecture`; with `build`, any name and
             the arguments of `build`.
         dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
             except those of the package's data sets.
@@ -85,9 +85,10 @@ class Recipe:
         lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
             `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
-        optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
-        augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
-        precision: of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the loss.
+        optimizer, momentum, nesterov, weight_decay: settings as in torch.optim.SGD (coupled decay, on all parameters).
+        augmentation: key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
+        precision: precision of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the
+            loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
         stack_width: members trained at once; 1 trains one after another. A member's last bits depend on the width, so
             it is part of the recipe, and short stacks are filled up.
@@ -104,7 +105,7 @@ class Recipe:
         label_smoothing: share of the target that is spread evenly over all classes.
         channels_last: whether images and kernels have this memory format; needs a stack width of 1.
         compile: whether torch.compile is used; it changes last bits.
-        averaging: of the weights. "ema" averages weights and buffers after each step, with factor `averaging_decay`;
+        averaging: kind of weight averaging. "ema" averages weights and buffers after each step by `averaging_decay`;
             "swa" averages the weights of all epochs equally and estimates batch norm's statistics again. The average is
             stored.
         averaging_start: epochs before averaging begins.
@@ -112,7 +113,7 @@ class Recipe:
         members: number of members of the whole collection.
         eval_every: epochs between two measurements on the test split, which are only printed; 0 for none.
         made_from: name of the original recipe and the fields that were set, for the manifest; "" if not a variant.
-        title, licence: of the collection, for its description.
+        title, licence: title and licence of the collection, for its description.
 
     Raises:
         UsageError: a value out of range, or an unknown name.
@@ -333,7 +334,7 @@ def load_images(
     """Call a recipe's function `images`; return both splits by name, with the recipe's name of the data set.
 
     Args:
-        images: returns the images for training and for testing.
+        images: function that returns the images for training and for testing.
         recipe: name of the recipe, for errors.
         dataset: name of the images.
         preprocess: gives the shape that the images must have.

@@ -89,7 +89,7 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
 
     Args:
         recipe: the original.
-        changes: each "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
+        changes: texts "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
 
     Raises:
         UsageError: an unknown field (the error names the nearest), or a value of another type or out of range.

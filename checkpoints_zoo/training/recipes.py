@@ -203,8 +203,8 @@ def resnet20_frn_silu_cifar10() -> Recipe:
 def optunet_mnist() -> Recipe:
     """Return the recipe of 8,192 convnets of 392 parameters, on MNIST, after OptuMNIST-v1's.
 
-    That is of a network with 355 parameters, trained in float16 and kept at its best epoch; float32 and the last epoch
-    are ours.
+    OptuMNIST-v1 is a network of 355 parameters, trained in float16 and stored at its best epoch; this recipe uses
+    float32 and the last epoch.
     """
     return Recipe(
         name="optunet-mnist",
@@ -271,10 +271,10 @@ def choose_recipe(
     """Return the recipe that the options of the command line describe.
 
     Args:
-        text: a recipe's name, or FILE.py, or FILE.py:NAME.
-        changes: each FIELD=VALUE.
-        name: of the collection; None for the recipe's name.
-        init_permutation, init_seed: as the recipe's fields; they are appended to the collection's name.
+        text: name of a recipe, or FILE.py, or FILE.py:NAME.
+        changes: texts of the form FIELD=VALUE.
+        name: name of the collection; None for the recipe's name.
+        init_permutation, init_seed: values of the recipe's fields; they are appended to the collection's name.
 
     Raises:
         UsageError: an unknown recipe, or an invalid change.

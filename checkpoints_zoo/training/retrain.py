@@ -24,7 +24,7 @@ class RetrainResult:
     """Result of the comparison of a retrained member with the stored one.
 
     Args:
-        member: its id.
+        member: id of the member.
         compared: "bytes", "accuracy" or "status": the kind of comparison.
         same: whether the bytes are equal, or the accuracy is within the interval.
         text: the values compared.
@@ -49,11 +49,11 @@ def retrain(
     within the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
-        members: a collection that this package has trained.
+        members: collection that this package has trained.
         count: number of members to retrain, spread evenly.
-        recipe: of the members; None for the recipe that the rows name.
-        engine: where the members are trained.
-        say: called with a line of text.
+        recipe: recipe of the members; None for the recipe that the rows name.
+        engine: engine that trains the members, in this process or in others.
+        say: function called with a line of text.
 
     Raises:
         SelectionError: no members with weights.

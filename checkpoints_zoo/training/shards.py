@@ -48,8 +48,8 @@ def write_shards(
     `remove_unnamed_shards`.
 
     Args:
-        source: a folder.
-        description: of the collection, with one layout.
+        source: source in a folder.
+        description: description of the collection, with one layout.
         new_snapshots: snapshots to add, all of each member.
         snapshots: number of snapshots of a member; it determines how many members share a shard.
         whole: whether to write only shards whose members are all finished.
@@ -153,9 +153,9 @@ class Staging:
     """The staged snapshots of a collection: finished, but in no shard yet.
 
     Args:
-        folder: of the staged files; only this object writes into it.
-        layout: of the snapshots' bytes.
-        recipe_hash: of the recipe that trained them.
+        folder: folder of the staged files; only this object writes into it.
+        layout: layout of the snapshots' bytes.
+        recipe_hash: hash of the recipe by which the members were trained.
         readonly: whether to keep incomplete files and those of another recipe; otherwise they are deleted.
     """
 
@@ -242,7 +242,7 @@ class Log:
     """A JSON line for every member that finished: member, status, reason, accuracy, seconds, time.
 
     Args:
-        path: of the file; runs append to it.
+        path: path of the log file; runs append to it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -38,9 +38,9 @@ class RunKey:
     """Identifies a saved state; a run resumes from a state only if all three fields agree.
 
     Args:
-        recipe_hash: of the recipe.
+        recipe_hash: hash of the recipe.
         members: ids of the stack, without those that fill it up.
-        torch_version: of the run; another build may round differently.
+        torch_version: version of torch in the run; another build may round differently.
     """
 
     recipe_hash: str
@@ -52,9 +52,9 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
     """Write a state; after a kill at any moment `path` holds the complete old state or the complete new one.
 
     Args:
-        path: of the file, in an existing folder.
-        state: of the stack.
-        key: of the state.
+        path: path of the state file, in an existing folder.
+        state: training state of the stacked members.
+        key: key that identifies the run of the state.
         wall_time_s: seconds of training so far, interrupted runs included.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
@@ -270,9 +270,9 @@ def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
     """Remove files of killed runs: half-written files, and states of members that are finished.
 
     Args:
-        folder: of the recipe's runs.
+        folder: folder of the recipe's runs.
         unfinished: ids of the members still to be trained.
-        epochs: of the recipe.
+        epochs: number of epochs in the recipe.
     """
     for temporary in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
         temporary.unlink()
@@ -288,9 +288,9 @@ def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[in
     A stack with a saved state may hold members that are finished already; they are trained to the same bytes again.
 
     Args:
-        folder: of the recipe's runs.
-        recipe: of the members.
-        ids: of the members to be trained.
+        folder: folder of the recipe's runs.
+        recipe: recipe by which the members are trained.
+        ids: ids of the members to be trained.
     """
     stacks, remaining = [], dict.fromkeys(ids)
     for path in sorted(folder.glob("*.safetensors")):

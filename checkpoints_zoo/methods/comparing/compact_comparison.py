@@ -75,9 +75,9 @@ class Source:
     """The draws of one method in the table.
 
     Args:
-        citation: of the draws, without the folder of this machine.
+        citation: text that cites the draws, without the folder of this machine.
         runs: chains of HMC, members of an ensemble, fits of VI.
-        draws: of all runs.
+        draws: draws of all runs.
         facts: settings and records of the fits, JSON values: see `draws.Draws`.
     """
 
@@ -98,7 +98,7 @@ class CompactComparison:
         inputs: number of images.
         samples: networks drawn from each Gaussian.
         splits: random halves of the runs.
-        seed: of samples and splits.
+        seed: seed of the samples and the splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         table: "hmc" and "ensemble" -> "sample", "q_d", "q_r", and "vi" -> "q" -> row of `ROWS` ->
             Interval. Agreement and total variation are those with the mean prediction of all of HMC's draws. The column
@@ -328,20 +328,20 @@ def compact(
     statistics of every other network are estimated anew.
 
     Args:
-        members: two or more, not aligned yet.
+        members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         against: draws of HMC of the same network; the column `run` of their rows numbers the chains.
-        vi: with `against`, draws of variational posteriors, two or more of each `run`; None for none. Mean weights are
+        vi: draws of variational posteriors, two or more per `run`, used with `against`; None for none. Mean weights are
             those of a run's draws.
         to: id of the member that the others are aligned to, or "mean"; None for the first. With `against`, draws are
             aligned to "mean" or to the first of each.
         samples: networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
         splits: random halves of members, chains and fits that the intervals come from.
-        seed: of samples and splits.
-        levels: without `against`, shares of weights to prune, 0..1.
+        seed: seed of the samples and the splits.
+        levels: shares of weights to prune, 0..1, used without `against`.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: where the networks run, in float32.
+        device: torch device on which the networks run, in float32.
         batch: images of a forward pass, at most.
 
     Raises:
@@ -445,15 +445,15 @@ def fit_and_compare(
     Fits with the same settings that the folder has already are read from it.
 
     Args:
-        recipe: of the network.
+        recipe: recipe that names the network and its training.
         out: folder of the draws.
         runs, draws: chains of HMC and fits of VI, and draws of each; as many members as draws.
         hmc, vi: the methods with their settings.
         workers: processes; None for one a core.
-        seed: of fits, samples and splits.
-        device: to compute on.
-        say: receives messages on the progress.
-        options: of `compact`.
+        seed: seed of the fits, the samples and the splits.
+        device: torch device for the computation.
+        say: function that receives messages on the progress.
+        options: further arguments of `compact`.
 
     Raises:
         UsageError: a network that a method can't be used for, a package that is missing, and as `compact`.
@@ -517,9 +517,9 @@ class Column:
     """Predictives of some networks on the test images, and the networks' accuracies.
 
     Args:
-        probs: their mean probabilities, (predictive, input, class).
+        probs: mean class probabilities of each predictive's networks, (predictive, input, class).
         sample_accuracy: mean accuracy of the networks, (predictive,).
-        mean_accuracy: of the network of their mean weights, (predictive,); None where there is none.
+        mean_accuracy: accuracy of the network with the mean weights, (predictive,); None if there is none.
     """
 
     probs: Tensor
@@ -577,12 +577,12 @@ def measure_draws(
     Each half of the runs gets its own Gaussians and its own noise; q_d and q_r get the same noise.
 
     Args:
-        draws: with their runs.
-        to: what they are aligned to, as `Collection.align` takes it.
-        evaluator: on the test images.
+        draws: draws of a method, with the run of each.
+        to: reference of the alignment, as `Collection.align` takes it.
+        evaluator: evaluator of networks on the test images.
         splits: random halves of the runs.
         samples: networks drawn from each Gaussian.
-        seed: of halves and noise.
+        seed: seed of the halves and of the noise.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     chosen = [_positions_of(draws, runs) for runs in plan.chosen]
@@ -601,10 +601,10 @@ def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, se
     The network of the means has the mean weights of a run's draws.
 
     Args:
-        draws: with their runs.
-        evaluator: on the test images.
+        draws: draws of a method, with the run of each.
+        evaluator: evaluator of networks on the test images.
         splits: random halves of the runs.
-        seed: of the halves.
+        seed: seed of the random halves.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     runs = [torch.tensor(run) for run in draws.runs]
@@ -622,7 +622,7 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
     """Return a column of the table: figure -> value and interval, over the runs of the method and of the other.
 
     Args:
-        method: that has the column.
+        method: predictives of the method that has the column.
         column: name of the column.
         against: the method to compare with; if it is the same method, each half is compared with its own draws.
     """

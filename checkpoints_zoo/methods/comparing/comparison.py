@@ -50,11 +50,11 @@ class Row:
     """The figures of one method in one mode.
 
     Args:
-        method: its name; "reference" for the population itself.
+        method: name of the method; "reference" for the population itself.
         mode: "one": each run alone, figures are means over runs. "multi": some draws of all runs together. "members":
             independent members.
         runs: number of runs; each independent member is a run.
-        draws: of an ensemble.
+        draws: number of draws in an ensemble.
         figures: name -> estimate: "mmd" and "ns" of all weights, and those of `zoo.evaluate`.
         layers: "mmd" and "ns" -> layer -> estimate.
         corollary: p-value of `zoo.corollary`, all layers together. None for one mode, whose draws are of one run, and
@@ -110,7 +110,7 @@ class Comparison(Printed):
     Args:
         collection: name of the collection whose recipe the methods were fitted to.
         reference: citation of the population.
-        members: how many it has.
+        members: number of members.
         data, ood: names and fingerprints of the images; ood "" without any.
         rows: methods in their order, one mode before multi mode. The last row is the reference: figures are those of
             its ensemble, "mmd" and "ns" those of its members at even positions against those at odd ones.

@@ -45,8 +45,8 @@ class DrawEnsemble:
         """Draw halves of the runs for a delete-d jackknife; return the positions of their draws.
 
         Args:
-            seed: of the halves.
-            subsets: how many.
+            seed: seed of the random halves.
+            subsets: number of subsets.
         """
         plan = metrics.jackknife_plan(len(self.runs), seed, subsets)
         chosen = [torch.tensor([at for run in some.tolist() for at in self.runs[run]]) for some in plan.chosen]
@@ -57,7 +57,7 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     """Group a method's draws by mode; return one and multi mode, or independent members alone.
 
     Args:
-        name: of the method, for errors.
+        name: name of the method, for error texts.
         members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
             `run`, in the order of column `draw`; draws without a run are one run.
 

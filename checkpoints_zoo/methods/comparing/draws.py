@@ -35,7 +35,7 @@ class Draws:
     """Draws of one method, to be compared with the reference.
 
     Args:
-        name: of the method.
+        name: name of the method.
         members: the draws.
         facts: JSON values: title, source, settings, seconds, facts of each run, trials of a search, versions; empty
             for draws that the caller supplied.
@@ -59,11 +59,11 @@ class MethodFits:
     """Methods fitted to a recipe, each in its own folder, whose name has a hash of the settings.
 
     Args:
-        recipe: of the network.
+        recipe: recipe that names the network and its training.
         out: folder of the comparison.
-        runs, draws, seed: as in `fitting.fit`.
+        runs, draws, seed: number of runs, draws of each run, and seed, as in `fitting.fit`.
         search: whether the settings of each method are searched for first.
-        device: to compute on.
+        device: torch device for the computation.
     """
 
     recipe: Recipe
@@ -177,7 +177,7 @@ def available_methods(names: Iterable[str] | None, collection: str) -> tuple[lis
 
     Args:
         names: None for all; a method that is named must not be left out.
-        collection: for which settings were chosen.
+        collection: name of the collection that the settings were chosen for.
 
     Raises:
         UsageError: no such method, a method twice, or a named method whose packages are not installed.
@@ -220,9 +220,9 @@ def fit_all(
 
     Args:
         fits: recipe, folder and numbers of the fits.
-        methods: in the order of the table.
+        methods: methods to fit, in the order of the table.
         workers: processes; each computes on one thread.
-        say: receives messages on the progress.
+        say: function that receives messages on the progress.
 
     Raises:
         WorkerError, StorageError, and other errors that are not about one method.

@@ -20,7 +20,7 @@ class Curve:
     Args:
         sizes: rising, from 1 to all members.
         values: mean figure of each size.
-        limit: of an infinite ensemble.
+        limit: figure of an infinite ensemble.
     """
 
     sizes: Sequence[int]
@@ -122,8 +122,8 @@ def equivalent_size(curve: Curve, figure: Estimate) -> Worth | None:
     """Find the equivalent size of a figure on the population's curve; return it, None if there is none.
 
     Args:
-        curve: of the population; a curve that does not change with the size has no equivalent sizes.
-        figure: of an ensemble; a figure that is not finite has no equivalent size.
+        curve: curve of the population; a curve that does not change with the size has no equivalent sizes.
+        figure: figure of an ensemble; a figure that is not finite has no equivalent size.
     """
     if not math.isfinite(figure.value) or curve.monotone()[0] <= 0 or len(curve.sizes) < 2:
         return None
@@ -138,7 +138,7 @@ def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate])
 
     Args:
         growth: figure -> growth, as `Uncertainty.curve` gives it.
-        figures: of an ensemble.
+        figures: figures of an ensemble.
     """
     placed = {
         n: equivalent_size(Curve.from_growth(growth[n]), figures[n])

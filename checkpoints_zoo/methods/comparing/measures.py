@@ -46,10 +46,10 @@ class Closeness:
 
     Args:
         reference: the population.
-        permutations: of the test.
-        subsets: of runs that the jackknife measures.
-        seed: of permutations and subsets.
-        device: where to compute.
+        permutations: number of permutations of the test.
+        subsets: number of subsets of runs that the jackknife measures.
+        seed: seed of the permutations and the subsets.
+        device: torch device for the computation.
     """
 
     reference: Collection
@@ -62,7 +62,7 @@ class Closeness:
         """Measure MMD² and NS of draws, by layer and whole; return them.
 
         Args:
-            draws: two or more.
+            draws: draws to measure, two or more.
             plan: subsets of them for the jackknife; None for no interval.
         """
         return self._measure_views(draws, self.reference, "second", plan)
@@ -139,9 +139,9 @@ class Uncertainty:
     Args:
         inside: labelled images, in the order of the members' classes.
         outside: images out of distribution; None leaves those figures out.
-        subsets: of runs that the jackknife measures.
-        seed: of the subsets.
-        device: what the draws run on.
+        subsets: number of subsets of runs that the jackknife measures.
+        seed: seed of the subsets.
+        device: torch device on which the draws' networks run.
     """
 
     inside: ImageData
@@ -154,7 +154,7 @@ class Uncertainty:
         """Measure draws as one ensemble; return figure -> estimate.
 
         Args:
-            draws: of a method.
+            draws: draws of a method.
             plan: subsets of them for the jackknife; None for no interval.
         """
         with one_thread(draws._member_nbytes < SMALL_MEMBER_BYTES):
@@ -196,8 +196,8 @@ def choose_images(
     """Choose the images to measure draws on; return labelled images, and images out of distribution or None.
 
     Args:
-        members: whose classes count.
-        data: as in `zoo.evaluate`.
+        members: members whose classes the images must have.
+        data: images or their name, as in `zoo.evaluate`.
         ood: likewise; None for the data set's default (`OOD`), "none" for none.
 
     Raises:

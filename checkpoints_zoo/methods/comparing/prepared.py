@@ -61,17 +61,17 @@ class PreparedComparison:
     """A comparison with checked arguments, before anything is fitted.
 
     Args:
-        name: of the collection whose recipe the methods are fitted to.
+        name: name of the collection whose recipe the methods are fitted to.
         reference: the population.
-        closeness, uncertainty: how draws are measured.
+        closeness, uncertainty: measures that are applied to the draws.
         out: folder of draws, cells and comparison.json.
         fits: recipe, folder and numbers of the fits; None if nothing is fitted.
-        methods: to be fitted.
+        methods: methods to be fitted.
         named: whether the caller named them, so that none may be left out.
         missing: method -> why it can't be fitted here.
         others: draws that were made elsewhere.
         workers: processes.
-        say: told of the progress.
+        say: function that is called with a line of text on the progress.
     """
 
     name: str

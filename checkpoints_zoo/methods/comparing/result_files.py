@@ -140,7 +140,7 @@ class Cells:
 
     Args:
         folder: made with the first cell.
-        say: receives messages about damaged files.
+        say: function that receives messages about damaged files.
     """
 
     folder: Path

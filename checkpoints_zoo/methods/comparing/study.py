@@ -126,8 +126,8 @@ def _check_same_network(thing: str, members: Collection, reference: Collection) 
     """Check that members have the reference's tensors.
 
     Args:
-        thing: what they are, for the error.
-        members, reference: to be compared.
+        thing: word for the compared members, for the error text.
+        members, reference: populations to be compared.
 
     Raises:
         UsageError: they have others.
@@ -168,23 +168,23 @@ def compare(
     read from it, so a call that was interrupted can be repeated, and continues.
 
     Args:
-        collection: a collection, or its name.
+        collection: collection, or its name.
         methods: names; None for all whose packages are installed, () for none.
         data: labelled images, as in `zoo.evaluate`; None for the collection's own test set.
         ood: images out of distribution; None for the data set's default (digits: photos; CIFAR and
             Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" for none.
         out: folder of draws, cells and comparison.json; None for NAME-compared.
-        reference: another population to compare with, of the same architecture; None for the collection.
+        reference: population to compare with, of the same architecture; None for the collection itself.
         draws: name -> draws of yours, as `zoo.from_samples` returns them.
-        recipe: of the collection, if it is not one of the package's.
+        recipe: recipe of the collection, if it is not one of the package's.
         runs, per_run: posteriors that a method is fitted to, and draws of each.
-        permutations: of the tests.
+        permutations: number of permutations of each test.
         search: whether settings are searched for on held-out training images; if not, methods have the settings of an
             earlier search on this collection, or their defaults.
         workers: processes; None for one a core.
-        device: what to fit and measure on.
-        seed: of fits, permutations and subsets.
-        say: receives messages on the progress.
+        device: torch device for fits and measurements.
+        seed: seed of the fits, the permutations and the subsets.
+        say: function that receives messages on the progress.
 
     Raises:
         UsageError: no such method, a named method that can't be fitted here, draws of another network, a collection
