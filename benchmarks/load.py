@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.catalog import Description, write_json
+from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.manifest import build_manifest, write_manifest
 from checkpoints_zoo.networks import modules
 
@@ -61,8 +62,9 @@ def prepare(folder: Path, count: int) -> Collection:
     first = shard_files.first_offset(layout, [key for key, _ in members])
     rows = [
         {"member": i, "epoch": 1, "final": True, "status": "ok", "path": f"shards/r18/{path.name}",
-         "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16"}
-        for i in range(count)
+         "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16",
+         "sha256": content_hash(layout, raw)}
+        for i, (_, raw) in enumerate(members)
     ]  # fmt: skip
     description = Description(
         "r18", "random ResNet-18", "resnet18", {}, "none", tuple(map(str, range(100))),

@@ -10,6 +10,7 @@ from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import SourceNotFound
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import cache
+from checkpoints_zoo.sources.hub import cache_root
 
 
 @click.command()
@@ -26,7 +27,7 @@ def command(drop: str | None, dry_run: bool, out: Output) -> None:
         cached = [entry for entry in cached if drop in ("all", entry.repo)]
         if not cached and drop != "all":
             raise SourceNotFound(
-                f"repo {drop}", expected=f"a repo with members in {cache.cache_root()}", found="no members of it",
+                f"repo {drop}", expected=f"a repo with members in {cache_root()}", found="no members of it",
                 do="`zoo-cli cache` lists the repos",
             )  # fmt: skip
         if not dry_run:
@@ -35,4 +36,4 @@ def command(drop: str | None, dry_run: bool, out: Output) -> None:
     rows = [asdict(entry) for entry in cached]
     out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
     verb = "" if drop is None else "would be deleted: " if dry_run else "deleted: "
-    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached))} in {cache.cache_root()}")
+    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached))} in {cache_root()}")

@@ -1,4 +1,4 @@
-"""Check the arguments that all measurements have: members, labelled images of their classes, seeds."""
+"""Checks of the arguments that all measurements have: members, labelled images of their classes, seeds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo import images, predictions
-from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.text import first_few, whole_number
+from checkpoints_zoo.formats.text import first_few, one_line, whole_number
 from checkpoints_zoo.images import ImageData, in_order
 from checkpoints_zoo.images.image_data import match_classes
 
@@ -18,12 +18,12 @@ def images_of(description: Description, split: str = "test") -> ImageData:
     """Load the test or training images that a collection names, if the package has them; return them.
 
     Args:
-        description: of the collection.
-        split: "test" or "train".
+        description: description of the collection.
+        split: name of the split, "test" or "train".
 
     Raises:
-        UsageError: the package lacks them: only the producer of the collection has them.
-        ZooError: they can't be loaded: see `images.load`.
+        UsageError: the package lacks the images, which only the producer of the collection has.
+        ZooError: the images can't be loaded, for the reasons given in `images.load`.
     """
     if description.dataset in images.DATASETS:
         return images.load(description.dataset, split)
@@ -42,7 +42,7 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
     The images may have only some of the classes, in any order: they are matched by name, as in `images.in_order`.
 
     Raises:
-        UsageError: no labels, labels of classes without names, or of other classes.
+        UsageError: the images have no labels, or their classes have no names or are not the collection's.
     """
     ordered = in_order(data, description.classes)
     if ordered.labels is not None and tuple(ordered.classes) == description.classes:
@@ -72,12 +72,12 @@ def labels_of(data: ImageData, description: Description) -> Tensor:
 
 
 def eval_data(data: ImageData) -> str:
-    """Return how a manifest names images: name and split ("digits/test")."""
+    """Return the images' name in manifests: their name and split ("digits/test")."""
     return f"{data.name}/{data.split}"
 
 
 def image_key(data: ImageData) -> str:
-    """Return how a report names images: name, split and fingerprint ("digits/test 0123456789abcdef")."""
+    """Return the images' name in reports: their name, split and fingerprint ("digits/test 0123456789abcdef")."""
     return f"{eval_data(data)} {data.fingerprint}"
 
 
@@ -85,7 +85,7 @@ def check_measurable(members: object) -> None:
     """Check that a value is a collection or stored predictions, which can be measured.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the value is neither a collection nor stored predictions.
     """
     if not isinstance(members, Collection | predictions.Predictions):
         advice = "Give the members themselves, they are run as an ensemble"
@@ -97,15 +97,44 @@ def check_measurable(members: object) -> None:
         )
 
 
-def check_draws(seed: object, subsets: object = 2) -> None:
-    """Check the seed and the number of random subsets.
+def check_collection(members: object, thing: str = "members") -> None:
+    """Check that a value is a collection.
+
+    Args:
+        members: the value.
+        thing: its name in the error.
 
     Raises:
-        UsageError: no whole number, a seed of more than 64 bits, or fewer than two subsets.
+        UsageError: it is something else.
     """
-    seed_value = whole_number(seed)
-    if seed_value is None or not -(2**63) <= seed_value < 2**64:
+    if not isinstance(members, Collection):
+        advice = ""
+        if isinstance(members, str):
+            advice = f"Load it: zoo.load({one_line(members, 80)!r})"
+        elif isinstance(members, Member):
+            advice = "One member is a collection as well: members[3:4]"
+        raise UsageError(thing, expected="a Collection", found=type(members).__name__, do=advice)
+
+
+def check_seed(seed: object) -> int:
+    """Check a seed; return it as an int. numpy's and torch's whole numbers are allowed.
+
+    Raises:
+        UsageError: no whole number, or one of more than 64 bits.
+    """
+    value = whole_number(seed)
+    if value is None or not -(2**63) <= value < 2**64:
         raise UsageError("seed", expected="a whole number of at most 64 bits", found=repr(seed)[:80])
+    return value
+
+
+def check_draws(seed: object, subsets: object) -> tuple[int, int]:
+    """Check the seed and the number of random subsets; return both as ints.
+
+    Raises:
+        UsageError: a value is no whole number, the seed has more than 64 bits, or there are fewer than two subsets.
+    """
     count = whole_number(subsets)
     if count is None or count < 2:
         raise UsageError("subsets", expected="a whole number from 2", found=repr(subsets)[:80])
+    return check_seed(seed), count

@@ -37,17 +37,6 @@ def as_ensemble(members: Collection | Ensemble) -> Ensemble:
     raise UsageError("members", expected=expected, found=type(argument).__name__)
 
 
-def check_collection(members: object) -> None:
-    """Check that members are a collection.
-
-    Raises:
-        UsageError: they are not.
-    """
-    if not isinstance(members, Collection):
-        expected, do = "a Collection", "One member is a collection as well: members[3:4]"
-        raise UsageError("members", expected=expected, found=type(members).__name__, do=do)
-
-
 @dataclass(frozen=True)
 class Collate:
     """Collate examples (image, label) into a batch (inputs, labels), preprocessing the images."""
@@ -82,7 +71,7 @@ def loader(
     >>> inputs.shape, labels.shape
     (torch.Size([128, 1, 8, 8]), torch.Size([128]))
     """
-    check_collection(members)
+    arguments.check_collection(members)
     image_data = images.of(data, split=split)
     labels = torch.full((len(image_data),), NO_LABEL) if ood else arguments.labels_of(image_data, members.description)
     collate = Collate(image_data, members.preprocess)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
-from checkpoints_zoo.interop import batches
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
 VERSION = "2.4.0"  # of lightning, whose format the files have; later versions migrate them
@@ -64,7 +64,7 @@ def write_checkpoints(
     ...     [(p.name, list(torch.load(p)["state_dict"])[0]) for p in paths]
     [('000000.ckpt', 'model.conv1.weight'), ('000001.ckpt', 'model.conv1.weight')]
     """
-    batches.check_collection(members)
+    arguments.check_collection(members)
     root, file_format = Path(folder), _CheckpointFormat(prefix, dtype, _key_map(members) if upstream else None)
     members.download()  # one download for all members
     paths = [root / _file_name(member) for member in members]

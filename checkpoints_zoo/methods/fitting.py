@@ -16,9 +16,9 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.formats.disk import replace_file
-from checkpoints_zoo.formats.text import nearest_name
+from checkpoints_zoo.formats.text import nearest_name, whole_number
 from checkpoints_zoo.interop.checkpoints import Facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.interop.samples import from_samples
@@ -203,8 +203,9 @@ def fit(
     """
     chosen_method = choose_method(method, recipe.name) if isinstance(method, str) else method
     for what, number, least in (("runs", runs, 1), ("draws", draws, 2)):
-        if number < least:
-            raise UsageError(what, expected=f"{least} or more", found=str(number))
+        if (known := whole_number(number)) is None or known < least:
+            raise UsageError(what, expected=f"a whole number from {least}", found=repr(number)[:80])
+    runs, draws, seed = int(runs), int(draws), arguments.check_seed(seed)
     root = Path(out).expanduser().absolute()
     name = draws_name(recipe, chosen_method.name, 1 if chosen_method.independent else runs)
     settings, version = asdict(chosen_method), version_of(chosen_method)

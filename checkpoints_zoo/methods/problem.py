@@ -2,7 +2,8 @@
 
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
 log of likelihood and an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea & Franchi 2024. If a
-recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves.
+recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves. AdamW shrinks the
+weights apart from the loss, so that its modes are minima of another sum; the prior has the same precision.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """

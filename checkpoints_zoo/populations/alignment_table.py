@@ -14,6 +14,7 @@ from torch import Tensor
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
 from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
@@ -140,6 +141,7 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
     >>> result.total[0].item(), bool((result.after[1:] < result.before[1:]).all())
     (0, True)
     """
+    arguments.check_collection(members)
     return measure_alignment(members.align(to))
 
 

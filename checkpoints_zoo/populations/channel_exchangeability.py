@@ -16,6 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.populations.independent_units import draw_one_a_unit, unit_numbers
 from checkpoints_zoo.symmetry import Table
@@ -110,6 +111,8 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
     >>> zoo.corollary(members.canonicalize(permute="max")).p < 0.001
     True
     """
+    arguments.check_collection(members)
+    seed = arguments.check_seed(seed)
     table = members.symmetry_table
     if len(set(members.ids)) < len(members.ids):
         raise UsageError(
@@ -148,7 +151,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         UsageError: fewer than two members or a simulation, or tensors without a member axis.
         DamagedError: weights that are not finite.
     """
-    members = count_stacked(table, params)
+    members, seed = count_stacked(table, params), arguments.check_seed(seed)
     return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
 
 
@@ -188,7 +191,7 @@ def _test_layers(
             raise UsageError(thing, expected=f"{least} or more", found=str(number))
     tests = []
     for i, (name, unit_values) in enumerate(values.items()):
-        rng = np.random.default_rng([seed, i])
+        rng = np.random.default_rng([seed % 2**64, i])
         group = table.groups[name]
         units = _largest_units(unit_values, _orbits(table, group), rng)
         blocks = units.shape[1]

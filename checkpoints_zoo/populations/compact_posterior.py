@@ -199,6 +199,8 @@ def fit_compact_posterior(
     >>> result.gain.value > 0.1
     True
     """
+    arguments.check_collection(members)
+    seed = arguments.check_seed(seed)
     if len(members) < 2:
         found = f"{len(members)} of {members.name}"
         expected = "two or more: one has no variance"

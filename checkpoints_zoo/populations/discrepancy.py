@@ -257,12 +257,12 @@ def mmd(
     >>> result.members, result.p_value > 0.01
     ((8, 8), True)
     """
+    seed = arguments.check_seed(seed)
     first, second = _check_sets(first, second)
     names = _parameter_names(first._skeleton())
     counts = len(first), len(second)
     citations = first.citation, second.citation
     read_blocks = _read_in_blocks(first, second, names, device, memory)
-    arguments.check_draws(seed)
     units = unit_numbers(first, second)
     exchange = Exchange.of_units(units[0], units[1], seed)
     tensors = choose_groups(groups, names)
@@ -336,12 +336,7 @@ def _check_sets(first: Collection, second: Collection | None) -> tuple[Collectio
         UsageError: fewer than two members in one, or something that has no weights.
     """
     for members in (first, *([] if second is None else [second])):
-        if not isinstance(members, Collection):
-            raise UsageError(
-                "sets of members",
-                expected="collections, as `zoo.load` gives them: their weights are compared",
-                found=type(members).__name__,
-            )
+        arguments.check_collection(members, "sets of members, whose weights are compared")
     pair = split_by_unit(first) if second is None else (first, second)
     _check_counts([len(members) for members in pair])
     return pair
@@ -402,7 +397,7 @@ def compare_blocks(
     """
     first, second = counts
     _check_counts(counts)
-    arguments.check_draws(seed)
+    seed = arguments.check_seed(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     place = _check_float64(device)

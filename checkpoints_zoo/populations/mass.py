@@ -13,6 +13,7 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, histogram_edges, path_of, save
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, one_thread
@@ -55,6 +56,7 @@ def minimal_mass(
     Where snapshots are kept, `zoo.load(name, snapshots=True)` gives the masses along training, and `along_training`
     gathers them by epoch.
     """
+    arguments.check_collection(members)
     place = check_device(device)
     module, table = members._skeleton(), members.symmetry_table
     tied = modules.superseded_names(module)

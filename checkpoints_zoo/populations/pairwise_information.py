@@ -173,7 +173,7 @@ def pairwise(
     (28, True)
     """
     arguments.check_measurable(members)
-    arguments.check_draws(seed)
+    seed = arguments.check_seed(seed)
     name = members.facts.collection if isinstance(members, Predictions) else members.name
     if len(members) < 2:
         raise UsageError(f"pairs of {name}", expected="two members or more", found=f"{len(members)}")

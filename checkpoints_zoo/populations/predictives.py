@@ -129,7 +129,7 @@ def compare_predictives(
     """
     for members in (first, second):
         arguments.check_measurable(members)
-    arguments.check_draws(seed, subsets)
+    seed, subsets = arguments.check_draws(seed, subsets)
     if first.classes != second.classes:
         expected, found = (", ".join(members.classes[:12]) for members in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)

@@ -123,12 +123,13 @@ def _single_gradient(
 ) -> Gradient:
     """Return the gradient function of a stack of one; it updates its buffers in place and returns them."""
     weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
+    channels_last = uses_channels_last(recipe, device)
 
     def single_gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
         weights, scale = weights_of.views_of(params), {name: tensor[0] for name, tensor in scaling.items()}
-        pixels = images[0].contiguous(memory_format=torch.channels_last) if recipe.channels_last else images[0]
+        pixels = images[0].contiguous(memory_format=torch.channels_last) if channels_last else images[0]
         # Dropout draws from torch's own generator.
         with seed_torch(derive_seed(member, f"noise {step}"), device):
             scaled, (loss, _) = member_loss(weights, buffers_of.views_of(buffers), scale, pixels, labels[0])
@@ -163,6 +164,15 @@ class _SingleMember:
             self.stacked = dict(stacked)
             self.views = {n: t.detach()[0].requires_grad_(self.trained) for n, t in stacked.items()}
         return self.views
+
+
+def uses_channels_last(recipe: Recipe, device: torch.device) -> bool:
+    """Say whether a recipe's images and kernels have the memory format channels_last on a device.
+
+    Not on a CPU: there the backward pass of a 1×1 convolution with a stride and fewer than 8 channels writes beyond
+    its memory in that format (torch 2.15 with oneDNN).
+    """
+    return recipe.channels_last and device.type != "cpu"
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:

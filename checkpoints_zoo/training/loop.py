@@ -24,12 +24,13 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient
+from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
 from checkpoints_zoo.training.optimizers import (
+    first_adam_state,
     first_scaling,
     learning_rate,
+    optimizer_step,
     scaled_step,
-    sgd_step,
     stored_tensors,
     update_averages,
 )
@@ -59,11 +60,12 @@ class StackState:
     epoch: int = 0
     averages: Tensors = field(default_factory=dict)
     scaling: Tensors = field(default_factory=dict)
+    adam: Tensors = field(default_factory=dict)
     snapshots: dict[int, Tensors] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StackState:
         """Move the state to a device, except the snapshots; return it."""
-        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
+        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling, self.adam):
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
         return self
@@ -93,11 +95,6 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         params = permute(
             table, params, {name: torch.stack([p[name] for p in permutations]) for name in permutations[0]}
         )
-    if recipe.channels_last:
-        memory_format = torch.channels_last
-        params = {
-            n: p[0].contiguous(memory_format=memory_format)[None] if p.ndim == 5 else p for n, p in params.items()
-        }
     return StackState(
         params=params,
         momentum={name: torch.zeros_like(parameter) for name, parameter in params.items()},
@@ -105,6 +102,7 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         loss=torch.zeros(len(members)),
         failed_step=torch.full((len(members),), -1),
         scaling=first_scaling(recipe, len(members)),
+        adam=first_adam_state(recipe, params),
     )
 
 
@@ -139,6 +137,9 @@ def train_epochs(
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
+    if uses_channels_last(recipe, device):
+        for tensors in (state.params, state.momentum):
+            tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
@@ -165,9 +166,9 @@ def train_epochs(
                     )
                     rate = learning_rate(recipe, step, steps)
                     if state.scaling:
-                        scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
+                        scaled_step(recipe, rate, state.params, state.momentum, state.adam, gradients, state.scaling)
                     else:
-                        sgd_step(recipe, rate, state.params, state.momentum, gradients)
+                        optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
                     failed = (state.failed_step < 0) & ~loss.isfinite()
@@ -188,6 +189,11 @@ def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> t
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
     return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
+
+
+def _kernels_channels_last(tensor: Tensor) -> Tensor:
+    """Return the stacked tensor of a single member; in the memory format channels_last if it is a kernel."""
+    return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
 
 
 def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:

@@ -210,11 +210,11 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
         TooLargeError: they don't.
     """
     one = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
-    needed = 3 * one * recipe.stack_width
+    needed = (3 if recipe.optimizer == "sgd" else 4) * one * recipe.stack_width
     if (free := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"a stack of {recipe.stack_width:,} members, from member {stack[0]}",
-            expected=f"at most {free:,} bytes for weights, momentum and gradients, the memory that is free",
+            expected=f"at most {free:,} bytes for weights, optimizer state and gradients, the memory that is free",
             found=f"{needed:,}",
             do="Set a smaller stack_width: that is another recipe",
         )

@@ -46,12 +46,12 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
-    "images": None,
+    "images": None, "beta2": 0.999, "epsilon": 1e-8,
 }  # fmt: skip
 STORAGE = {"float16": torch.float16, "float32": torch.float32}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
-    "optimizer": ("sgd",),
+    "optimizer": ("sgd", "adam", "adamw"),
     "schedule": ("cosine", "cosine-restarts", "constant", "multistep", "one-cycle"),
     "schedule_unit": ("step", "epoch"),
     "precision": ("float32", "bfloat16", "float16"),
@@ -103,7 +103,7 @@ class Recipe:
         schedule_unit: whether the rate changes every "step" or every "epoch".
         warmup_epochs: epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
-        channels_last: whether images and kernels have this memory format; needs a stack width of 1.
+        channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
         compile: whether torch.compile is used; it changes last bits.
         averaging: kind of weight averaging. "ema" averages weights and buffers after each step by `averaging_decay`;
             "swa" averages the weights of all epochs equally and estimates batch norm's statistics again. The average is
@@ -158,6 +158,8 @@ class Recipe:
     images: Callable[[], tuple[ImageData, ImageData]] | None = None
     title: str = ""
     licence: str = "Apache-2.0"
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
@@ -188,10 +190,18 @@ class Recipe:
             ("gamma", 0.0, math.inf),
             ("label_smoothing", 0.0, 1.0),
             ("averaging_decay", 0.0, 1.0),
+            ("beta2", 0.0, 1.0),
+            ("epsilon", 0.0, 1.0),
         ):
             value = getattr(self, field)
             self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
+        self._check("nesterov", self.optimizer == "sgd" or not self.nesterov, "False: it belongs to the optimizer sgd")
+        for field in ("beta2", "epsilon"):
+            is_used = self.optimizer != "sgd" or getattr(self, field) == _LATER_DEFAULTS[field]
+            self._check(
+                field, is_used, f"{_LATER_DEFAULTS[field]:g} with sgd: it belongs to the optimizers adam and adamw"
+            )
         self._check("milestones", _are_epochs(self.milestones, 1, 1_000_001), "epochs from 1, in order")
         is_consistent = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
         self._check("milestones", is_consistent, "epochs with cosine-restarts and multistep alone")

@@ -27,7 +27,7 @@ from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
 
-_GROUPS = ("params", "momentum", "buffers", "averages", "scaling")
+_GROUPS = ("params", "momentum", "buffers", "averages", "scaling", "adam")
 _SNAPSHOT = "snapshot@"
 _FORMAT = 2
 _held_locks = threading.local()

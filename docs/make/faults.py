@@ -153,6 +153,20 @@ ROWS = (
         "test_cache.py::test_a_read_only_cache_is_replaced_for_this_process",
     ),
     Row(
+        "a cached member that has changed",
+        "the cache",
+        "nothing: a file of another identity (inode, size, times) is hashed, and fetched again if it is wrong",
+        KEPT,
+        "test_right_bytes.py::test_a_cached_member_that_has_changed",
+    ),
+    Row(
+        "an empty, half or changed file in the client's cache",
+        "a whole file",
+        "nothing: it is compared with the announced hash, and fetched again",
+        KEPT,
+        "test_right_bytes.py::test_the_clients_files_are_fetched_anew",
+    ),
+    Row(
         "eight processes loading the same members",
         "the cache",
         "nothing: each member is fetched once",

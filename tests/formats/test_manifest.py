@@ -46,7 +46,7 @@ def test_pandas_reads_it(tmp_path: Path) -> None:
     assert list(frame.columns) == [c.name for c in columns.COLUMNS]
     assert frame["member"].tolist() == [0, 1, 2, 3]
     assert frame["offset"].tolist()[:3] == [2**62 + 1, 0, 2**62 + 1]
-    assert frame["seed"].dtype == pd.ArrowDtype(pa.int64())
+    assert frame["seed"].dtype == pd.ArrowDtype(pa.int32())
     assert frame["seed"][0] == 2**31 - 1
     assert pd.isna(frame["seed"][2])
     assert frame["created"][0] == pd.Timestamp("2026-01-02 03:04:05", tz="UTC")

@@ -74,8 +74,9 @@ def test_one_mode_is_the_mean_of_double_sums_over_runs(
         assert cell.value == pytest.approx(np.mean(values), abs=1e-6)
         low, high = stats.t.interval(0.95, RUNS - 1, np.mean(values), stats.sem(values))
         assert (cell.low, cell.high) == pytest.approx((low, high), abs=1e-6)
+    # The draws of one run are one unit: one unit can't be exchanged with others.
     p_values = [zoo.mmd(run_of(draws[method], r), reference, permutations=PERMUTATIONS).p_value for r in range(RUNS)]
-    assert row["mmd"].p == min(1.0, 2 * sorted(p_values)[1])
+    assert [row["mmd"].p, *p_values] == [None] * (RUNS + 1)
     canonical = [c.canonicalize(scale="unit-norm", permute="first") for c in (run_of(draws[method], 2), reference)]
     assert row["ns"].runs[2] == pytest.approx(by_double_sum(*map(flat, canonical)), abs=1e-6)
     assert row["ns"].runs[2] == pytest.approx(zoo.mmd(*canonical, grid="second", permutations=9).value, abs=1e-12)
@@ -116,7 +117,8 @@ def test_uncertainty_is_that_of_evaluate(
         for row, report in ((found["fresh", "members"], fresh), (found["reference", "members"], own)):
             expected = report[name]
             assert row[name].value == pytest.approx(expected.value, abs=1e-12)
-            assert (row[name].low, row[name].high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+            # Bounds near 1 are found on another scale, where roundings grow.
+            assert (row[name].low, row[name].high) == pytest.approx((expected.low, expected.high), abs=1e-7)
     assert re.fullmatch(r"[0-9a-f]{40}/convnet-digits-swag-multi#0-23~[0-9a-f]{8}", found.methods["swag"]["draws"])
     assert found.reference == members[:16].citation
     for name, placed in found["reference", "members"].worth.items():

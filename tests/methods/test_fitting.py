@@ -154,7 +154,11 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
     known = fitting.read_fit_record(tmp_path, drawn.name)
     assert known is not None
     assert known.settings == dataclasses.asdict(Snapshot())
-    for change, text in (({"runs": 0}, "runs: expected 1 or more; found 0"), ({"draws": 1}, "draws: expected 2")):
+    cases = (
+        ({"runs": 0}, "runs: expected a whole number from 1; found 0"),
+        ({"draws": 1}, "draws: expected a whole number from 2"),
+    )
+    for change, text in cases:
         with pytest.raises(UsageError, match=text):
             fitting.fit(Snapshot(), RECIPE, out=tmp_path, **change)
 

@@ -167,7 +167,8 @@ def test_the_demo_runs_from_the_wheel_away_from_the_clone(installed: Path, tmp_p
 def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_path: Path) -> None:
     assert "convnet-digits" in run(installed, "recipes", cwd=tmp_path)
     for members, folder in (("0-1", "here"), ("2-3", "there")):
-        run(installed, "train", "convnet-digits", "--members", members, "--out", folder, cwd=tmp_path)
+        recipe = ("convnet-digits", "--set", "epochs=2")
+        run(installed, "train", *recipe, "--members", members, "--out", folder, cwd=tmp_path)
     run(installed, "train-merge", "here", "there", "--out", "merged", cwd=tmp_path)
     source = ("convnet-digits", "--source", "merged", "--format", "json")
     verified = json.loads(run(installed, "verify", *source, "--retrain", "1", cwd=tmp_path))
@@ -176,7 +177,7 @@ def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_pat
     assert verified["problems"] == []
     figures = json.loads(run(installed, "evaluate", *source, cwd=tmp_path))["figures"]
     (accuracy,) = [f["value"] for f in figures if (f["of"], f["members"], f["figure"]) == ("ensemble", 4, "accuracy")]
-    assert 0.95 < accuracy <= 1
+    assert 0.5 < accuracy <= 1  # a tenth is chance
 
 
 def test_the_data_folders_are_links_in_a_clone() -> None:

@@ -22,7 +22,7 @@ from checkpoints_zoo.populations.discrepancy import mmd, ns
 from checkpoints_zoo.predictions import predict, predictions_of
 from checkpoints_zoo.publishing.html_report import Page, markup, measurements, origin
 from checkpoints_zoo.publishing.html_report.measurements import Scaling
-from checkpoints_zoo.publishing.html_report.page import FigureBlock
+from checkpoints_zoo.publishing.html_report.page import FigureBlock, NoteBlock
 from tests.support.commands import run, values
 from tests.support.report_pages import Tree, column, digits_page, few, left_out, plain, table
 from tests.support.scenarios import build, load
@@ -74,6 +74,16 @@ def test_captions_say_what_is_shown_on_what() -> None:
         "Table 1. All figures. On digits/test, n = 90 inputs; out of distribution: photos/test, n = 200 inputs. [ ]:"
     )
     assert all("n = " in t for t in texts if t.startswith(("Figure 1", "Figure 2", "Figure 3", "Figure 4", "Figure 6")))
+
+
+def test_the_remarks_of_the_report_stand_in_the_summary(tmp_path: Path) -> None:
+    members = load(build(tmp_path, members=range(4)))
+    remarks = zoo.evaluate(members, few(), few(1, labels=False), subsets=2).remarks
+    assert remarks[0].startswith("No intervals of limits")
+    page = zoo.report_page(members, few(), few(1, labels=False), subsets=2)
+    (summary,) = [part for part in page.parts if part.name == "summary"]
+    notes = [plain(str(block.text[0])) for block in summary.blocks if isinstance(block, NoteBlock)]
+    assert notes[-len(remarks) :] == remarks
 
 
 def test_the_same_bytes_each_time_and_the_day_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

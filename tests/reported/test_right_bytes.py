@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.sources import cache, fetching
+from checkpoints_zoo.formats.layout import content_hash
+from checkpoints_zoo.sources import fetching, hash_records
+from checkpoints_zoo.sources import hub as hub_client
 from tests.hub import Hub
 from tests.support.remote import ADDRESS, REPO, published
-from tests.support.scenarios import Built, load
+from tests.support.scenarios import Built, build, load
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def test_a_cached_member_that_has_changed(hub: Hub, tiny: Built, members: str, c
     path = locations[0].path
     size = path.stat().st_size
     if change == "folder":
-        if not path.is_relative_to(cache.cache_root()):
+        if not path.is_relative_to(hub_client.cache_root()):
             pytest.skip("the client's cache is the client's")
         path.unlink()
         path.mkdir()
@@ -63,3 +66,66 @@ def test_a_cached_member_that_has_changed(hub: Hub, tiny: Built, members: str, c
     again = zoo.load("tiny", members=members, source=ADDRESS).stack()
     expected = load(tiny, members=members).stack()
     assert all(torch.equal(again[name], expected[name]) for name in expected)
+
+
+def test_an_unchanged_member_is_not_read_again(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 16, item 2: a record says which file was hashed; a copy is another file, and is hashed once."""
+    for members in ("1,12", "0-19"):
+        zoo.load("tiny", members=members, source=ADDRESS).stack()
+    hash_records._known.clear()  # as another process starts
+    hashed: list[int] = []
+
+    def counted(*arguments: object) -> str:
+        hashed.append(1)
+        return content_hash(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fetching, "content_hash", counted)
+    zoo.load("tiny", members="0-19", source=ADDRESS).stack()
+    assert hashed == []
+    zoo.load("tiny", members="1,12", source=ADDRESS, check=True).stack()
+    assert len(hashed) == 2
+    shutil.rmtree(hub_client.cache_root() / "datasets--alice--zoo" / "records")
+    hash_records._known.clear()
+    hashed.clear()
+    for _ in range(2):
+        zoo.load("tiny", members="0-19", source=ADDRESS).stack()
+    assert len(hashed) == 20
+
+
+@pytest.mark.parametrize("part", ["manifests/tiny.json", "manifests/tiny.parquet"])
+@pytest.mark.parametrize("change", ["empty", "half", "flip"])
+def test_the_clients_files_are_fetched_anew(hub: Hub, tiny: Built, part: str, change: str) -> None:
+    """Case 5: an empty or half description or manifest in the client's cache, and one with a wrong bit."""
+    source = zoo.load("tiny", n=1, source=ADDRESS).source
+    path = source.local_path(part).resolve()
+    content = path.read_bytes()
+    path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "flip": content}[change])
+    if change == "flip":
+        flip_bit(path, len(content) // 2)
+    assert zoo.load("tiny", n=1, source=ADDRESS).ids == [0]
+    assert source.local_path(part).read_bytes() == content
+
+
+@pytest.mark.parametrize("part", ["manifests/tiny.json", "manifests/tiny.parquet"])
+def test_a_clients_file_without_a_hash_is_fetched_anew(hub: Hub, tiny: Built, part: str) -> None:
+    """Case 5: on file systems without links the client's cache does not say which hash was announced."""
+    source = zoo.load("tiny", n=1, source=ADDRESS).source
+    path = source.local_path(part)
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-40])
+    assert zoo.load("tiny", n=1, source=ADDRESS).ids == [0]
+    assert source.local_path(part).read_bytes() == content
+
+
+def test_check_hashes_the_members_of_a_folder(tmp_path: Path) -> None:
+    """Issue 16, item 2: `check=True` reads what is mapped otherwise."""
+    built = build(tmp_path, members=range(4))
+    flip_bit(built.shard, int(built.rows[2]["offset"]) + 1)
+    assert load(built).stack()
+    members = zoo.load(built.name, source=built.root, check=True)
+    with pytest.raises(DamagedError, match=r"^member 2 in file .*: expected sha256 .*; found"):
+        members.stack()
+    with pytest.raises(DamagedError, match=r"^member 2 "):
+        members[2].state_dict()
+    assert members[:2].stack()

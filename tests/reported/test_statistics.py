@@ -104,32 +104,33 @@ def simulated(kind: str, members: int, generator: torch.Generator) -> tuple[torc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "mixed", "skewed"])
-@pytest.mark.parametrize("members", [16, 64])
+@pytest.mark.parametrize(("kind", "members"), [("plain", 32), ("skewed", 32), ("mixed", 64)])
 def test_intervals_cover_the_figures_of_the_population(kind: str, members: int) -> None:
-    """Case 13: 93 % or more, less two standard errors of 120 repetitions, or there is no interval and a line says why.
+    """Case 13: 93 % or more, less two standard errors of the repetitions.
 
-    The truth: means over 300 other ensembles of that size, over 3,000 members, and the ensemble of these.
+    The truth: means over 300 other ensembles of that size, over 1,500 members, and the ensemble of these. Of 32 mixed
+    members, which have intervals too, 3 % of samples have none of the far worse tenth and can't cover the truth.
     """
     from checkpoints_zoo.evaluation import evaluating
     from checkpoints_zoo.evaluation.metrics import band_plan, jackknife_plan
 
+    repetitions, population = 60, 1500
     fixed = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (40,), generator=fixed)
     generator = torch.Generator().manual_seed(members)
-    large = Population(*(lambda inside, outside: (inside, labels, outside))(*simulated(kind, 3000, generator)))
-    subsets = [torch.randperm(3000, generator=generator)[:members] for _ in range(300)]
+    large = Population(*(lambda inside, outside: (inside, labels, outside))(*simulated(kind, population, generator)))
+    subsets = [torch.randperm(population, generator=generator)[:members] for _ in range(300)]
     expected = dict(zip(large.names, large.measure(subsets).mean(0).tolist(), strict=True))
-    limits = dict(zip(large.names, large.measure([torch.arange(3000)])[0].tolist(), strict=True))
-    singles = large.measure([torch.tensor([i]) for i in range(3000)]).nanmean(0)
+    limits = dict(zip(large.names, large.measure([torch.arange(population)])[0].tolist(), strict=True))
+    singles = large.measure([torch.tensor([i]) for i in range(population)]).nanmean(0)
     means = dict(zip(large.names, singles.tolist(), strict=True))
 
     hits: dict[str, list[bool]] = {}
-    for seed in range(120):
+    for seed in range(repetitions):
         inside, outside = simulated(kind, members, generator)
         sample = Population(inside, labels, outside)
         sizes = [2**i for i in range(7) if 2**i < members]
-        plans = {k: band_plan(members, k, seed, 40) for k in sizes}
+        plans = {k: band_plan(members, k, seed, 12) for k in sizes}
         plans[members] = jackknife_plan(members, seed, 40, skewness=True)
         chosen = [torch.tensor([i]) for i in range(members)] + [c for plan in plans.values() for c in plan.chosen]
         summary = evaluating._summarise(sample.names, sample.measure(chosen), plans, seed)
@@ -139,12 +140,9 @@ def test_intervals_cover_the_figures_of_the_population(kind: str, members: int) 
         for name, (interval, truth) in found.items():
             if interval.low is not None and interval.high is not None:
                 hits.setdefault(name, []).append(interval.low <= truth <= interval.high)
-    if members < metrics.FEWEST_SKEWED:
-        assert hits == {}
-    else:
-        coverage = {name: float(np.mean(inside)) for name, inside in hits.items()}
-        assert min(coverage.values()) > 0.93 - 2 * (0.93 * 0.07 / 120) ** 0.5, coverage
-        assert len(coverage) == 2 + 2 + 4 + 3
+    coverage = {name: float(np.mean(inside)) for name, inside in hits.items()}
+    assert min(coverage.values()) > 0.93 - 2 * (0.93 * 0.07 / repetitions) ** 0.5, coverage
+    assert len(coverage) == 2 + 2 + 4 + 3
 
 
 def test_a_report_says_which_intervals_it_leaves_out() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import FormatError, SelectionError, UsageError, ZooError
 
 
 def test_members_are_aligned_to_the_first_selected_one() -> None:
@@ -66,3 +72,117 @@ def test_the_test_set_is_not_out_of_distribution(labelled: bool) -> None:
         "images out of distribution: expected others than digits/test; found the same images."
         " Give images of another data set as `ood`."
     )
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "verify": zoo.verify,
+    "corollary": zoo.corollary,
+    "compact": zoo.compact,
+    "compact against": lambda x: zoo.compact(x, against=x),
+    "minimal_mass": zoo.minimal_mass,
+    "alignment": zoo.alignment,
+    "mmd": zoo.mmd,
+    "ns": zoo.ns,
+    "evaluate": zoo.evaluate,
+    "pairwise": zoo.pairwise,
+    "barrier": zoo.barrier,
+    "report_page": zoo.report_page,
+    "compare_predictives": lambda x: zoo.compare_predictives(x, x),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("value", ["convnet-digits", None, 3])
+def test_a_name_where_members_are_needed(name: str, value: object) -> None:
+    """Case 25: an AttributeError of some function inside."""
+    with pytest.raises(UsageError, match=rf"; found {type(value).__name__}\."):
+        CALLS[name](value)
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), torch.tensor(3), np.uint8(3)], ids=["int64", "tensor", "uint8"])
+def test_seeds_of_numpy_and_torch(seed: int) -> None:
+    """Case 25: a whole number is one whatever its type."""
+    members = zoo.load("convnet-digits", members="0-3")
+    calls: tuple[Callable[[int], Any], ...] = (
+        lambda s: zoo.mmd(members, permutations=9, seed=s).p_value,
+        lambda s: zoo.corollary(members, simulations=50, seed=s).p,
+        lambda s: zoo.evaluate(members, "digits", seed=s, subsets=2).to_json(),
+        lambda s: zoo.pairwise(members, "digits", seed=s).to_json(),
+        lambda s: zoo.compare_predictives(members[:2], members[2:], "digits", seed=s).to_json(),
+        lambda s: zoo.compact(members, splits=2, samples=2, seed=s).to_json(),
+    )
+    for call in calls:
+        assert call(seed) == call(3)
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None, 2**64, np.float32(1)], ids=repr)
+def test_seeds_that_are_none(seed: Any) -> None:
+    """Case 25."""
+    members = zoo.load("convnet-digits", members="0-3")
+    for call in (zoo.mmd, zoo.corollary, zoo.evaluate, zoo.pairwise, zoo.compact):
+        with pytest.raises(UsageError, match="seed: expected a whole number of at most 64 bits; found "):
+            call(members, seed=seed)  # type: ignore[operator]
+
+
+def _net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def _import_error(content: object, folder: Path, **options: Any) -> str:
+    """Save one file with torch.save and import it; return the text of the error."""
+    (folder / "in").mkdir()
+    torch.save(content, folder / "in" / "0.pt", **options.pop("saved", {}))
+    with pytest.raises(ZooError) as error:
+        zoo.from_checkpoints(folder / "in", _net, out=folder / "out", name="mine", **options)
+    return str(error.value)
+
+
+def test_an_entry_that_is_no_tensor_is_named(tmp_path: Path) -> None:
+    """Case 25: five tensors were listed, and not the one entry that made the file no state dict."""
+    text = _import_error({**{f"w{i}": torch.zeros(1) for i in range(7)}, "epoch": 3}, tmp_path)
+    assert "found 'epoch': int, 'w0': Tensor, 'w1': Tensor, 'w2': Tensor, 'w3': Tensor and 3 more" in text
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_protocols_of_pickle_that_torch_does_not_read(tmp_path: Path, protocol: int) -> None:
+    """Case 25: "Unsupported operand 149"."""
+    text = _import_error(_net().state_dict(), tmp_path, saved={"pickle_protocol": protocol})
+    assert "expected a pickle of protocol 2, " in text
+    assert f"; found protocol {protocol}, of torch.save(…, pickle_protocol={protocol})." in text
+    assert text.endswith("If you made it yourself, save it again without pickle_protocol.")
+
+
+def test_two_forms_of_unicode_are_told_apart(tmp_path: Path) -> None:
+    """Case 25: "expected 'café'; found 'café'"."""
+    one, other = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    text = _import_error({other: _net().state_dict(), "x": _net().state_dict()}, tmp_path, key=one)
+    assert text.endswith(r" They look the same and are not: 'cafe\u0301' and 'caf\xe9', two forms of Unicode.")
+    assert "Unicode" not in str(UsageError("café", expected="café", found="résumé"))
+
+
+def test_a_manifest_that_pandas_wrote_comes_with_advice(tmp_path: Path) -> None:
+    """Case 25: the advice works."""
+    shutil.copytree(Path(zoo.__file__).parent / "embedded", tmp_path / "source")
+    path, original = tmp_path / "source" / "manifests" / "convnet-digits.parquet", tmp_path / "original.parquet"
+    shutil.copy(path, original)
+    pd.read_parquet(path).query("test_accuracy > 0.98").to_parquet(path)
+    with pytest.raises(FormatError, match=r"A program that rewrites the table, such as pandas, drops it: .* pyarrow"):
+        zoo.load("convnet-digits", source=tmp_path / "source")
+    table = pq.read_table(path)
+    table = table.replace_schema_metadata(pq.read_schema(original).metadata)
+    pq.write_table(table, path)
+    members = zoo.load("convnet-digits", source=tmp_path / "source")
+    assert members.ids == zoo.load("convnet-digits", where="test_accuracy > 0.98").ids
+
+
+def test_a_branch_with_a_slash_comes_with_advice() -> None:
+    """Case 25: the client's address takes it percent-encoded."""
+    with pytest.raises(ZooError, match=r"If feature/x is a branch, write its slashes as %2F\.$"):
+        zoo.load("convnet-digits", source="hf://datasets/a/b@feature/x")
+
+
+def test_division_in_a_condition() -> None:
+    """Case 25: by zero is null; of whole numbers is no whole number."""
+    assert zoo.load("convnet-digits", where="member / 2 = 1.5").ids == [3]
+    with pytest.raises(SelectionError, match=r"found none of 64\. a division by zero is null\.$"):
+        zoo.load("convnet-digits", where="1 / (member - member) > 0 OR (member - member) / 0 > 0")

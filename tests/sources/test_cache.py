@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import DamagedError, StorageError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.sources import cache, fetching
 from checkpoints_zoo.sources import hub as spares
-from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources.hub import Repo, cache_root
 from checkpoints_zoo.sources.source import select_members
 from tests.hub import Hub
 from tests.support.remote import ADDRESS, REPO, SHARDS, published
@@ -53,7 +53,7 @@ def sound(tiny: Built, members: str) -> bool:
 
 
 def left() -> list[Path]:
-    return sorted(cache.cache_root().glob("*/members/*"))
+    return sorted(cache_root().glob("*/members/*"))
 
 
 # ---- what is kept ----
@@ -146,8 +146,8 @@ def test_eight_threads_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
 
 BRING = f"""
 import sys
-from checkpoints_zoo.sources.source import find
-found = find("tiny", members="1,3,15", source="{ADDRESS}")
+from checkpoints_zoo.sources.source import select_members
+found = select_members("tiny", members="1,3,15", source="{ADDRESS}")
 places = found.source.locate(found.description, found.rows)
 print(sum(x.path.stat().st_size for x in places), "torch" in sys.modules)
 """
@@ -215,7 +215,7 @@ def test_a_disk_that_fills_up(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cache, "_write_all", refuse)
     with pytest.raises(StorageError) as caught:
         stacked("0,1,12")
-    place = cache.cache_root() / "datasets--alice--zoo" / "members"
+    place = cache_root() / "datasets--alice--zoo" / "members"
     assert str(caught.value) == (
         f"cache {place}: expected room for {tiny.rows[0]['nbytes']:,} bytes; found {os.strerror(number)}. Free some, or"
         " set HF_HOME to a folder on a larger disk: members that had arrived are kept."

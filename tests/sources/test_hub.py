@@ -13,7 +13,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, NetworkError, SourceNotFound
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.hub import resolve_address
+from checkpoints_zoo.sources.hub import cache_root, resolve_address
 from tests.hub import WRITER, Hub, joined, noise
 from tests.support.commands import run
 from tests.support.remote import ADDRESS, REPO, SHARDS, published
@@ -223,7 +223,7 @@ def test_the_assets_folder_is_the_clients(hub: Hub, tiny: Built) -> None:
 
     zoo.load("tiny", n=1, source=ADDRESS).download()
     place = cached_assets_path("checkpoints_zoo", "datasets/alice/zoo", "members")
-    assert place == cache.cache_root() / "datasets--alice--zoo" / "members"
+    assert place == cache_root() / "datasets--alice--zoo" / "members"
     assert len(list(place.iterdir())) == 1
 
 

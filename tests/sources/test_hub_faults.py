@@ -11,8 +11,9 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, ZooError
-from checkpoints_zoo.sources import cache, fetching, ranges
+from checkpoints_zoo.sources import fetching, ranges
 from checkpoints_zoo.sources import hub as hub_room
+from checkpoints_zoo.sources.hub import cache_root
 from tests.hub import READER, WRITER, Hub
 from tests.hub.faults import HTML
 from tests.support.lasting_faults import BYTES, FAULTS
@@ -46,7 +47,7 @@ def sound(tiny: Built, members: str = "1,12") -> bool:
 
 def left() -> list[str]:
     """Every file of the member cache that could be taken for a member."""
-    return sorted(p.name for p in cache.cache_root().glob("*/members/*"))
+    return sorted(p.name for p in cache_root().glob("*/members/*"))
 
 
 # ---- what heals by itself ----

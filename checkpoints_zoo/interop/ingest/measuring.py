@@ -14,6 +14,7 @@ from checkpoints_zoo.formats.shard_files import REPEATING, Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
+from checkpoints_zoo.sources.hash_records import delete_file
 from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         yield locations
     finally:
         for path in {x.path for x in locations} & (cache.member_files(repo.id) - cached_before):
-            path.unlink(missing_ok=True)
+            delete_file(path, cache.record_path(path))
 
 
 def read_and_check(row: Row, location: Location) -> memoryview:

@@ -137,7 +137,10 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
         return states
     description, keys = f"a {type(loaded).__name__}", [key for key, _ in _nested_states(loaded) if key]
     if isinstance(loaded, Mapping):
-        description = ", ".join(f"{n!r}: {type(v).__name__}" for n, v in list(loaded.items())[:5]) or "an empty one"
+        # Entries that are no tensors by name come first: they are why it is no state dict.
+        entries = sorted(loaded.items(), key=lambda entry: _is_tensor_entry(*entry))
+        shown = [f"{n!r}: {type(v).__name__}" for n, v in entries]
+        description = first_few(shown, 5) or "an empty one"
     raise DamagedError(
         f"file {path}",
         expected="a state dict, tensors by name, or one under 'state_dict'",
@@ -149,8 +152,6 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
 
 def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
     """Yield the state dicts in nested dicts with their keys; the same dict is yielded only once."""
-    import torch
-
     level, seen = [("", loaded)], set[int]()
     for _ in range(MAX_DEPTH):
         deeper = []
@@ -158,11 +159,18 @@ def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
             if not isinstance(value, Mapping) or id(value) in seen:
                 continue
             seen.add(id(value))
-            if value and all(type(n) is str and isinstance(t, torch.Tensor) for n, t in value.items()):
+            if value and all(_is_tensor_entry(n, t) for n, t in value.items()):
                 yield key, dict(value)
             else:
                 deeper += [(f"{key}/{n}" if key else n, v) for n, v in value.items() if type(n) is str]
         level = deeper
+
+
+def _is_tensor_entry(name: object, value: object) -> bool:
+    """Say whether an entry of a dict is one of a state dict: a tensor by name."""
+    import torch
+
+    return type(name) is str and isinstance(value, torch.Tensor)
 
 
 def _load_file(path: Path) -> Any:
@@ -191,6 +199,14 @@ def _load_file(path: Path) -> Any:
             # A mapped file: reading names and shapes reads no weights.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP_START))
     except pickle.UnpicklingError as error:
+        if (protocol := _pickle_protocol(path)) > 2:
+            raise UsageError(
+                f"file {path}",
+                expected="a pickle of protocol 2, as torch.save writes it and torch.load(weights_only=True) reads it",
+                found=f"protocol {protocol}, of torch.save(…, pickle_protocol={protocol})",
+                do="It was not opened. If you made it yourself, save it again without pickle_protocol",
+                path=path,
+            ) from error
         names = _unsafe_names(path, str(error))
         raise UsageError(
             f"file {path}",
@@ -207,6 +223,18 @@ def _load_file(path: Path) -> Any:
             found=str(error).partition(". ")[0] or "its end",
             path=path,
         ) from error
+
+
+def _pickle_protocol(path: Path) -> int:
+    """Return the protocol that a file of torch.save says its pickle has, 0 if it says none; nothing is executed."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            name = next(name for name in file.namelist() if name.endswith("data.pkl"))
+            with file.open(name) as stored:
+                start = stored.read(2)
+    except (*PARSER_ERRORS, StopIteration):
+        return 0
+    return start[1] if len(start) == 2 and start[:1] == pickle.PROTO else 0
 
 
 def _unsafe_names(path: Path, refused: str) -> str:

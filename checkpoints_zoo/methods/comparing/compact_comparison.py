@@ -393,6 +393,7 @@ def compare_with_hmc(
     draws = {"hmc": hmc, "ensemble": ensemble} | ({} if vi is None else {"vi": vi})
     for name, members in draws.items():
         _check_network(name, members, hmc)
+    seed = arguments.check_seed(seed)
     sample_count = min(len(hmc), MOST_SAMPLES) if samples is None else samples
     for thing, number in (("samples", sample_count), ("splits", splits)):
         _check_whole(thing, number, _LEAST[thing])
@@ -483,8 +484,7 @@ def _check_whole(thing: str, number: object, least: int) -> None:
 
 
 def _check_network(name: str, members: Collection, hmc: Collection) -> None:
-    if not isinstance(members, Collection):
-        raise UsageError(f"draws of {name}", expected="a Collection", found=type(members).__name__)
+    arguments.check_collection(members, f"draws of {name}")
     shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if shapes != expected or members.classes != hmc.classes:
         differ = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,13 +44,15 @@ class DrawEnsemble:
     def plan(self, seed: int, subsets: int) -> metrics.Plan:
         """Draw halves of the runs for a delete-d jackknife; return the positions of their draws.
 
+        The intervals of independent members are those of `zoo.evaluate`: wider if the members' influence is skewed.
+
         Args:
             seed: seed of the random halves.
             subsets: number of subsets.
         """
-        plan = metrics.jackknife_plan(len(self.runs), seed, subsets)
+        plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
         chosen = [torch.tensor([at for run in some.tolist() for at in self.runs[run]]) for some in plan.chosen]
-        return metrics.Plan(plan.members, chosen, plan.complete, plan.widen, plan.whole)
+        return replace(plan, chosen=chosen)
 
 
 def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:

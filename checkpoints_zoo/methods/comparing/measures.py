@@ -14,6 +14,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
+from checkpoints_zoo.evaluation.growth import SENSITIVE
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData, ImageInput
@@ -168,7 +169,10 @@ class Uncertainty:
                     for n, x in zip(population.names, values, strict=True)
                 }
             intervals = plan.intervals(population.measure(plan.chosen))
-        return {n: estimate_from_interval(n, x) for n, x in zip(population.names, intervals, strict=True)}
+        return {
+            n: estimate_from_interval(n, x.if_enough(len(draws)) if n in SENSITIVE else x)
+            for n, x in zip(population.names, intervals, strict=True)
+        }
 
     def curve(self, members: Collection) -> dict[str, Any]:
         """Measure a population's ensembles of all sizes; return the figures of all members, and their growth.

@@ -52,7 +52,8 @@ def prepare(
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
         if (known := whole_number(number)) is None or known < least:
             raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
-    arguments.check_draws(seed)
+    runs, per_run, permutations = int(runs), int(per_run), int(permutations)
+    seed = arguments.check_seed(seed)
     check_device(device)
     fitted_to = load(collection) if isinstance(collection, str) else collection
     target = fitted_to if reference is None else load(reference) if isinstance(reference, str) else reference

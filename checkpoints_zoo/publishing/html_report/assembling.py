@@ -82,7 +82,9 @@ def report_page(
         runs = isinstance(members, Collection) and not isinstance(data, Predictions)
         ood = OOD.get(members.description.dataset) if runs and isinstance(members, Collection) else None
     sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
-    checked_sizes, checked_held_out = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
+    checked_sizes, checked_held_out, subsets, seed = check_arguments(
+        members, ood, sizes, temperature, held_out, within, subsets, seed
+    )
     device = check_device(device)
     origin.page_day()  # checked before anything is measured
     scaling = Scaling(temperature, held_out, within)

@@ -40,9 +40,10 @@ def build_part(measured: Measurements) -> Part:
         return Part("ood", title, [NoteBlock((ask,), True)])
     report = measured.report
     figures = report.ensemble
-    inside, outside = (-x.largest.double().numpy() for x in (measured.outputs, measured.outputs_outside))
+    scores = [x.scores.double().numpy() for x in (measured.outputs, measured.outputs_outside)]
+    roc, precision = roc_points(*scores), precision_points(*scores)
+    inside, outside = (x - 1 for x in scores)
     edges = _score_edges(inside, outside)
-    roc, precision = roc_points(inside, outside), precision_points(inside, outside)
     means = f"mean {as_text(figures['mi_id'])} nats in and {as_text(figures['mi_ood'])} nats out of distribution"
     described = f"Histograms of mutual information: {means}."
     panels = [

@@ -253,12 +253,12 @@ class PooledOutputs:
     """Outputs of members, pooled over the members for each input and over the inputs for each member.
 
     Args:
-        largest: (input,) largest mean probability.
+        scores: (input,) 1 - the largest mean probability, as `metrics.ood_score` computes it.
         nll: (member,) mean negative log-likelihood of the labels in nats; empty without labels.
         pooled: the bars of a reliability diagram over the inputs of all single members; None without labels.
     """
 
-    largest: Tensor
+    scores: Tensor
     nll: Tensor
     pooled: Reliability | None
 
@@ -273,7 +273,7 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
     """
     members = predicted.shape[0]
     nll = torch.zeros(members, dtype=torch.float64)
-    largest: list[Tensor] = []
+    scores: list[Tensor] = []
     bars: list[Reliability] = []
     at = count = 0
     with one_thread(math.prod(predicted.shape) < SMALL_LOGITS):
@@ -288,13 +288,13 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
                 continue
             log_probs = block.log_softmax(-1)
             probs = log_probs.exp()
-            largest.append(probs.mean(0).amax(-1))
+            scores.append(metrics.ood_score(probs.mean(0), check=False))
             if labels is not None:
                 true = labels[here].expand(members, -1)
                 nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
                 bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
     pooled = None if labels is None else _join_bars(bars)
-    return PooledOutputs(torch.cat(largest), nll / count if labels is not None else nll[:0], pooled)
+    return PooledOutputs(torch.cat(scores), nll / count if labels is not None else nll[:0], pooled)
 
 
 def _join_bars(bars: Sequence[Reliability]) -> Reliability:

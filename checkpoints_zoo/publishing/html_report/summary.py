@@ -85,7 +85,9 @@ def build_part(measured: Measurements) -> Part:
     few_members = (
         [] if report.members > 2 else [NoteBlock(("Fewer than 3 members say nothing about intervals.",), True)]
     )
-    return Part("summary", "Summary", [TableBlock("all-figures", header, rows, caption, words=(0, 1)), *few_members])
+    remarks = [NoteBlock((remark,)) for remark in report.remarks]
+    table = TableBlock("all-figures", header, rows, caption, words=(0, 1))
+    return Part("summary", "Summary", [table, *few_members, *remarks])
 
 
 def choose_sizes(sizes: Sequence[int]) -> list[int]:

@@ -61,12 +61,13 @@ def _counts(table: Table) -> list[Block]:
     every, inner = (table.log10_permutations(streams) for streams in (True, False))
     power = markup("10<sup>{}</sup>", f"{inner:.1f}")
     without_streams = () if math.isclose(every, inner) else (" (", power, " without the orders of residual streams)")
-    approximate = table.approximate_scaling_freedom
+    approximate, signs = table.approximate_scaling_freedom, sum(sign.size for sign in table.signs.values())
     note = NoteBlock(
         ("The units of this network can be ordered in ", markup("<b>10<sup>{}</sup></b>", f"{every:.1f}"), " ways",
          *without_streams, " that leave its function as it is: its ", term("permutations"), ". ",
          bold(f"{table.scaling_freedom:,}"), " positive ", term("scales"), " can be chosen freely",
-         f"; {approximate:,} more could if norms had no ε." if approximate else "."),
+         f"; {approximate:,} more could if norms had no ε." if approximate else ".",
+         *((" The signs of ", bold(f"{signs:,}"), " units can be flipped freely.") if signs else ())),
     )  # fmt: skip
     groups = [
         (g.name, f"{g.size:,}", _kind(g.stream, g.blocks), f"{g.log10_order:.1f}",
