@@ -54,8 +54,8 @@ class Finding:
     """Something about a file that is wrong, or in a note unusual.
 
     Args:
-        kind: "archive", "duplicate", "empty", "header", "manifest", "member", "missing", "overlap", "page", "pickle",
-            "pointer", "short", "unreadable".
+        kind: "archive", "duplicate", "empty", "header", "link", "manifest", "member", "missing", "overlap", "page",
+            "pickle", "pointer", "short", "unreadable".
         path: of the file, or of the manifest.
         text: what was found.
         also: other files with the same content.
@@ -105,6 +105,7 @@ def audit(place: str | Path) -> Audit:
         SourceNotFound, AccessError, NetworkError: the place is not there, or can't be read.
     """
     files: Files
+    links_out: list[str] = []
     if str(place).startswith(hub.SCHEME):
         source = open_source(place, "")
         files = on_hub(hub.resolve_address(source.display_name))
@@ -116,8 +117,9 @@ def audit(place: str | Path) -> Audit:
                 f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
             )
         source = folder = FolderSource(root, root.as_uri())
-        files = in_folder(root, folder.allowed_folders())
+        files = in_folder(root, folder.allowed_folders(), links_out)
     found = Audit(source.display_name, len(files), sum(f.size for f in files.values()))
+    found.notes += [Finding("link", path, "leads out of the folder, so it was not checked") for path in links_out]
     held = list(_read(source, files, found))
     found.collections, found.members = len(held), sum(rows.num_rows for *_, rows in held)
     predicted = list(_read_sets(source, files, found))
@@ -315,7 +317,7 @@ def on_hub(repo: hub.Repo) -> dict[str, File]:
     }
 
 
-def in_folder(root: Path, allowed: Sequence[Path]) -> dict[str, File]:
+def in_folder(root: Path, allowed: Sequence[Path], links_out: list[str] | None = None) -> dict[str, File]:
     """List the files below a folder, without hidden folders; return path -> file.
 
     Links are followed, each folder once. A link to nothing is an empty file. A link that leads out of the allowed
@@ -324,16 +326,20 @@ def in_folder(root: Path, allowed: Sequence[Path]) -> dict[str, File]:
     Args:
         root: the folder.
         allowed: folders that links may lead into.
+        links_out: takes the paths of links that lead elsewhere.
     """
-    return dict(_walk(root, [folder.resolve() for folder in allowed]))
+    return dict(_walk(root, [folder.resolve() for folder in allowed], [] if links_out is None else links_out))
 
 
-def _walk(root: Path, allowed: Sequence[Path]) -> Iterator[tuple[str, File]]:
+def _walk(root: Path, allowed: Sequence[Path], links_out: list[str]) -> Iterator[tuple[str, File]]:
     def refuse(error: OSError) -> None:
         raise error
 
     def leads_out(path: Path) -> bool:
-        return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
+        outside = path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
+        if outside:
+            links_out.append(path.relative_to(root).as_posix())
+        return outside
 
     visited: set[Path] = set()
     starts = [root]  # links to folders come last: a folder is listed by its own path if it has one
