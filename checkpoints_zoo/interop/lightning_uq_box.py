@@ -36,7 +36,7 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
 
     Raises:
         UsageError: lightning-uq-box is not installed; an ensemble without `num_classes`; an unknown task.
-        DamagedError, TooLargeError: as `Collection.ensemble`.
+        DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
     """
     ensemble_class = _resident_class()
     if num_classes is None:

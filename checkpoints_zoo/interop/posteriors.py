@@ -36,7 +36,7 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
 
     Raises:
         UsageError: posteriors is not installed; the ensemble is read in chunks.
-        DamagedError, TooLargeError: as `Collection.ensemble`.
+        DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
     """
     tensordict_class = import_optional("tensordict", REQUIREMENT).TensorDict
     ensemble = as_ensemble(members)
@@ -85,7 +85,7 @@ def state(members: Collection | Ensemble, transform: Any) -> Any:
             TensorDict).
 
     Raises:
-        UsageError, DamagedError, TooLargeError: as `stacked`.
+        UsageError, DamagedError, TooLargeError: the same cases as in `stacked`.
     """
     parameters, _ = stacked(members)
     return torch.vmap(transform.init, randomness="different")(parameters)
@@ -102,7 +102,7 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
 
     Raises:
         LayoutError: names or shapes that differ from the members'.
-        UsageError: as `stacked`; or a state without parameters.
+        UsageError: the same cases as in `stacked`; or a state without parameters.
     """
     parameters = getattr(drawn, "params", drawn)
     if not hasattr(parameters, "keys"):

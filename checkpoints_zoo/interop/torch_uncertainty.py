@@ -80,7 +80,7 @@ def ensemble(members: Collection | Ensemble | Predictions) -> FlatEnsemble | Sto
             inputs are the logits from `loader`.
 
     Raises:
-        UsageError, DamagedError, TooLargeError: as `Collection.ensemble`.
+        UsageError, DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=4)

@@ -99,9 +99,9 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         seed, simulations: as in `check_layers`.
 
     Raises:
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
         UsageError: fewer than two members or runs, or several snapshots of one member.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits")
@@ -148,7 +148,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
     Raises:
         LayoutError: a tensor that is missing, or of another shape.
         UsageError: fewer than two members or a simulation, or tensors without a member axis.
-        DamagedError: weights that are not finite.
+        DamagedError: some weights are not finite.
     """
     members, seed = count_stacked(table, params), arguments.check_seed(seed)
     return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
@@ -163,7 +163,7 @@ def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Ten
 
     Raises:
         LayoutError: a tensor that is missing.
-        DamagedError: weights that are not finite.
+        DamagedError: some weights are not finite.
     """
     result = {}
     for name, group in table.groups.items():

@@ -150,10 +150,10 @@ class Compact(Printed):
         """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
 
         Args:
-            path: path of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is created. The file is written under a temporary name and renamed.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
 
@@ -179,7 +179,7 @@ def fit_compact_posterior(
         members: two or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the member that the others are aligned to, or "mean"; None for the first.
-        samples: networks drawn from each Gaussian; None for as many as members, at most 100.
+        samples: number of networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: random halves of the members that the intervals come from.
         seed: seed of samples and splits.
         levels: shares of weights to prune, 0..1.
@@ -190,9 +190,9 @@ def fit_compact_posterior(
 
     Raises:
         UsageError: fewer than two members, images without labels or of other classes, a number out of its range.
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
         MemberNotFound: no such member to align to.
-        DamagedError: weights or logits that are not finite.
+        DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> result = fit_compact_posterior(zoo.load("convnet-digits", n=8), splits=2, samples=4)
@@ -333,7 +333,7 @@ def measure_subsets(
         probs: probabilities of the members, (member, input, class).
         subsets: positions of members.
         fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
-        samples: networks drawn from each Gaussian.
+        samples: number of networks drawn from each Gaussian.
         seed: seed of the noise.
     """
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
@@ -425,7 +425,7 @@ def _distances(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
 
 
 def draw(result: Compact) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     counts = f"{result.members} members, aligned to {result.to}; {result.samples} samples"
     figure = panels_figure(
         3, PANEL, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"

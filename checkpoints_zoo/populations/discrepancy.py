@@ -110,7 +110,7 @@ class MMD(Printed):
         """Return a group.
 
         Raises:
-            UsageError: no such group.
+            UsageError: there is no such group of tensors.
         """
         if group not in self.groups:
             names = ", ".join(list(self.groups)[:12])
@@ -137,14 +137,14 @@ class MMD(Printed):
         return pd.DataFrame(rows)
 
     def to_json(self) -> str:
-        """Return all of it as JSON text."""
+        """Return the result as JSON text."""
         return json.dumps({**self.facts(), "groups": self.to_frame().to_dict("records")}, indent=1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw MMD² and p-values of all groups into a PNG; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self), path_of(path), title(self))
 
@@ -203,7 +203,7 @@ class NS(Printed):
         """Draw MMD² and p-values of all groups, before and after removing symmetries, into a PNG; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self.mmd, self.ns), path_of(path), title(self.mmd))
 
@@ -292,7 +292,7 @@ def ns(
 
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
     """
     pair = _check_sets(first, second)
     views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]

@@ -122,7 +122,7 @@ def train_epochs(
         gradient: function that computes a step's gradients; None for `stack_gradient`.
 
     Raises:
-        UsageError: no labels, or fewer inputs than one batch.
+        UsageError: the images have no labels, or fewer inputs than one batch.
     """
     count, batch, device = len(data), recipe.batch_size, state.loss.device
     if data.labels is None or count < batch:

@@ -168,7 +168,8 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
 
     Raises:
         UsageError: labels of other classes, images of another size, or an unknown net without `build`.
-        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
+        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: the same cases as in
+            `images.of`.
     """
     from checkpoints_zoo import images
     from checkpoints_zoo.evaluation import arguments

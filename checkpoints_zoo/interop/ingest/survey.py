@@ -61,14 +61,15 @@ def survey_origin(
         name: name of the collection.
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: as in `make_description`.
+        given, like: the same arguments as in `make_description`.
         options: the user's options on the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
         say: function that is called with a line of text on files that are left out.
 
     Raises:
         DamagedError, LayoutError: no members, or an unknown net.
-        UsageError, CollectionNotFound, FormatError: as of `make_description`; or a manifest of other members.
+        UsageError, CollectionNotFound, FormatError: the same cases as in `make_description`; or a manifest of other
+            members.
         NetworkError, AccessError: a repo that can't be read.
     """
     if options.columns is not None and origin.archives:

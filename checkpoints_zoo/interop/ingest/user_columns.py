@@ -432,7 +432,7 @@ def keep_earlier_facts(
 
     Args:
         description: the new one.
-        given, like: as in `make_description`.
+        given, like: the same arguments as in `make_description`.
         target: the folder.
     """
     path = target.description_path(description.name)
@@ -448,7 +448,7 @@ def with_earlier_facts(
 
     Args:
         description: the new one.
-        given, like: as in `make_description`.
+        given, like: the same arguments as in `make_description`.
         old: the earlier one, whose facts may have been edited by hand.
     """
     replaced = {*given, *(IMAGE_FACTS if like is not None else ())}

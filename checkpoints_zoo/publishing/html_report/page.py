@@ -92,7 +92,7 @@ class Page(Printed):
         """Write the page by temporary name and rename; return its path.
 
         Args:
-            path: path of the file; its folder is made.
+            path: path of the file; its folder is created.
 
         Raises:
             UsageError: a name without the ending of a page, or a place that can't be written to.
