@@ -3,7 +3,8 @@
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Multiplied by the number N of images, this loss is
 minus the log of the likelihood times an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea &
 Franchi 2024. If a recipe smooths labels, only its modes are trained so: the likelihood is that of the labels
-themselves.
+themselves. AdamW shrinks the weights apart from the loss, so its modes are minima of another sum; the prior has the
+same precision.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """

@@ -15,6 +15,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.loop import StackState, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed
 
 
@@ -23,7 +24,8 @@ def continue_training(
 ) -> dict[int, Tensors]:
     """Continue the training of the modes by SGD; return epoch -> parameters and buffers, (run, *shape).
 
-    Momentum starts at zero. Batches, augmentation, momentum and weight decay are as in the recipe.
+    Momentum starts at zero. Batches, augmentation, momentum and weight decay are as in the recipe. The optimizer is SGD
+    even if the recipe has another one: the methods are defined for SGD.
 
     Args:
         problem: problem whose modes are trained further.
@@ -50,6 +52,9 @@ def continue_training(
         warmup_epochs=0,
         averaging="none",
         eval_every=0,
+        optimizer="sgd",
+        beta2=Recipe.beta2,
+        epsilon=Recipe.epsilon,
     )
     ids, modes = [derive_seed(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
     size = 1 if one_by_one else runs

@@ -26,10 +26,11 @@ from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
 from checkpoints_zoo.training.optimizers import (
+    first_adam_state,
     first_scaling,
     learning_rate,
+    optimizer_step,
     scaled_step,
-    sgd_step,
     stored_tensors,
     update_averages,
 )
@@ -46,8 +47,9 @@ class StackState:
         loss: mean training loss of the last epoch in nats, (member,).
         failed_step: first step whose loss was not finite, or -1, (member,).
         epoch: epochs done.
-        averages: of the weights so far, by name; empty if the recipe has no averaging.
-        scaling: of the loss, by name; empty if the precision is not float16.
+        averages: averages of the weights so far, by name; empty if the recipe has no averaging.
+        scaling: factors of the loss, by name; empty if the precision is not float16.
+        adam: from `first_adam_state`; empty if the optimizer is not Adam.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -59,11 +61,12 @@ class StackState:
     epoch: int = 0
     averages: Tensors = field(default_factory=dict)
     scaling: Tensors = field(default_factory=dict)
+    adam: Tensors = field(default_factory=dict)
     snapshots: dict[int, Tensors] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StackState:
         """Move the state to a device, except the snapshots; return it."""
-        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
+        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling, self.adam):
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
         return self
@@ -100,6 +103,7 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         loss=torch.zeros(len(members)),
         failed_step=torch.full((len(members),), -1),
         scaling=first_scaling(recipe, len(members)),
+        adam=first_adam_state(recipe, params),
     )
 
 
@@ -112,17 +116,17 @@ def train_epochs(
 ) -> Iterator[int]:
     """Train a stack to the end of its recipe, changing its state in place; yield the number of epochs done after each.
 
-    Training ends early once every member has had a loss that is not finite.
+    Training ends early if every member has had a loss that is not finite.
 
     Args:
         recipe: recipe of the members.
-        members: ids, in the order of the stack.
-        state: from `initial_state`, or saved after an epoch; it stays on its device.
+        members: ids of the members, in the order of the stack.
+        state: state of the stack, from `initial_state` or saved after an epoch; it stays on its device.
         data: the training split.
         gradient: function that computes a step's gradients; None for `stack_gradient`.
 
     Raises:
-        UsageError: the images have no labels, or fewer inputs than one batch.
+        UsageError: the images have no labels, or are fewer than one batch.
     """
     count, batch, device = len(data), recipe.batch_size, state.loss.device
     if data.labels is None or count < batch:
@@ -163,9 +167,9 @@ def train_epochs(
                     )
                     rate = learning_rate(recipe, step, steps)
                     if state.scaling:
-                        scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
+                        scaled_step(recipe, rate, state.params, state.momentum, state.adam, gradients, state.scaling)
                     else:
-                        sgd_step(recipe, rate, state.params, state.momentum, gradients)
+                        optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
                     failed = (state.failed_step < 0) & ~loss.isfinite()
@@ -181,8 +185,8 @@ def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> t
     """Draw the order of the images and their views for an epoch, on the CPU: its generator is the same everywhere.
 
     Returns:
-        Order and views, both (member, input). For many members on a GPU the draws take as long as the epoch, so a
-        second thread makes them.
+        Order and views of the images in an epoch, both (member, input). If many members are trained on a GPU, drawing
+        these numbers takes as long as the epoch, so a second thread draws them.
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
     return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
@@ -209,7 +213,7 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
         test: images with labels.
 
     Raises:
-        UsageError: images without labels.
+        UsageError: the images have no labels.
     """
     if test.labels is None:
         raise UsageError(f"data set {test.name!r}", expected="labels", found="none")

@@ -36,7 +36,7 @@ class PackedSnapshot:
 
     Args:
         row: row of the manifest, without the location of the bytes.
-        raw: the bytes in the recipe's layout; None for a member that failed.
+        raw: the snapshot's bytes in the recipe's layout; None for a member that failed.
     """
 
     row: Row
@@ -61,7 +61,7 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     """Pack and measure trained members; return their snapshots in order.
 
     Args:
-        recipe: that trained them.
+        recipe: recipe by which the members were trained.
         trained: the members.
         device: device on which the stored bytes are measured, in float32.
     """
