@@ -55,9 +55,9 @@ def loader(
     """Return a DataLoader of batches (inputs, labels), preprocessed for the members, in order.
 
     Args:
-        members: they give the preprocessing and the classes.
+        members: members whose preprocessing and classes are used.
         data: images: a name, a path, or any other argument of `images.of`.
-        split: of the images; None for "test".
+        split: split of the images; None for "test".
         ood: whether the images are out of distribution; then all labels are -1.
         batch: images in a batch.
 

@@ -108,8 +108,8 @@ class Fit:
     """The record of a method's draws in a folder.
 
     Args:
-        collection: its name.
-        method: its name.
+        collection: name of the collection.
+        method: name of the method.
         settings: settings of the method.
         recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
         runs, draws, seed: the same arguments as in `fit`.
@@ -194,8 +194,8 @@ def fit(
         draws: of each.
         seed: seed of all random numbers.
         modes: folder of trained modes; None for the folder `modes` in `out`.
-        device: device to compute on.
-        say: function that is called with lines of text on the progress.
+        device: torch device for the computation.
+        say: function that is called with a line of text on the progress.
 
     Raises:
         UsageError: there is no such method, a network that it can't be used for, a package that is missing, or other

@@ -201,7 +201,7 @@ class Chains:
 
     Args:
         draws: name -> (chain, draw, *shape).
-        log_density: log density of the draws, nats, (chain, draw), float64.
+        log_density: log density of each draw in nats, (chain, draw), float64.
         acceptance: mean probability of acceptance after warm-up, (chain,).
         step_size: step sizes after warm-up, (chain,).
         divergences: number of divergent trajectories after warm-up, (chain,).
@@ -338,8 +338,8 @@ def leapfrog(
         flow: the density.
         point: start of the chains.
         momenta: (chain, dimension).
-        size: size of each chain's steps, (chain,).
-        steps: how many.
+        size: step size of each chain, (chain,).
+        steps: number of steps.
         scale: root of the mass of each dimension, (dimension,).
     """
     start, began = point, energy(point, momenta, scale)

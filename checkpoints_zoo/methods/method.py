@@ -62,8 +62,8 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: number of runs; the seeds of the first ones do not depend on the number, nor do their draws if runs
-                are not computed together.
+            runs: number of runs; the seeds of the first runs do not depend on it, nor do their draws if runs are
+                not computed together.
             draws: number of draws of each run.
             seed: seed of all random numbers.
 

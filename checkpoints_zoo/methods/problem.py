@@ -46,7 +46,7 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: recipe of the network; its training gives the modes.
+        recipe: recipe of the network; training by it gives the modes.
         images: the training images, labelled.
         held_out: images for a search of settings, which are not in `images`; None for none.
         folder: folder where trained modes are stored for other methods; None to store none.

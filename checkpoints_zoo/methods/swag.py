@@ -57,7 +57,7 @@ class Swag:
             problem: the network and its training images.
             runs: number of runs.
             draws: number of draws of each run.
-            seed: seed of the order of images, and of the draws.
+            seed: seed of the order of images and of the draws.
 
         Raises:
             UsageError: torch-uncertainty is not installed, a setting is out of its range, or a loss was not finite.

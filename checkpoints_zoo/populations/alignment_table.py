@@ -36,7 +36,7 @@ class Alignment(Printed):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
-        collection: its name.
+        collection: name of the collection.
         to: description of the reference.
         keys: id and epoch of each member.
         sizes: group -> units.
@@ -130,7 +130,7 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
 
     Args:
         members: members of one architecture.
-        to: as in `Collection.align`.
+        to: reference of the alignment, as in `Collection.align`.
 
     Raises:
         MemberNotFound, UsageError, SymmetryError: as in `Collection.align`.

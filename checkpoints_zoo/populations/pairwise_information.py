@@ -55,8 +55,8 @@ class Pairwise(Printed):
     """Figures of all pairs of some members, and their means with intervals.
 
     Args:
-        collection: its name.
-        citation: citation of the members.
+        collection: name of the collection.
+        citation: text that cites the members.
         ids: ids of the members, in the order of the matrices.
         data, ood: names and fingerprints of the images, ood "" without any.
         inside, outside: the matrices; outside None without images out of distribution.
@@ -154,14 +154,14 @@ def pairwise(
     """Compare every pair of members on images; return the matrices and their means, with intervals.
 
     Args:
-        members: two or more of a collection, or their stored predictions, which say what images they are on.
+        members: two members or more of a collection, or their stored predictions, which name their images.
         data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
             not used.
         ood: images out of distribution, or the same members' stored predictions on them; None for none.
-        device, dtype: device and dtype in which the members run; pairs are computed there too, in float32.
-        batch: number of images per forward pass.
+        device, dtype: torch device and dtype of the members' networks; pairs are computed on it in float32.
+        batch: images a forward pass.
         memory: bytes to compare in, beside the members' logits.
-        seed: seed of the intervals.
+        seed: seed of the bootstrap intervals.
 
     Raises:
         UsageError: one member, predictions of others, or images of a size the members can't take.
@@ -205,9 +205,9 @@ def summarise_pairs(
     """Average over pairs that were compared; return them with their means and intervals.
 
     Args:
-        inside, outside: what `compare_pairs` returned for inputs in and out of distribution, of the same members.
+        inside, outside: results of `compare_pairs` for inputs in and out of distribution, of the same members.
         ids: ids of the members; None for their positions.
-        seed: seed of the intervals.
+        seed: seed of the bootstrap intervals.
 
     Raises:
         UsageError: other numbers of members.

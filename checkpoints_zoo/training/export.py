@@ -34,7 +34,7 @@ class Export:
     """The folder of a source while a recipe's members are trained into it.
 
     Args:
-        recipe: recipe of the members.
+        recipe: recipe by which the members are trained.
         out: folder of the source; this process holds its lock.
 
     Raises:

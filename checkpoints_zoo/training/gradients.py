@@ -150,7 +150,7 @@ class _SingleMember:
     Making the views in each step would take as long as a GPU needs for the step of a small network.
 
     Args:
-        trained: whether gradients are taken with respect to the tensors.
+        trained: whether gradients with respect to the tensors are computed.
     """
 
     def __init__(self, trained: bool) -> None:

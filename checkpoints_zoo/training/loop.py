@@ -207,8 +207,8 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
-        recipe: recipe of the members.
-        state: state of the stack.
+        recipe: recipe by which the members are trained.
+        state: training state of the stacked members.
         data: the training split.
         test: images with labels.
 

@@ -60,8 +60,8 @@ def merge(
     Args:
         folders: folders with trained members; no run may be training into them.
         out: folder of the merged source; it may hold members already.
-        names: names of the collections; None for all in the folders.
-        say: function that is called with a line of text for each shard.
+        names: names of the collections to merge; None for all in the folders.
+        say: function called with a line of text for each shard.
 
     Raises:
         CollectionNotFound: a folder has no trained members, or no folder has a collection of that name.

@@ -63,7 +63,7 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     Args:
         recipe: recipe by which the members were trained.
         trained: the members.
-        device: device on which the stored bytes are measured, in float32.
+        device: torch device on which the stored weights are evaluated, in float32.
     """
     layout = layout_of(recipe)
     fingerprint = recipe.split("train").fingerprint
@@ -138,7 +138,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
     Args:
         recipe, trained: the recipe and its trained member.
         epoch: number of epochs trained.
-        fingerprint: fingerprint of the training split.
+        fingerprint: fingerprint of the images of the training split.
     """
     run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
     return {

@@ -50,10 +50,10 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Builds a recipe's network for its structure, in other processes too.
+    """A callable that builds a recipe's network for its structure; it can be sent to other processes.
 
     Args:
-        recipe: recipe of the network.
+        recipe: recipe that names the network and its training.
     """
 
     recipe: Recipe

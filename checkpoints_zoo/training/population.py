@@ -51,7 +51,7 @@ class TrainedMember:
         train_loss: mean training loss over the steps of the last epoch, nats.
         wall_time_s: the member's share of the seconds that its stack took, interrupted runs included.
         snapshots: epoch -> parameters and buffers, as in `state`.
-        device: device on which it was trained.
+        device: name of the device on which the member was trained.
     """
 
     member: int
@@ -94,8 +94,8 @@ def train_members(
     the removal of the saved state, `finish` gets the stack twice: the second call must change nothing.
 
     Args:
-        recipe: recipe of the members.
-        ids: ids of the members that `out` does not hold yet, each once.
+        recipe: recipe by which the members are trained.
+        ids: ids of the members that `out` does not have yet, each once.
         out: folder of the source; states are saved in its folder `.training`.
         finish: function that gets a stack's members and writes them to disk before it returns.
         progress: function that is called after every epoch of a stack, if this process trains it.
@@ -128,10 +128,10 @@ class StackTrainer:
     """A job function for engines: trains a stack of a recipe's members, from its saved state if there is one.
 
     Args:
-        recipe: recipe of the members.
+        recipe: recipe by which the members are trained.
         folder: folder of the recipe's runs. Workers that see this folder save states in it; None saves no states.
-        prepare: function that is called with the trained members and the device; None returns the members unchanged.
-        progress: function that is called after every epoch; it is not sent to other processes.
+        prepare: function called with the trained members and the device; None returns the members unchanged.
+        progress: function called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
@@ -175,12 +175,12 @@ def train_stack(
     """Train a stack to the end of the recipe, from its saved state if there is one; return its members.
 
     Args:
-        recipe: recipe of the members.
+        recipe: recipe by which the members are trained.
         stack: ids of the members, at most the recipe's stack width.
         data: the training split.
         path: path of the saved state; None saves no states.
-        progress: function that is called after every epoch.
-        device: device to train on.
+        progress: function called after every epoch.
+        device: torch device to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))

@@ -272,8 +272,8 @@ def choose_recipe(
     """Return the recipe that the options of the command line describe.
 
     Args:
-        text: a recipe's name, or FILE.py, or FILE.py:NAME.
-        changes: each FIELD=VALUE.
+        text: name of a recipe, or FILE.py, or FILE.py:NAME.
+        changes: texts of the form FIELD=VALUE.
         name: name of the collection; None for the recipe's name.
         init_permutation, init_seed: values of the recipe's fields of the same names; they are appended to the
             collection's name.

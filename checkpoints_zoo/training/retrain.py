@@ -24,7 +24,7 @@ class RetrainResult:
     """Result of the comparison of a retrained member with the stored one.
 
     Args:
-        member: its id.
+        member: id of the member.
         compared: "bytes", "accuracy" or "status": the kind of comparison.
         same: whether the bytes are equal, or the accuracy is within the 99 % interval.
         text: sentence with the compared values.
@@ -50,11 +50,11 @@ def retrain(
     Statistician 54).
 
     Args:
-        members: a collection that this package has trained.
+        members: collection that this package has trained.
         count: number of members to retrain, spread evenly.
         recipe: recipe of the members; None for the recipe that the rows name.
-        engine: engine that trains the members.
-        say: function that is called with a line of text.
+        engine: engine that trains the members, in this process or in others.
+        say: function called with a line of text.
 
     Raises:
         SelectionError: no member has weights.

@@ -48,7 +48,7 @@ def write_shards(
     them; see `remove_unnamed_shards`.
 
     Args:
-        source: a folder.
+        source: source in a folder.
         description: description of the collection, with one layout.
         new_snapshots: snapshots to add; all snapshots of a member come together.
         snapshots: number of snapshots of a member; it determines how many members share a shard.
@@ -155,7 +155,7 @@ class Staging:
     Args:
         folder: folder of the staged files; only this object writes into it.
         layout: layout of the snapshots' bytes.
-        recipe_hash: hash of the recipe that trained them.
+        recipe_hash: hash of the recipe by which the members were trained.
         readonly: whether to keep incomplete files and those of another recipe; otherwise they are deleted.
     """
 
@@ -242,7 +242,7 @@ class Log:
     """A JSON line for every member that finished: member, status, reason, accuracy, seconds, time.
 
     Args:
-        path: path of the file; runs append to it.
+        path: path of the log file; runs append to it.
     """
 
     def __init__(self, path: Path) -> None:

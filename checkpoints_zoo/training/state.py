@@ -52,9 +52,9 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
     """Write a state; after a kill at any moment `path` holds the complete old state or the complete new one.
 
     Args:
-        path: path of the file, in an existing folder.
-        state: state of the stack.
-        key: key of the state.
+        path: path of the state file, in an existing folder.
+        state: training state of the stacked members.
+        key: key that identifies the run of the state.
         wall_time_s: seconds of training so far, interrupted runs included.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
@@ -289,7 +289,7 @@ def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[in
 
     Args:
         folder: folder of the recipe's runs.
-        recipe: recipe of the members.
+        recipe: recipe by which the members are trained.
         ids: ids of the members to be trained.
     """
     stacks, remaining = [], dict.fromkeys(ids)

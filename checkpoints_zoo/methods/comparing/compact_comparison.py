@@ -328,10 +328,10 @@ def compact(
     statistics of every other network are estimated anew.
 
     Args:
-        members: two or more, not aligned yet.
+        members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         against: draws of HMC of the same network; the column `run` of their rows numbers the chains.
-        vi: with `against`, draws of variational posteriors, two or more of each `run`; None for none. Mean weights are
+        vi: draws of variational posteriors, two or more per `run`, used with `against`; None for none. Mean weights are
             those of a run's draws.
         to: id of the member that the others are aligned to, or "mean"; None for the first. With `against`, draws are
             aligned to "mean" or to the first of each.
@@ -341,8 +341,8 @@ def compact(
         levels: without `against`, shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: device on which the networks run, in float32.
-        batch: largest number of images per forward pass.
+        device: torch device on which the networks run, in float32.
+        batch: images of a forward pass, at most.
 
     Raises:
         UsageError: fewer than two members or draws, draws of another network, images without labels or of other
@@ -446,7 +446,7 @@ def fit_and_compare(
     Fits with the same settings that the folder has already are read from it.
 
     Args:
-        recipe: recipe of the network.
+        recipe: recipe that names the network and its training.
         out: folder of the draws.
         runs, draws: number of chains of HMC and of fits of VI, and number of draws of each. The ensemble has as many
             members as one chain has draws.
@@ -520,7 +520,7 @@ class Column:
     Args:
         probs: mean probabilities of the networks, (predictive, input, class).
         sample_accuracy: mean accuracy of the networks, (predictive,).
-        mean_accuracy: accuracy of the network of their mean weights, (predictive,); None where there is none.
+        mean_accuracy: accuracy of the network with the mean weights, (predictive,); None if there is none.
     """
 
     probs: Tensor

@@ -48,7 +48,7 @@ class DrawEnsemble:
         influence is skewed.
 
         Args:
-            seed: seed of the halves.
+            seed: seed of the random halves.
             subsets: number of subsets.
         """
         plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
@@ -60,7 +60,7 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     """Group a method's draws by mode; return the modes "one" and "multi", or the mode "members" alone.
 
     Args:
-        name: name of the method, for errors.
+        name: name of the method, for error texts.
         members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
             `run`, in the order of column `draw`; draws without a run are one run.
 

@@ -59,7 +59,7 @@ class MethodFits:
     """Methods fitted to a recipe, each in its own folder, whose name has a hash of the settings.
 
     Args:
-        recipe: recipe of the network.
+        recipe: recipe that names the network and its training.
         out: folder of the comparison.
         runs, draws, seed: the same arguments as in `fitting.fit`.
         search: whether the best settings of each method are searched for before it is fitted.

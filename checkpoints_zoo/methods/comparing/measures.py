@@ -142,7 +142,7 @@ class Uncertainty:
         outside: images out of distribution; None leaves those figures out.
         subsets: number of subsets of runs that the jackknife measures.
         seed: seed of the subsets.
-        device: device that the draws run on.
+        device: torch device on which the draws' networks run.
     """
 
     inside: ImageData

@@ -72,7 +72,7 @@ class PreparedComparison:
         missing: method -> why it can't be fitted here.
         others: draws that the caller supplied.
         workers: processes.
-        say: function that is called with lines of text on the progress.
+        say: function that is called with a line of text on the progress.
     """
 
     name: str
