@@ -1,6 +1,6 @@
-"""The manifest's columns: names, Arrow types and meanings, written down once.
+"""The columns of a manifest: their names, Arrow types and meanings.
 
-`manifests/README.md` is generated from here: `python -m docs.make manifests/README.md`.
+`manifests/README.md` is generated from this table: `python -m docs.make manifests/README.md`.
 """
 
 from __future__ import annotations

@@ -71,21 +71,21 @@ def from_checkpoints(
     member. After an interruption the same call continues.
 
     Args:
-        directory: with the checkpoints, in it and in folders below it.
-        architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
+        directory: folder that has the checkpoints, directly or in folders below it.
+        architecture: name in `ARCHITECTURES`, or a function or class that builds the module.
         out: folder of the source; other collections in it stay.
         name: name of the collection.
-        arguments: keyword arguments of a named architecture.
+        arguments: arguments of a named architecture.
         files: pattern of the file names ("*.pt"), needed if the folder has files of several kinds.
         key: key of the state dict in each file ("ema"), needed if several state dicts fit.
-        prefix: prefix of the names of the net's tensors in the files, if it is not that of a known wrapper.
-        columns: values of further manifest columns: name -> one value for all members, or a value for each in the order
-            of ids; or a table, as DataFrame or CSV file, with the file names in its column "file" or its index.
+        prefix: prefix of the network's tensor names in the files, if no known wrapper put it there.
+        columns: columns of the manifest: name -> one value for all members, or a value for each in the order of ids;
+            or a table, as DataFrame or CSV file, with the file names in its column "file" or its index.
         evaluate: test images to measure the members on: a name, a path, or any other argument of `images.of`.
-        like: a collection of the catalog with the same images, classes and preprocessing.
-        device: device on which the members are measured.
-        say: function that is called with lines of text on the progress.
-        facts: see `Facts`.
+        like: name of a collection of the catalog with the same images, classes and preprocessing.
+        device: torch device on which the members are evaluated.
+        say: function called with lines of text on the progress.
+        facts: further facts of the collection, see `Facts`.
 
     Raises:
         UsageError: contradictory arguments, a file with more than tensors, or other members of this name in the folder.
@@ -108,7 +108,7 @@ def from_checkpoints(
     net = NetSpec(chosen_net.architecture, chosen_net.arguments, chosen_net.custom_name, prefix, key)
     column_reader = make_column_reader(columns, evaluate is not None)
     ingest(
-        [folder], name, reshard=out, hash=True, evaluate=evaluate, given=facts_to_json(facts), like=like, net=net,
+        [folder], name, reshard=out, hash=True, evaluate=evaluate, user_facts=facts_to_json(facts), like=like, net=net,
         build=chosen_net.build, columns=column_reader, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
@@ -148,7 +148,7 @@ class ArgumentChecks:
 
 @dataclass(frozen=True)
 class ChosenNet:
-    """The net of the members: a named architecture with arguments, or a function of the user that builds it."""
+    """The network of the members: a named architecture with arguments, or a function of the user that builds it."""
 
     architecture: str | None
     arguments: Mapping[str, Any]
@@ -213,7 +213,7 @@ def make_column_reader(
     """Return the function that maps files -> members to members -> columns; None without columns.
 
     Args:
-        columns: by member, or by file.
+        columns: columns by member, or by file.
         measured: whether test figures are measured; then columns may not contain them.
 
     Raises:

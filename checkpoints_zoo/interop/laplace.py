@@ -39,7 +39,8 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     weights stays, since laplace reads it.
 
     Args:
-        member: a member (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is copied.
+        member: member of a collection (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is
+            copied.
         example: inputs (batch, …) on which both modules are compared. For a member, None draws inputs; for a module,
             None skips the comparison.
 

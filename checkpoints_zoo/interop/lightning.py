@@ -43,11 +43,12 @@ def write_checkpoints(
     stays, so an interrupted call can be repeated.
 
     Args:
-        members: to write; a view, such as canonicalize, changes the written weights.
-        folder: for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt" for an
+        members: members to write; a view, such as `canonicalize`, changes the written weights.
+        folder: folder for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt"
+            for an
             earlier snapshot: readers of whole folders sort the files by name.
-        prefix: before each name; "" for a plain module.
-        dtype: dtype of the weights; None for the stored dtype. Statistics stay float32.
+        prefix: text put before each tensor name; "" for a plain module.
+        dtype: dtype of the weights; None for the stored dtype. Running statistics stay float32.
         upstream: whether to use the names and shapes of torch-uncertainty's nets ("layer2.0.shortcut.0.weight").
 
     Raises:

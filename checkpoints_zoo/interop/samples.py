@@ -73,25 +73,25 @@ def from_samples(
     keeps the earlier content. If the folder has the first of these draws already, the others are added.
 
     Args:
-        samples: a list or iterator of state dicts; or tensors stacked by name (draw, …); or flat vectors with `order`,
+        samples: list or iterator of state dicts; or tensors stacked by name (draw, …); or flat vectors with `order`,
             as a tensor (draw, weight) or one after another. Draws of a net with buffers may contain only its
             parameters.
-        architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
-        method: name of the method of the draws ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Equal draws are
+        architecture: name in `ARCHITECTURES`, or a function or class that builds the module.
+        method: method that made the draws ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Equal draws are
             allowed only in one run of dropout, hmc, sghmc and sgld.
         out: folder of the source; other collections in it stay.
         name: name of the collection, COLLECTION-METHOD or COLLECTION-METHOD-multi.
-        arguments: keyword arguments of a named architecture.
-        order: order of flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or names of tensors in
-            order, such as `dataset.spans` of a WeightDataset.
+        arguments: arguments of a named architecture.
+        order: order of weights in flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or tensor names,
+            such as `dataset.spans` of a WeightDataset.
         buffers: module or state dict whose buffers all draws share, if the draws have none.
         run: number of the method's run, for all draws or for each; draws are counted in each run.
-        columns: values of further manifest columns: name -> one value for all draws, or a value for each.
+        columns: columns of the manifest: name -> one value for all draws, or a value for each.
         evaluate: test images to measure the draws on: a name, a path, or any other argument of `images.of`.
-        like: a collection of the catalog with the same images, classes and preprocessing.
-        device: device on which the draws are measured.
-        say: function that is called with lines of text on the progress.
-        facts: see `Facts`.
+        like: name of a collection of the catalog with the same images, classes and preprocessing.
+        device: torch device on which the draws are evaluated.
+        say: function called with lines of text on the progress.
+        facts: further facts of the collection, see `Facts`.
 
     Raises:
         UsageError: contradictory arguments, no draws, or other members of this name in the folder.
@@ -233,7 +233,7 @@ class DrawReader:
 
     Args:
         module: the net, with or without memory.
-        order: order of flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or names of tensors.
+        order: order of weights in flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or tensor names.
         buffers: module or state dict with the buffers that the draws lack.
 
     Raises:
@@ -391,7 +391,7 @@ class DrawWriter:
     Args:
         target: the source.
         name: name of the collection.
-        method: name of the method of the draws.
+        method: name of the method that made the draws.
     """
 
     target: FolderSource

@@ -76,11 +76,11 @@ def ensemble(members: Collection | Ensemble | Predictions) -> FlatEnsemble | Sto
     """Return a model with logits (member·batch, class), for a routine with `is_ensemble=True`.
 
     Args:
-        members: a collection (in float32 on the CPU; a Trainer moves it), an ensemble, or stored predictions, whose
+        members: collection (in float32 on the CPU; a Trainer moves it), an ensemble, or stored predictions, whose
             inputs are the logits from `loader`.
 
     Raises:
-        UsageError, DamagedError, TooLargeError: as `Collection.ensemble`.
+        UsageError, DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=4)
@@ -97,7 +97,7 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
     """Return the members as the list of modules that `deep_ensembles` takes; they share the ensemble's memory.
 
     Args:
-        members: two or more, since `deep_ensembles` copies a single module.
+        members: collection of two members or more, since `deep_ensembles` copies a single module.
 
     >>> import checkpoints_zoo as zoo
     >>> [type(m).__name__ for m in zoo.interop.torch_uncertainty.core_models(zoo.load("convnet-digits", n=2))]
@@ -114,7 +114,7 @@ def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any
     counts the ensemble's trial runs on random inputs.
 
     Args:
-        members: a collection, or stored predictions.
+        members: collection, or stored predictions.
         eval_ood: whether the Trainer's second loader has images out of distribution.
 
     Raises:
@@ -146,7 +146,7 @@ def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:
     """Return a DataLoader of stored predictions, with batches (logits (batch, member, class), labels).
 
     Args:
-        predictions: without stored labels, all labels are -1.
+        predictions: stored predictions; if they have no labels, all labels are -1.
         batch: inputs in a batch.
 
     Raises:

@@ -36,7 +36,7 @@ class Alignment(Printed):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
-        collection: its name.
+        collection: name of the collection.
         to: description of the reference.
         keys: id and epoch of each member.
         sizes: group -> units.
@@ -97,7 +97,7 @@ class Alignment(Printed):
         return pd.DataFrame(self.rows()).assign(**groups)
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return the result as JSON text."""
         values = {
             "collection": self.collection,
             "to": self.to,
@@ -114,11 +114,11 @@ class Alignment(Printed):
         """Draw distances before and after, transpositions, and losses on the lines into a PNG; return its path.
 
         Args:
-            path: path of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is created. The file is written under a temporary name and renamed.
             lines: losses before and after alignment, for a third panel.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
 
@@ -130,11 +130,11 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
 
     Args:
         members: members of one architecture.
-        to: as in `Collection.align`.
+        to: reference of the alignment, as in `Collection.align`.
 
     Raises:
         MemberNotFound, UsageError, SymmetryError: as in `Collection.align`.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
 
     >>> import checkpoints_zoo as zoo
     >>> result = zoo.alignment(zoo.load("convnet-digits", n=3), to=0)
@@ -207,7 +207,7 @@ def _means(
 
 
 def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     from matplotlib.figure import Figure
 
     panels = 3 if lines else 2

@@ -32,8 +32,8 @@ class LayerTest:
     """Which unit of a layer holds the largest weight, over the members.
 
     Args:
-        name: name of the layer, as its group of the symmetry table.
-        tensor: whose weights are compared: the first that writes the units.
+        name: name of the layer: its group in the symmetry table.
+        tensor: name of the compared weights: the first tensor that writes the layer's units.
         units: (member, block), the unit with the largest weight. Blocks that never change places (a grouped kernel on
             the network's own inputs) are tested one by one; every other layer is one block.
         counts: (unit), how many members have their largest weight in the unit.
@@ -61,9 +61,9 @@ class Corollary:
 
     Args:
         ids: ids of the members that were tested.
-        layers: in topological order.
-        simulations: number of simulations of the null distribution, a layer.
-        seed: seed of simulations, ties and random p-values.
+        layers: results of the layers, in topological order.
+        simulations: number of simulations of the null distribution for each layer.
+        seed: seed of the simulations, of broken ties and of random p-values.
     """
 
     ids: tuple[int, ...]
@@ -94,14 +94,14 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
     """Test each layer: is its largest weight equally often in each of its units? Return the p-values.
 
     Args:
-        members: members of one architecture, one snapshot of each. Members are independent; of draws, one of each run
-            is tested, chosen at random, as draws of one run depend on each other. Two members or runs, or more.
-        seed, simulations: as in `check_layers`.
+        members: members of one architecture, one snapshot of each. Of draws, one of each run is
+            tested, chosen at random, as draws of one run depend on each other. Two members or runs, or more.
+        seed, simulations: same arguments as in `check_layers`.
 
     Raises:
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
         UsageError: fewer than two members or runs, or several snapshots of one member.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits")
@@ -140,15 +140,16 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
     exactly uniform if channels are exchangeable, for any number of members, units and simulations.
 
     Args:
-        table: table of the network.
+        table: symmetry table of the network.
         params: name -> (member, *shape), the first tensor that writes each group.
-        seed: seed of simulations, of ties of the largest weight (frequent in float16), and of those of the statistic.
-        simulations: for each layer; the step between possible p-values is about 1 / simulations.
+        seed: seed of the simulations, and of how ties of the largest weight (frequent in float16) or statistic are
+            broken.
+        simulations: number of simulations for each layer; p-values are multiples of about 1 / simulations.
 
     Raises:
         LayoutError: a tensor that is missing, or of another shape.
         UsageError: fewer than two members or a simulation, or tensors without a member axis.
-        DamagedError: weights that are not finite.
+        DamagedError: some weights are not finite.
     """
     members, seed = count_stacked(table, params), arguments.check_seed(seed)
     return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
@@ -158,12 +159,12 @@ def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Ten
     """Find the largest weight of each unit in the first kernel that writes it; return group -> (member, unit).
 
     Args:
-        table: table of the network.
+        table: symmetry table of the network.
         params: name -> (member, *shape).
 
     Raises:
         LayoutError: a tensor that is missing.
-        DamagedError: weights that are not finite.
+        DamagedError: some weights are not finite.
     """
     result = {}
     for name, group in table.groups.items():

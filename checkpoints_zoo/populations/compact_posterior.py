@@ -53,12 +53,12 @@ class Compact(Printed):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:
-        collection, citation: of the members.
-        to: what they were aligned to: "member 0", or "the mean".
+        collection, citation: name of the members' collection, and text that cites it.
+        to: reference of the alignment: "member 0", or "the mean".
         data: name and fingerprint of the images evaluated on.
-        inputs, members, samples, splits, seed: how many, and the seed of samples and splits.
+        inputs, members, samples, splits, seed: numbers of each, and the seed of the samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
-        statistics_images: how many.
+        statistics_images: number of images that running statistics are estimated on.
         table: column ("members", "q_d", "q_r") -> row of `ROWS` -> Interval: against the ensemble of all members, which
             the Gaussians were fitted to; low and high by a jackknife over members. Members have no mean.
         held_out: the same for "agreement" and "total_variation", fitted to one random half of the members and compared
@@ -109,7 +109,7 @@ class Compact(Printed):
         return f"{text_table(rows)}\n\n{self.members:,} members, {self.samples:,} samples, {measured}."
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure: of, figure, value, low, high, held_out."""
+        """Return a table with one row per figure: of, figure, value, low, high, held_out."""
         import pandas as pd
 
         rows = [
@@ -150,10 +150,10 @@ class Compact(Printed):
         """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
 
         Args:
-            path: path of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is created. The file is written under a temporary name and renamed.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
 
@@ -176,23 +176,23 @@ def fit_compact_posterior(
     Members have the running statistics they are stored with; those of every other network are estimated anew.
 
     Args:
-        members: two or more, not aligned yet.
+        members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the member that the others are aligned to, or "mean"; None for the first.
-        samples: networks drawn from each Gaussian; None for as many as members, at most 100.
+        samples: number of networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: random halves of the members that the intervals come from.
-        seed: seed of samples and splits.
+        seed: seed of the samples and the splits.
         levels: shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: device that the networks run on, in float32.
-        batch: largest number of images per forward pass.
+        device: torch device on which the networks run, in float32.
+        batch: images a forward pass, at most.
 
     Raises:
         UsageError: fewer than two members, images without labels or of other classes, a number out of its range.
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
         MemberNotFound: no such member to align to.
-        DamagedError: weights or logits that are not finite.
+        DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> result = fit_compact_posterior(zoo.load("convnet-digits", n=8), splits=2, samples=4)
@@ -250,7 +250,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
 
     Args:
         members: aligned or not.
-        evaluator: evaluator of networks of their architecture.
+        evaluator: evaluator of networks of the members' architecture.
         subsets: positions of two members or more each.
     """
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
@@ -280,8 +280,8 @@ class GaussianPredictions:
 
     Args:
         probs: mean over the samples, (input, class).
-        accuracies: accuracies of the samples, (sample,).
-        mean_accuracy: accuracy of the network of the means.
+        accuracies: accuracy of each sampled network, (sample,).
+        mean_accuracy: accuracy of the network whose weights are the Gaussian's means.
     """
 
     probs: Tensor
@@ -330,10 +330,10 @@ def measure_subsets(
 
     Args:
         evaluator: evaluates networks.
-        probs: probabilities of the members, (member, input, class).
+        probs: class probabilities of the members, (member, input, class).
         subsets: positions of members.
         fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
-        samples: networks drawn from each Gaussian.
+        samples: number of networks drawn from each Gaussian.
         seed: seed of the noise.
     """
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
@@ -386,8 +386,8 @@ def jackknife_intervals(
     """Return the figures of all members with jackknife intervals from those of the subsets.
 
     Args:
-        measured: on all members, then on the subsets of `jackknife_subsets`.
-        members, splits, seed: as in `jackknife_subsets`.
+        measured: figures of all members, followed by the figures of each subset of `jackknife_subsets`.
+        members, splits, seed: same arguments as in `jackknife_subsets`.
     """
     spread = iter(measured)
     results = metrics.jackknife(
@@ -425,7 +425,7 @@ def _distances(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
 
 
 def draw(result: Compact) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     counts = f"{result.members} members, aligned to {result.to}; {result.samples} samples"
     figure = panels_figure(
         3, PANEL, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"

@@ -56,12 +56,12 @@ class Discrepancy:
     """How far two sets of members are apart in one group of tensors.
 
     Args:
-        weights: number of weights.
+        weights: number of weights in the group.
         kernels: (name, bandwidth) of each kernel.
         values: MMD² with each kernel, unbiased: it may be below 0.
-        value: their mean, which is the MMD² of the mean of the kernels.
-        p_value: p-value of the permutation test over all kernels: share of permutations at least as far apart. None if
-            a set has fewer than two independent units, or if both have one in common: see `mmd`.
+        value: mean of these values, which is the MMD² of the mean kernel.
+        p_value: p-value of the permutation test: share of permutations at least as far apart. None if a set
+            has fewer than two independent units, or if both have one in common: see `mmd`.
     """
 
     weights: int
@@ -77,7 +77,7 @@ class MMD(Printed):
 
     Args:
         first, second: citations of the members, "" where there is none.
-        members: number of members.
+        members: number of members in each set.
         permutations: number of permutations of the test.
         groups: name -> Discrepancy; "all" is all weights together.
     """
@@ -110,7 +110,7 @@ class MMD(Printed):
         """Return a group.
 
         Raises:
-            UsageError: no such group.
+            UsageError: there is no such group of tensors.
         """
         if group not in self.groups:
             names = ", ".join(list(self.groups)[:12])
@@ -137,14 +137,14 @@ class MMD(Printed):
         return pd.DataFrame(rows)
 
     def to_json(self) -> str:
-        """Return all of it as JSON text."""
+        """Return the result as JSON text."""
         return json.dumps({**self.facts(), "groups": self.to_frame().to_dict("records")}, indent=1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw MMD² and p-values of all groups into a PNG; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self), path_of(path), title(self))
 
@@ -159,9 +159,9 @@ class NS(Printed):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
-        mmd: of the weights as they are stored.
-        ns: of their canonical form.
-        scale, permute, streams: how that was made.
+        mmd: MMD of the weights as they are stored.
+        ns: MMD of the weights in canonical form.
+        scale, permute, streams: arguments of `Collection.canonicalize` that made the canonical form.
     """
 
     mmd: MMD
@@ -203,7 +203,7 @@ class NS(Printed):
         """Draw MMD² and p-values of all groups, before and after removing symmetries, into a PNG; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self.mmd, self.ns), path_of(path), title(self.mmd))
 
@@ -232,7 +232,7 @@ def mmd(
     share a unit. Runs of different methods that start at the same modes depend on each other too, which no row shows.
 
     Args:
-        first, second: of one architecture, two members or more each; canonical or aligned views are read as such.
+        first, second: sets of members of one architecture, two or more each; canonical or aligned views stay so.
             Without a second set, units at even positions are compared with those at odd ones (of one unit, its
             members). Running statistics are no weights.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
@@ -242,10 +242,10 @@ def mmd(
             second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
             alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
-        device: device to compute on; it needs float64.
+        device: torch device for the computation; it needs float64.
         memory: bytes of members in memory at once, beside 16 (m + n)² bytes a group of tensors. If it is too small
             for all members, they are read several times.
-        seed: seed of the permutations, and of the draws that take part.
+        seed: seed of the permutations, and of the choice of draws that are compared.
 
     Raises:
         UsageError: one member, or groups, bandwidths, permutations or a device that do not exist.
@@ -286,13 +286,13 @@ def ns(
     """Compare two sets of members as they are and after removing symmetries; return both.
 
     Args:
-        first, second: as in `mmd`.
-        scale, permute, streams: as in `Collection.canonicalize`.
-        groups, permutations, grid, device, memory, seed: as in `mmd`.
+        first, second: sets of members, as in `mmd`.
+        scale, permute, streams: same arguments as in `Collection.canonicalize`.
+        groups, permutations, grid, device, memory, seed: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
     """
     pair = _check_sets(first, second)
     views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]
@@ -314,8 +314,9 @@ def distances_between(
     """Measure the distances between all members of two sets; return those of each group of tensors and of all.
 
     Args:
-        first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
-        groups, device, memory: as in `mmd`.
+        first, second: sets as in `mmd`; rows and columns of the distances are the first set's members, then the
+            second's.
+        groups, device, memory: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
@@ -386,10 +387,10 @@ def compare_blocks(
     Args:
         read_blocks: gives the members of both sets from a position on, the first set first.
         counts: members of each set.
-        exchange: what the permutation test exchanges; None for no test.
+        exchange: units that the permutation test exchanges; None for no test.
         groups: name -> names of tensors.
-        citations: citations of the two sets, "" for none.
-        permutations, grid, widths, device, seed: as in `mmd`.
+        citations: texts that cite the two sets; "" for none.
+        permutations, grid, widths, device, seed: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError: as in `mmd`.
@@ -430,8 +431,8 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     """Draw MMD² and p-values, one group of tensors a row; return the figure, whose axes are labelled by what they show.
 
     Args:
-        before: of the weights as they are stored.
-        after: of the same sets without symmetries; None for none.
+        before: MMD of the weights as they are stored.
+        after: MMD of the same sets without symmetries; None to leave it out.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -466,10 +467,10 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
     """Draw MMD² of each group of tensors, one group a row.
 
     Args:
-        axes: to draw into.
-        before: of the weights as they are stored.
-        after: of the same sets without symmetries; None for none.
-        height: of the figure, inches.
+        axes: matplotlib axes to draw into.
+        before: MMD of the weights as they are stored.
+        after: MMD of the same sets without symmetries; None to leave it out.
+        height: height of the figure in inches.
     """
     names = list(before.groups)
     for result, colour, marker, label in _series(before, after):
@@ -484,7 +485,7 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
 def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
     """Draw the p-value of each group of tensors, one group a row, for axes beside those of `draw_discrepancies`.
 
-    Args: as in `draw_discrepancies`.
+    Args: same arguments as in `draw_discrepancies`.
     """
     names = list(before.groups)
     for result, colour, marker, label in _series(before, after):

@@ -41,7 +41,7 @@ class Pairs:
     Args:
         information: H((p + q) / 2) - (H(p) + H(q)) / 2 in nats, mean over inputs.
         disagreement: share of inputs whose arg-max differs (of equal values the first class counts).
-        inputs: how many the figures are means over.
+        inputs: number of inputs over which figures are averaged.
     """
 
     information: Tensor
@@ -65,8 +65,8 @@ def compare_pairs(
 
     Args:
         predictions: (member, input, class), any float dtype; or blocks of inputs, each with all members in order.
-        kind: what the predictions are; values alone do not tell, as logits may lie within [0, 1].
-        device: device to compute on; blocks are moved there.
+        kind: kind of predictions; it can't be guessed from values, as logits may lie within [0, 1].
+        device: torch device for the computation; blocks are moved to it.
         memory: bytes to work in, beside the predictions and a few (member, member) matrices.
 
     Raises:
@@ -176,7 +176,7 @@ def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
     Args:
         probs: (member, input, class).
         first: position of the first member.
-        kind: of the predictions that the probabilities were made of.
+        kind: kind of the predictions from which the probabilities were computed.
 
     Raises:
         UsageError: they are not.
@@ -234,7 +234,7 @@ def embedding(classes: int) -> Embedding:
     The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
 
     Args:
-        classes: how many probabilities sum to one.
+        classes: number of classes, whose probabilities sum to one.
     """
     top = math.ceil(math.log2(classes / TOLERANCE))
     # From scales at which s·p is about 0 to scales at which the least probability is not; ends count double.

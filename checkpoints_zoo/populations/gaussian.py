@@ -48,8 +48,8 @@ class Gaussian:
         """Draw networks; return name -> (draw, *shape). Networks are the same drawn one by one or together.
 
         Args:
-            count: how many.
-            generator: a generator of the CPU, on whatever device the Gaussian is.
+            count: number of samples.
+            generator: torch generator on the CPU, also if the Gaussian is on another device.
         """
         drawn: dict[str, list[Tensor]] = {name: [] for name in self.mean}
         for _ in range(count):
@@ -125,9 +125,9 @@ def fit_subsets(
     """Fit a Gaussian to each of many subsets of members that are read once; return them.
 
     Args:
-        batches: of stacked members in their order, name -> (member, *shape).
+        batches: batches of stacked members in order, each name -> (member, *shape).
         subsets: (subset, member) bool, two members or more in each.
-        device: device on which the sums are kept, in float64.
+        device: torch device of the sums, which are float64.
         leave: names to leave out: those tied to one that is not.
 
     Raises:

@@ -87,8 +87,8 @@ def draw_one_a_unit(numbers: Sequence[int], seed: int) -> list[int]:
     """Draw one member of each unit at random; return their positions. A unit of one member is always itself.
 
     Args:
-        numbers: of the members' units.
-        seed: seed of the draws.
+        numbers: unit number of each member.
+        seed: seed of the random choice.
     """
     generator = torch.Generator().manual_seed(seed)
     chances = torch.rand(len(numbers), generator=generator, dtype=torch.float64).tolist()
@@ -103,7 +103,7 @@ class Exchange:
     member of each unit takes part, drawn at random.
 
     Args:
-        positions: of the members that take part, in both sets joined; members of a unit are neighbours.
+        positions: positions in both sets joined of the members that are compared; members of a unit are neighbours.
         first, second: number of exchanged units in each set.
         size: number of members in each unit.
     """
@@ -121,7 +121,7 @@ class Exchange:
 
         Args:
             first, second: unit number of each member.
-            seed: seed of the draws of members.
+            seed: seed of the random choice of members.
 
         >>> Exchange.of_units([0, 0, 1, 1], [2, 2, 3, 3], seed=0).size
         2
@@ -160,8 +160,8 @@ class Exchange:
         """Test MMD² of the two sets by permutations; return the p-value.
 
         Args:
-            distances: distances of all members of both sets; bandwidths are chosen for those that take part.
-            grid, widths: as in `choose_kernels`.
+            distances: distances between all members of both sets; bandwidths are chosen for the compared members.
+            grid, widths: same arguments as in `choose_kernels`.
             permutations: number of permutations.
             seed: seed of the permutations.
         """

@@ -34,7 +34,7 @@ class Export:
     """The folder of a source while a recipe's members are trained into it.
 
     Args:
-        recipe: recipe of the members.
+        recipe: recipe by which the members are trained.
         out: folder of the source; this process holds its lock.
 
     Raises:
@@ -129,7 +129,7 @@ class Export:
     def finish(self) -> None:
         """Write all staged snapshots into shards, and remove files that no row names any more."""
         self.write_shards()
-        self.staging.drop(())  # a killed run may have left the empty folder
+        self.staging.drop(())  # a killed run may have left an empty folder
         remove_unnamed_shards(self.source, self.recipe.name)
 
 
@@ -165,11 +165,11 @@ def train_into(
 
     Args:
         recipe: recipe of the members.
-        ids: ids of the members, each once; members in the folder already are skipped.
+        ids: ids of the members, each once; members that are already in the folder are skipped.
         out: folder of the source.
         engine: engine that trains the members.
         say: function that is called with lines of text on the progress.
-        progress: function that is called after every epoch of a stack, where this process trains.
+        progress: function that is called after every epoch of a stack, if this process trains it.
         log: function that is called with a line of JSON for each finished member.
 
     Raises:

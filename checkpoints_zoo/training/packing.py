@@ -37,7 +37,7 @@ class PackedSnapshot:
 
     Args:
         row: row of the manifest, without the location of the bytes.
-        raw: the bytes in the recipe's layout; None for a member that failed.
+        raw: the snapshot's bytes in the recipe's layout; None for a member that failed.
     """
 
     row: Row
@@ -62,9 +62,9 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     """Pack and measure trained members; return their snapshots in order.
 
     Args:
-        recipe: that trained them.
+        recipe: recipe by which the members were trained.
         trained: the members.
-        device: device on which the stored bytes are measured, in float32.
+        device: torch device on which the stored weights are evaluated, in float32.
     """
     layout = layout_of(recipe)
     fingerprint = recipe.split("train").fingerprint
@@ -139,7 +139,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
     Args:
         recipe, trained: the recipe and its trained member.
         epoch: number of epochs trained.
-        fingerprint: fingerprint of the training split.
+        fingerprint: fingerprint of the images of the training split.
     """
     run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
     return {

@@ -16,7 +16,7 @@ from checkpoints_zoo.training.recipe_files import vary_recipe
 from checkpoints_zoo.training.recipes import ALIASES, RECIPES, recipe_by_name
 from checkpoints_zoo.workers import Engine, InProcess, Job
 
-LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
+LEVEL_Z = 2.5758  # quantile of the normal distribution for a two-sided interval of 99 %
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class RetrainResult:
     """Result of the comparison of a retrained member with the stored one.
 
     Args:
-        member: its id.
+        member: id of the member.
         compared: "bytes", "accuracy" or "status": the kind of comparison.
-        same: whether the bytes are equal, or the accuracy is within the interval.
-        text: the values compared.
+        same: whether the bytes are equal, or the accuracy is within the 99 % interval.
+        text: sentence with the compared values.
     """
 
     member: int
@@ -46,18 +46,18 @@ def retrain(
     """Train some members again from their rows and compare them; return the results.
 
     If torch's version, the device and the number of threads are those of the row, bytes are compared. Otherwise the
-    test accuracy must be within the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American
-    Statistician 54).
+    difference of the test accuracies must be within its 99 % interval, as a difference of two shares
+    (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
-        members: a collection that this package has trained.
+        members: collection that this package has trained.
         count: number of members to retrain, spread evenly.
         recipe: recipe of the members; None for the recipe that the rows name.
-        engine: engine that trains the members.
-        say: function that is called with a line of text.
+        engine: engine that trains the members, in this process or in others.
+        say: function called with a line of text.
 
     Raises:
-        SelectionError: no members with weights.
+        SelectionError: no member has weights.
         UsageError: the recipe is not known, or its hash differs from the rows'.
     """
     rows = [row for row in members.rows.to_pylist() if row["status"] == "ok" and row["final"]]
@@ -92,7 +92,7 @@ def retrain(
 def _recipe_of_row(name: str, row: Row) -> Recipe:
     """Return the package's recipe that a row names, with the fields that the row sets.
 
-    Rows are data from anybody, so no file that a row names is run. The caller gives a recipe that is in a file.
+    Rows are data from anybody, so no file that a row names is run. A recipe from a file must be passed by the caller.
     """
     base, *changes = (row["recipe"] or "").split(" ")
     if ALIASES.get(base, base) not in RECIPES:
@@ -136,7 +136,7 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
 
 
 def difference_interval(one: float, other: float, inputs: int) -> float:
-    """Return the largest difference of two shares of so many inputs that chance explains at 99 %.
+    """Return the half width of the 99 % interval of the difference between two shares of `inputs` inputs.
 
     Source: Agresti and Caffo 2000; one success and one failure are added to each share.
 

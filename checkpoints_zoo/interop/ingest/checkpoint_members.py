@@ -40,7 +40,7 @@ def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], pr
     """Index the archives of an origin; return the members of each.
 
     Args:
-        origin: with the archives.
+        origin: origin that has the archives.
         staged: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
         predicted: whether an index of a repo's archive may be predicted from some of its headers.
 
@@ -139,7 +139,7 @@ def number_members(group: MemberGroup, paths: Sequence[str]) -> MemberGroup:
 
     Args:
         group: members of the folder, one a file.
-        paths: of the files, in order.
+        paths: paths of the files, in order.
     """
     names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
     known = set(names)
@@ -193,9 +193,9 @@ def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
     """Stream the gzipped archives of an origin, unless they are staged already; return their indexes by path.
 
     Args:
-        origin: with the archives.
-        folder: where their members are staged.
-        say: function that is called with a line of text for each archive.
+        origin: origin that has the archives.
+        folder: folder in which the archives' members are staged.
+        say: function called with a line of text for each archive.
 
     Raises:
         DamagedError: an archive is cut, or has a damaged member.

@@ -40,12 +40,12 @@ def fill_columns(
     """Read the members whose rows lack a hash or, with test images, figures; write these into the manifest.
 
     Args:
-        source: a folder with the collection's manifest.
+        source: source in a folder with the collection's manifest.
         name: name of the collection.
-        test_images: to measure the members on; None for hashes only.
+        test_images: images to evaluate the members on; None to compute hashes only.
         build: builds a net that the package lacks.
-        device: device on which the members are measured.
-        say: function that is called with lines of text on the progress.
+        device: torch device on which the members are evaluated.
+        say: function called with lines of text on the progress.
 
     Raises:
         UsageError: the images do not fit the members.
@@ -107,7 +107,7 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
     """Fetch members of a repo for the block; those that were not in the member cache before are deleted at its end.
 
     Args:
-        repo, description: of the members.
+        repo, description: repo with the members' bytes, and their description.
         rows: manifest rows of the members, in the order of their ids.
     """
     cached_before = cache.member_files(repo.id)

@@ -24,10 +24,10 @@ class NetSpec:
     """The user's options on the members' net; all empty if the tensors show the net.
 
     Args:
-        architecture: a name in `ARCHITECTURES`.
-        arguments: keyword arguments of that architecture, JSON values.
+        architecture: name in `ARCHITECTURES`.
+        arguments: arguments of that architecture, JSON values.
         custom_name: name for a net that the package lacks; its tensors are imported unchanged.
-        prefix: to remove from the stored names ("model.").
+        prefix: prefix to remove from the stored tensor names ("model.").
         key: key of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
     """
 
@@ -52,7 +52,7 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
     Args:
         net: the user's options.
         groups: the members. A custom net without `build` has the tensors of most members.
-        build: builds the user's net.
+        build: function that builds the user's net.
 
     Raises:
         UsageError: an unknown architecture, or a custom name that is an architecture's.

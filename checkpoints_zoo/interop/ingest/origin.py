@@ -33,7 +33,7 @@ class Origin:
     Args:
         label: name of the origin in messages.
         root: folder that the paths are relative to; of a repo, its snapshot folder in the cache.
-        repo: with the files; None for this disk.
+        repo: repo that has the files; None for files on this disk.
         archives: paths of tar archives, gzipped or not, in the collection's order.
         gzips: the gzipped archives among them.
         files: paths of safetensors files, one member each.
@@ -64,7 +64,7 @@ class FileFilter:
     """Selects files of a folder.
 
     Args:
-        pattern: pattern of names or paths ("*.pt"); None for all files.
+        pattern: pattern of file names or paths ("*.pt"); None for all files.
         one_kind: whether files of several kinds are an error; otherwise only the first kind is taken, with a message.
     """
 
@@ -83,7 +83,7 @@ def find_origin(
         name: name of the collection; the catalog may name the folder of a repo for it.
         root: folder that the paths are relative to; None for the folder of the sources.
         excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
-        say: function that is called with a line of text on files that are left out.
+        say: function called with a line of text on files that are left out.
         file_filter: selects files of folders.
 
     Raises:
@@ -316,7 +316,7 @@ def number_files(paths: Sequence[str]) -> list[int]:
     member, seed or run. If there is none, or files share it, the position counts.
 
     Args:
-        paths: in the folder, in order.
+        paths: paths of files in the folder, in order.
 
     >>> number_files(["seed-3.pt", "seed-12.pt"]), number_files(["v_0/epoch=9.ckpt", "v_1/epoch=7.ckpt"])
     ([3, 12], [0, 1])

@@ -45,7 +45,7 @@ class StateDictPlace:
     """Where the state dict is in a file.
 
     Args:
-        key: key of the state dict ("ema", "model/state_dict"); "" searches it.
+        key: key of the state dict in a file ("ema", "model/state_dict"); with "" it is searched for.
         recogniser: recognises the net's tensors, so that the fitting state dict is found under any key. If None, the
             file is a state dict itself, or has one under "state_dict" as Lightning writes it.
     """
@@ -59,8 +59,8 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
     """Read the names and shapes in files of torch.save; return their members. A damaged file becomes a failed member.
 
     Args:
-        origin: with the files.
-        place: of the state dict in each file.
+        origin: origin that has the files.
+        place: place of the state dict in each file.
 
     Raises:
         UsageError: a file that needs code, or in which two state dicts fit.
@@ -279,7 +279,7 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
 
     Args:
         path: path of the file.
-        place: of the state dict in the file.
+        place: place of the state dict in the file.
         layout: layout of the member, from its header.
 
     Raises:

@@ -28,7 +28,8 @@ class NetTensors:
     Args:
         shapes: name -> shape in the net's state dict; {} if the net is not known.
         first_names: name -> first name of its tensor, which differs for tied tensors.
-        prefix: prefix of the net's tensors in the state dict, given by the user; "" finds it.
+        prefix: prefix of the network's tensor names in the state dict, as the user states it; with "" it is searched
+            for.
     """
 
     shapes: Mapping[str, Shape]

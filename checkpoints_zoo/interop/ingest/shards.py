@@ -28,9 +28,9 @@ class MemberReader:
     """Reads members of an origin.
 
     Args:
-        origin, description: of the members.
+        origin, description: origin and description of the members.
         find_file: returns the file on this disk for the path in a row.
-        state_dict_place: where in files of torch.save the state dict lies; None for other files.
+        state_dict_place: place of the state dict in files of torch.save; None for other files.
     """
 
     origin: Origin
@@ -75,10 +75,10 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     """Write members into a folder as a new source, the manifest after each shard; existing shards stay.
 
     Args:
-        reader: reader of the members.
-        rows: with locations in the origin; failed members have none.
+        reader: reader of the members' tensors.
+        rows: manifest rows with byte locations in the origin; failed members have none.
         target: the folder.
-        say: function that is called with lines of text on the progress.
+        say: function called with lines of text on the progress.
 
     Raises:
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read, or the disk is full.

@@ -48,7 +48,7 @@ def survey_origin(
     name: str,
     staged: Mapping[str, archives.Index],
     predicted: bool,
-    given: Mapping[str, Any],
+    user_facts: Mapping[str, Any],
     like: str | None,
     options: ImportOptions,
     copy_root: Path | None,
@@ -61,14 +61,15 @@ def survey_origin(
         name: name of the collection.
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: as in `make_description`.
+        given, like: the same arguments as in `make_description`.
         options: the user's options on the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
-        say: function that is called with a line of text on files that are left out.
+        say: function called with a line of text on files that are left out.
 
     Raises:
         DamagedError, LayoutError: no members, or an unknown net.
-        UsageError, CollectionNotFound, FormatError: as of `make_description`; or a manifest of other members.
+        UsageError, CollectionNotFound, FormatError: the same cases as in `make_description`; or a manifest of other
+            members.
         NetworkError, AccessError: a repo that can't be read.
     """
     if options.columns is not None and origin.archives:
@@ -97,14 +98,14 @@ def survey_origin(
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
         raise
-    description = make_description(name, net, layouts, given, like)
+    description = make_description(name, net, layouts, user_facts, like)
     check_net(description, options.build)
     if origin.repo is not None:
         description = replace(description, base=str(origin.repo))
     files = checkpoint_members.members_by_file(lots)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
-    surveyed = Survey(origin, description, table, given, like, files, columns)
+    surveyed = Survey(origin, description, table, user_facts, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
         return surveyed
     return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
@@ -125,7 +126,7 @@ def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
 
 @dataclass(frozen=True)
 class Survey:
-    """The content of an origin as a source: its description, and its rows with locations.
+    """An origin read as a source: description and manifest rows of its members, with byte locations.
 
     `files`: path -> member of members with their own files. `user_columns`: member -> columns from the user.
     """
@@ -133,7 +134,7 @@ class Survey:
     origin: Origin
     description: Description
     rows: pa.Table
-    given: Mapping[str, Any]
+    user_facts: Mapping[str, Any]
     like: str | None
     files: Mapping[str, int]
     user_columns: Mapping[int, Mapping[str, Any]]
@@ -161,7 +162,7 @@ class Survey:
                 collection=self.description.name,
                 path=path,
             )
-        description = with_earlier_facts(self.description, self.given, self.like, old)
+        description = with_earlier_facts(self.description, self.user_facts, self.like, old)
         return replace(self, description=replace(description, layouts=old.layouts), rows=rows)
 
     def write(self, target: FolderSource) -> None:
@@ -199,7 +200,7 @@ class ImportPlan:
         files: number of files of the origin.
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
-        bytes: of the members; of gzipped archives, the size of the archives.
+        bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
         read: bytes of the members that will be read.
         requests: approximate number of requests to the Hub.
     """
@@ -223,7 +224,7 @@ def make_plan(
     """Return the plan of an import of surveyed members.
 
     Args:
-        description, origin, target: of the collection, its origin, and the folder that is written to.
+        description, origin, target: description of the collection, its origin, and the folder that is written to.
         rows: rows of the manifest.
         headers: number of headers that must still be read, one request each.
         reads: whether weights are read, to hash, measure or copy them.

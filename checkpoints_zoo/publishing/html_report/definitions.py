@@ -71,7 +71,7 @@ def term(name: str, label: str | None = None) -> Markup:
 
     Args:
         name: name of the figure or term.
-        label: to be shown in place of its title.
+        label: text that is shown in place of the term's title.
     """
     title, definition = TERMS[name]
     template = '<a href="#def-{}" title="{}" class="term">{}</a>'
