@@ -55,7 +55,7 @@ def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA
     """Build a manifest from rows; a missing value becomes null. Return the table, ordered by member and epoch.
 
     Args:
-        rows: for each row, name of a column -> value.
+        rows: the rows, each as name of a column -> value.
         schema: Arrow schema of the table.
 
     Raises:

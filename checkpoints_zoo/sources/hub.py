@@ -244,7 +244,7 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 
 
 def whole_file_record(repo: Repo, path: Path) -> Path:
-    """Return where the hashes of a file in the client's cache are recorded."""
+    """Return the path of the record with the hashes of a file in the client's cache."""
     name = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return cache_root() / folder_name(repo.id) / "records" / f"{name}.json"
 
@@ -256,25 +256,27 @@ def _blob_name(path: Path) -> str:
 
 
 def has_announced_hash(path: Path) -> bool:
-    """Say whether the client's cache tells which hash a file should have: it does not on file systems without links."""
+    """Say whether the client's cache states which hash a file should have, which it does not on file systems without
+    links."""
     return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", _blob_name(path)) is not None
 
 
 def is_offline() -> bool:
-    """Say whether HF_HUB_OFFLINE is set."""
+    """Say whether offline mode is on (HF_HUB_OFFLINE is set)."""
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode()
 
 
 def check_whole_file(repo: Repo, path: Path, check: bool = False) -> str:
-    """Compare a file in the client's cache with the hash that the Hub announced; delete it if it is another.
+    """Compare the hash of a file in the client's cache with the one that the Hub announced; delete the file if they
+    differ.
 
     The file is read once for each state of it.
 
     Args:
-        repo, path: of the file.
-        check: whether to read it in any case.
+        repo, path: the repo that has the file, and the path of the cached file.
+        check: whether to hash the file again even if a hash is recorded.
 
     Returns:
         The hash of a file that was deleted and its kind, "" for a right one, or one whose hash nobody announced.
@@ -355,8 +357,8 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     A cached file that has another hash is deleted, and fetched again.
 
     Args:
-        repo, repo_path: which file.
-        check: whether to hash a cached file that was hashed before.
+        repo, repo_path: the repo, and the path of the file in it.
+        check: whether to hash a cached file again that was hashed before.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `resolve_address`.

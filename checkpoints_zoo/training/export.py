@@ -158,9 +158,10 @@ def train_into(
 ) -> int:
     """Train the members that a folder does not hold yet, and export them into it; return how many were trained.
 
-    A member depends on its seed alone. However the run is divided, killed and resumed, and on whatever engine, the
-    shards are the same in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the
-    folder held before can be read during the run.
+    A member depends on its seed alone; on a processor, its last bits depend on the number of torch's threads too.
+    However the run is divided, killed and resumed, and on whatever engine of so many threads, the shards are the same
+    in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the folder held before
+    can be read during the run.
 
     Args:
         recipe: recipe of the members.

@@ -1,9 +1,8 @@
 """The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
-A member's bits depend on its seed, the stack width, the build of torch, and the kind of processor or GPU. They do not
-depend on the other members of the stack or on the position in it. Members that are trained alone (stack width 1) also
-depend on the number of threads, which is 1 for tiny networks on a CPU. cuDNN is set to deterministic algorithms; all
-other operations are deterministic.
+A member's bits depend on its seed, the stack width, the build of torch, the kind of processor or GPU and, on a
+processor, the number of threads. They do not depend on the other members of the stack or on the position in it. cuDNN
+is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -139,7 +138,7 @@ def train_epochs(
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
     if uses_channels_last(recipe, device):
-        for tensors in (state.params, state.momentum):
+        for tensors in (state.params, state.momentum, state.adam):
             tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.training.packing import PackedSnapshot, Row, pack_members
+from checkpoints_zoo.training.packing import PackedSnapshot, Row, pack_members, split_threads
 from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import vary_recipe
@@ -45,9 +45,9 @@ def retrain(
 ) -> list[RetrainResult]:
     """Train some members again from their rows and compare them; return the results.
 
-    If torch's version and the device are those of the row, bytes are compared. Otherwise the difference of the test
-    accuracies must be within its 99 % interval, as a difference of two shares (Agresti and Caffo 2000, The American
-    Statistician 54).
+    If torch's version, the device and the number of threads are those of the row, bytes are compared. Otherwise the
+    difference of the test accuracies must be within its 99 % interval, as a difference of two shares
+    (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
         members: collection that this package has trained.
@@ -112,18 +112,26 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
         return RetrainResult(
             member, "status", False, f"expected status ok; found {new_row['status']}: {new_row['reason']}"
         )
-    environment = new_row["torch_version"], new_row["device"]
-    if (row["torch_version"], row["device"]) == environment and row["sha256"] is not None:
+    device, threads = split_threads(row["device"] or "")
+    new_device, new_threads = split_threads(new_row["device"])
+    on_same_machine = (row["torch_version"], device) == (new_row["torch_version"], new_device)
+    if on_same_machine and row["sha256"] is not None:
         same = row["sha256"] == new_row["sha256"]
-        text = f"sha256 {new_row['sha256'][:16]}…" if same else ""
-        text = text or f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
-        return RetrainResult(member, "bytes", same, text)
+        if same:
+            return RetrainResult(member, "bytes", True, f"sha256 {new_row['sha256'][:16]}…")
+        if threads == new_threads:
+            text = f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
+            return RetrainResult(member, "bytes", False, text)
     if row["test_accuracy"] is None:
         raise UsageError(f"test accuracy of member {member}", expected="one in its row", found="none", member=member)
     before, now = row["test_accuracy"], new_row["test_accuracy"]
     within = difference_interval(before, now, inputs)
     same = abs(now - before) <= within
-    where = f"trained by torch {row['torch_version']} on {row['device']}, here {environment[0]} on {environment[1]}"
+    where = f"trained by torch {row['torch_version']} on {row['device']}, "
+    where += f"here {new_row['torch_version']} on {new_row['device']}"
+    if on_same_machine:
+        unknown = "" if threads else "; the number of threads is not in its row"
+        where += f"; last bits depend on the number of threads{unknown}"
     return RetrainResult(member, "accuracy", same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
 
 
