@@ -169,7 +169,8 @@ def _find_local(
 ) -> tuple[dict[WantedMember, Location], list[str]]:
     """Look for members in the client's cache, then in ours; return locations, and the paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache, and passed over in the client's.
+    A file with wrong bytes is deleted from our cache and the client's. Offline, one of the client's that has right
+    members too stays: each member is compared with its hash.
     """
     files = list(dict.fromkeys(x.repo_path for x in wanted))
     without_hash = {x.repo_path for x in wanted if x.sha256 is None}
@@ -177,7 +178,7 @@ def _find_local(
         repo_path: path
         for repo_path in files
         if (path := hub.cached_file(repo, repo_path)) is not None
-        and not (repo_path in without_hash and hub.check_whole_file(repo, path, check))
+        and not ((repo_path in without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
     }
     hashes = {
         repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()
