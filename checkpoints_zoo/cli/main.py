@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ from typing import Any, NamedTuple
 import click
 
 from checkpoints_zoo import errors
-from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null
+from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null, printable
 
 
 class Command(NamedTuple):
-    """A command: where its function is, its line in the help, and examples of its use.
+    """A command: the place of its function, its line in the help, and examples of its use.
 
     Args:
-        place: its file, with ":FUNCTION" if the file has several commands.
+        place: file of the command, with ":FUNCTION" if the file has several commands.
         summary: the first line of its help.
         examples: commands that a user may type.
     """
@@ -209,11 +210,11 @@ class Output:
         else:
             text = "\n\n".join(block for block in blocks if block)
         if text:
-            click.echo(text)
+            click.echo(printable(text))
 
     def say(self, text: str) -> None:
         """Write a message to stderr."""
-        click.echo("\n".join(printable(line) for line in text.split("\n")), err=True)
+        click.echo(printable(text), err=True)
 
 
 def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -284,12 +285,7 @@ def cell_text(value: Any) -> str:
         return f"{value:%Y-%m-%d %H:%M}"
     if isinstance(value, list | tuple):
         return ", ".join(cell_text(v) for v in value)
-    return printable(str(value))
-
-
-def printable(value: str) -> str:
-    """Return text on one line without control characters: names from a source must not steer the terminal."""
-    return "".join(c if c.isprintable() else " " if c in "\n\t" else f"\\x{ord(c):02x}" for c in value)
+    return printable(str(value).replace("\n", " "))
 
 
 def percent(share: float | None) -> str | None:
@@ -359,7 +355,15 @@ def closed_output() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Write one line to stderr."""
-    click.echo(f"zoo-cli: {printable(text)}", err=True)
+    line = text.replace("\n", " ")
+    click.echo(f"zoo-cli: {printable(line)}", err=True)
+
+
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return the line of a warning for a terminal, without its place in the code."""
+    return f"zoo-cli: warning: {printable(str(message).replace(chr(10), ' '))}\n"
 
 
 def _message(error: BaseException) -> str:
@@ -434,6 +438,7 @@ class Group(click.Group):
         """Run a command, and exit with its exit code."""
         code: Any = 0
         silence_progress_bars()
+        format_before, warnings.formatwarning = warnings.formatwarning, _warning_line
         if isinstance(sys.stdout, TextIOWrapper):
             # A terminal that lacks a character, such as "±", shows its code: no error.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -445,6 +450,8 @@ class Group(click.Group):
             code = stop.code
         except BaseException as error:  # noqa: BLE001 - every error becomes a line and an exit code
             code = report_error(error)
+        finally:
+            warnings.formatwarning = format_before
         if code == CLOSED:
             discard_output()
         sys.exit(code)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from checkpoints_zoo.cli.main import Output, fact_lines, format_option, printable
+from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.publisher import Plan, publish
 
@@ -58,4 +58,4 @@ def _plan_text(plan: Plan) -> str:
 
 def _listed(title: str, lines: list[str]) -> str:
     more = [f"  and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-    return "\n".join([title, *(f"  {printable(line)}" for line in lines[:SHOWN]), *more])
+    return "\n".join([title, *(f"  {line}" for line in lines[:SHOWN]), *more])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checkpoints_zoo.cli.main import DONE, PROBLEMS, Output, fact_lines, format_option, printable, report_error, table
+from checkpoints_zoo.cli.main import DONE, PROBLEMS, Output, fact_lines, format_option, report_error, table
 from checkpoints_zoo.cli.options import IMAGES, Hardware, hardware_options, import_function
 from checkpoints_zoo.errors import (
     AccessError,
@@ -76,8 +76,8 @@ def verify_command(
     collection is checked, with its stored predictions. Members on the Hub are fetched first. The output tells what was
     checked, of how many members, and what could not be checked. Exit code 1: problems were found.
 
-    A member that is trained again must have the same bytes if this torch and this processor are those that its row
-    names; otherwise the test accuracies are compared.
+    A member that is trained again must have the same bytes if torch, the processor and the number of threads are those
+    that its row names; otherwise the test accuracies are compared. OMP_NUM_THREADS sets the number of threads.
     """
     if retrain is None and (recipe is not None or changes):
         raise click.UsageError("--recipe and --set need --retrain.")
@@ -147,13 +147,13 @@ def verify_command(
         | {"bytes": format_bytes(row["bytes"])}
         for row in checked
     ]
-    verdict = "\n".join(printable(str(problem)) for problem in problems)
+    verdict = "\n".join(map(str, problems))
     if not problems and not errors:
         verdict = "No problems were found."
     out.data(
         {"checked": checked, "retrained": trained, "problems": [asdict(problem) for problem in problems]},
         table(shown, right=["bytes"]),
-        "\n".join(printable(line) for line in lines),
+        "\n".join(lines),
         "\n".join(_line_of(each) for each in trained),
         verdict,
     )
@@ -184,7 +184,7 @@ def _line_of(retrained: dict[str, Any]) -> str:
     """Write for people what came of training a member again; return the line."""
     agree = "agree" if retrained["same"] else "DIFFER"
     who = f"member {retrained['member']} of {retrained['collection']}, trained again"
-    return printable(f"{who}: {retrained['compared']} {agree}: {retrained['text']}")
+    return f"{who}: {retrained['compared']} {agree}: {retrained['text']}"
 
 
 def _is_address(name: str) -> bool:
@@ -244,7 +244,7 @@ def _lines(findings: list[Finding]) -> list[str]:
     for one in findings:
         counts[one.kind] += 1
         if counts[one.kind] <= MOST_LINES:
-            lines.append(printable(str(one)))
+            lines.append(str(one))
     more = [
         f"{count - MOST_LINES:,} more: {kind} (--format json lists all)"
         for kind, count in counts.items()

@@ -144,7 +144,7 @@ UPGRADE = "It was written by a newer checkpoints-zoo: install a newer one."
     [
         (b"2", f"expected schema version 1 or older; found version 2. {UPGRADE}"),
         (b"999999999", f"expected schema version 1 or older; found version 999999999. {UPGRADE}"),
-        (None, "expected a schema_version in the Parquet metadata; found ''."),
+        (None, "expected a schema_version in the Parquet metadata; found ''. A program that rewrites the table…"),
         (b"one", "expected a schema_version in the Parquet metadata; found 'one'."),
         (b"-1", "expected a schema_version in the Parquet metadata; found '-1'."),
         ("²".encode(), "expected a schema_version in the Parquet metadata; found '²'."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import re
 from dataclasses import replace
@@ -23,6 +24,7 @@ from checkpoints_zoo.training.population import train_stack
 from checkpoints_zoo.training.recipes import choose_recipe, convnet_digits
 from tests.formats.test_text import cells, tokens
 from tests.publishing.test_cards import ABOUT, ALL, REPO, body, some
+from tests.support.commands import run
 from tests.support.scenarios import SCHEMA, build
 from tests.support.tiny import TINY, stored
 
@@ -155,3 +157,48 @@ def test_another_recipe_in_the_same_folder(tmp_path: Path, changes: dict[str, fl
     with pytest.raises(UsageError, match="Give another folder"):
         train_into(dataclasses.replace(TINY, **changes), [1], out)  # type: ignore[arg-type]
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+HOSTILE = "digits\x1b]0;owned\x07\x1b[31m\u202e\x9b2Jq"
+
+
+@pytest.fixture(scope="module")
+def hostile_predictions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Make a source with stored predictions whose data set has a hostile name; return its folder."""
+    folder = tmp_path_factory.mktemp("stored")
+    zoo.load("convnet-digits", n=4).predict("digits", folder)
+    (description,) = folder.glob("predictions/*/*/manifest.json")
+    values = json.loads(description.read_text())
+    description.write_text(json.dumps(values | {"data": HOSTILE}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate convnet-digits -n 4 --stored {0} --sizes 2",
+        "pairwise convnet-digits -n 4 --stored {0}",
+        "plot convnet-digits -n 4 --stored {0} --out {1}/p.png",
+        "verify {0}",
+        "predict convnet-digits -n 4 --data digits --out {0}",
+    ],
+    ids=lambda command: command.split()[0],
+)
+def test_strings_of_a_source_do_not_reach_a_terminal(command: str, hostile_predictions: str, tmp_path: Path) -> None:
+    """Case 42: each command, its messages, warnings and errors."""
+    result = run(*command.format(hostile_predictions, tmp_path).split())
+    for text in (result.stdout, result.stderr):
+        assert "".join(c for c in text if not c.isprintable()).strip("\n") == ""
+    if command.startswith(("evaluate", "pairwise")):
+        assert "owned" in result.output
+
+
+def test_printed_results_and_errors_have_no_controls() -> None:
+    """Case 42, where Python prints: results, `repr`, errors and warnings."""
+    members = zoo.load("convnet-digits", n=2)
+    report = replace(zoo.evaluate(members, "digits", subsets=2), collection=HOSTILE, data=HOSTILE)
+    pairs = replace(zoo.pairwise(members, "digits"), collection=HOSTILE, data=HOSTILE)
+    error = zoo.ZooError(HOSTILE, expected=HOSTILE, found=HOSTILE, do=HOSTILE)
+    for result in (report, pairs, error):
+        for text in (str(result), repr(result) if result is not error else ""):
+            assert all(c.isprintable() or c == "\n" for c in text)
