@@ -49,8 +49,9 @@ SET GLOBAL ieee_floating_point_ops = false;
 SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
 _EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
-# The condition is put at the end of one statement and inside parentheses in another. Both must give the same tree and
-# leave the rest of the statement unchanged; text that ends the parentheses early can't do that. The tree from inside
+# The condition is put at the end of one statement and inside parentheses in another. Both statements must give the same
+# tree for the condition and leave the rest unchanged; text that ends the parentheses early can't do that. The tree from
+# inside
 # the parentheses is run.
 _FRAMES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
 

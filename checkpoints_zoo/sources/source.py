@@ -49,7 +49,7 @@ class Source(ABC):
         root: the folder of the source; for a repo, the folder of its commit in the cache of the Hub's client.
         label: name of the source in citations: "embedded", a file URI, or an address on the Hub.
         repo: the repo on the Hub, at its commit; None for a local source.
-        check: whether each member is hashed when it is located.
+        check: whether each member is hashed when its location is found.
     """
 
     root: Path
@@ -554,7 +554,7 @@ def open_source(source: str | Path | None, name: str, check: bool = False) -> So
     Args:
         source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
         name: name of the collection; "" for the whole folder or repo.
-        check: whether each member is hashed when it is located.
+        check: whether each member is hashed when its location is found.
 
     Raises:
         CollectionNotFound: no source is given, and the catalog has no such name.

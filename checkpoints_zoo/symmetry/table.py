@@ -19,10 +19,10 @@ class Table:
 
     Args:
         network: name of the module's class, or of the collection.
-        tensors: the axes of each tensor of the state dict, by name.
-        groups: the permutation groups by name, in topological order of their first writers.
-        scales: the scales by name, in the same order.
-        signs: the signs by name, in the same order.
+        tensors: name of each tensor of the state dict -> its shape and symmetries.
+        groups: name -> permutation group, in topological order of the groups' first writers.
+        scales: name -> scale, in topological order.
+        signs: name -> sign, in topological order.
     """
 
     network: str
@@ -137,9 +137,9 @@ class Axes:
         shape: shape of the tensor without the member axis.
         role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
         shift: eps of a running variance, which a scale multiplies as value + shift; 0 for all other tensors.
-        moves: how permutations move the axes; an axis without a move is pinned.
-        powers: how scales multiply the axes.
-        signs: how signs multiply the axes; `Power.scale` is then the name of a sign.
+        moves: the permutations that move the axes; an axis without a move is pinned.
+        powers: the scales that multiply the axes.
+        signs: the signs that multiply the axes; `Power.scale` is then the name of a sign.
     """
 
     shape: tuple[int, ...]
