@@ -218,7 +218,7 @@ class Draft:
             if self._file is not None:
                 os.fsync(self._file.fileno())
             self._close()
-            if self.path.is_dir() and not self.path.is_symlink():  # something else made it
+            if self.path.is_dir() and not self.path.is_symlink():  # Another program made a folder with this name.
                 shutil.rmtree(self.path)
             self.temporary.replace(self.path)
         except OSError as error:

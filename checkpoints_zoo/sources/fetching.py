@@ -186,7 +186,8 @@ def _find_local(
     """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
     paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache, and ignored in the client's cache.
+    A file with wrong bytes is deleted from our cache and from the client's cache. Offline, a file of the client's cache
+    stays if its members are right: each member is compared with its own hash.
     """
     files = list(dict.fromkeys(x.repo_path for x in wanted))
     without_hash = {x.repo_path for x in wanted if x.sha256 is None}
@@ -194,7 +195,7 @@ def _find_local(
         repo_path: path
         for repo_path in files
         if (path := hub.cached_file(repo, repo_path)) is not None
-        and not (repo_path in without_hash and hub.check_whole_file(repo, path, check))
+        and not ((repo_path in without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
     }
     hashes = {
         repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()
