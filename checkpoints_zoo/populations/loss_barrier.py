@@ -94,7 +94,7 @@ class Barriers(Printed):
         return pd.DataFrame(rows)
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return the result as JSON text."""
         mean = self.mean
         values: dict[str, Any] = {
             "data": self.data, "inputs": self.inputs, "statistics": self.statistics,
@@ -141,7 +141,7 @@ def barrier(
         UsageError: images without labels or of other classes, fewer than two points or members, members of different
             networks.
         MemberNotFound: no member with the id `to`.
-        DamagedError: weights or logits that are not finite.
+        DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=4)

@@ -44,8 +44,8 @@ def minimal_mass(
         device: torch device for the computation.
 
     Raises:
-        SymmetryError: an architecture whose symmetries can't be derived.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SymmetryError: the architecture's symmetries can't be derived.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
         UsageError: no such scale or device.
 
     >>> import checkpoints_zoo as zoo
@@ -152,7 +152,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
 
     Args:
         masses: masses of members, or of their snapshots.
-        path: path of the PNG file; its folder is made.
+        path: path of the PNG file; its folder is created.
         name: name of the collection, for the title.
         epochs: epoch of each snapshot; adds a panel of masses along training; other panels show each member's last
             snapshot.
@@ -172,7 +172,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
 
 
 def draw(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

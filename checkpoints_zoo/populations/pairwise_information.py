@@ -91,7 +91,7 @@ class Pairwise(Printed):
         """Return a figure.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no such figure.
         """
         return figure_of(self.figures, figure)
 
@@ -124,7 +124,7 @@ class Pairwise(Printed):
 
         Raises:
             UsageError: another ending of the name.
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         return write_frame(self.to_frame(), path)
 
@@ -132,7 +132,7 @@ class Pairwise(Printed):
         """Draw histograms of both informations, one against the other, and disagreements into a PNG; return its path.
 
         Raises:
-            UsageError: one member, a name that is no PNG's, or a place that can't be written to.
+            UsageError: one member, a path without the suffix .png, or a file that can't be written.
         """
         path = path_of(path)
         if len(self.ids) < 2:
@@ -287,7 +287,7 @@ def _shift(interval: Interval, by: float, unit: str) -> Interval:
 
 
 def draw(pairs: Pairwise) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -71,7 +71,7 @@ class PredictiveComparison(Printed):
         """Return a figure.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no such figure.
         """
         return figure_of(self.figures, figure)
 
@@ -88,7 +88,7 @@ class PredictiveComparison(Printed):
         return pd.DataFrame(self._rows())
 
     def to_json(self) -> str:
-        """Return all of it as JSON text."""
+        """Return the result as JSON text."""
         facts = {n: getattr(self, n) for n in ("first", "second", "members", "data", "inputs")}
         return json.dumps({**facts, "level": 0.95, "figures": self._rows()}, indent=1)
 

@@ -78,7 +78,7 @@ class Evaluator:
             anew: whether running statistics are estimated first; if not, the networks keep those in the stack.
 
         Raises:
-            DamagedError: logits that are not finite.
+            DamagedError: some logits are not finite.
         """
         networks = {name: t.float() if t.is_floating_point() else t for name, t in stacked.items()}
         if anew and self.training is not None:

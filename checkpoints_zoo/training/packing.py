@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ class PackedSnapshot:
     """A snapshot, ready to be stored.
 
     Args:
-        row: manifest row of the snapshot, without the location of its bytes.
-        raw: the bytes in the recipe's layout; None for a member that failed.
+        row: row of the manifest, without the location of the bytes.
+        raw: the snapshot's bytes in the recipe's layout; None for a member that failed.
     """
 
     row: Row
@@ -161,7 +162,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
         "data_fingerprint": fingerprint,
         "code_version": version("checkpoints-zoo"),
         "torch_version": str(torch.__version__),
-        "device": device_name(trained.device),
+        "device": device_and_threads(trained.device),
         "wall_time_s": round(trained.wall_time_s, 3),
         "created": datetime.now(UTC).replace(microsecond=0),
     }  # fmt: skip
@@ -171,6 +172,22 @@ def split_of_run(run_id: str) -> str:
     """Return the split of a run: 70/15/15 by the first 32 bits of sha256("split|RUN_ID")."""
     share = int(hashlib.sha256(f"split|{run_id}".encode()).hexdigest()[:8], 16) / 2**32
     return "train" if share < 0.7 else "validation" if share < 0.85 else "test"
+
+
+def device_and_threads(device: torch.device) -> str:
+    """Return the name of a device; for a processor, with the number of threads that torch uses in this process."""
+    name, threads = device_name(device), torch.get_num_threads()
+    return name if device.type != "cpu" else f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def split_threads(device: str) -> tuple[str, str]:
+    """Split the text of `device_and_threads`; return the device and the threads, "" if there are none in the text.
+
+    >>> split_threads("Some CPU, AVX512, 2 threads"), split_threads("Some GPU")
+    (('Some CPU, AVX512', '2 threads'), ('Some GPU', ''))
+    """
+    name, _, threads = device.rpartition(", ")
+    return (name, threads) if re.fullmatch(r"[0-9]+ threads?", threads) else (device, "")
 
 
 def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)

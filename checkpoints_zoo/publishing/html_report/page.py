@@ -92,7 +92,7 @@ class Page(Printed):
         """Write the page to a temporary file that is then renamed; return its path.
 
         Args:
-            path: path of the file; its folder is made.
+            path: path of the file; its folder is created.
 
         Raises:
             UsageError: the path does not end in .html or .htm, or can't be written to.
