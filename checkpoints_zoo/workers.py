@@ -152,7 +152,8 @@ class Processes:
         workers: number of worker processes that run at a time.
         devices: devices that the worker processes get in turn.
         tries: the largest number of times that a job is started if its workers die.
-        start: how `multiprocessing` starts processes: "spawn", "forkserver" or "fork". "fork" is unsafe after torch has
+        start: method by which `multiprocessing` starts processes: "spawn", "forkserver" or "fork". "fork" is unsafe
+            after torch has
             run, and forked
             processes hold this process's file locks until they end.
         say: function that is called with a line of text about each worker that died.

@@ -406,8 +406,8 @@ class Collection:
 
         Args:
             labels: names of numeric columns of the manifest, whose values are the labels.
-            split: which members: "train", "validation" or "test" (all snapshots of a run are in the same split); None
-                for all.
+            split: name of the split, "train", "validation" or "test" (all snapshots of a run are in the same split);
+                None for all members.
             dtype: dtype of the weight vectors.
 
         Raises:
@@ -527,7 +527,7 @@ class Collection:
         wider, even if the stored weights are narrower.
 
         Args:
-            scale: how to remove scales: "unit-norm" gives each unit's incoming row the norm 1, and makes gains 1 or -1;
+            scale: way to remove scales: "unit-norm" gives each unit's incoming row the norm 1, and makes gains 1 or -1;
                 None changes no scales.
             permute: key by which the units of each layer are sorted in descending order: their "first" weight, their
                 largest weight ("max") or their norm ("norm"); None changes no order.
@@ -619,7 +619,7 @@ class Collection:
         signs (value).
 
         `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
-        rescaled ones up to rounding. The table is `members.symmetry_table`.
+        rescaled ones up to rounding. The symmetry table is `members.symmetry_table`.
 
         Raises:
             MemberNotFound, UsageError: there is no member at the position.

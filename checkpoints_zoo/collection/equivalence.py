@@ -47,7 +47,7 @@ class Equivalence:
     Args:
         ids: ids of the members; numbers from 0 if members have no ids.
         relative: (member, input), the largest difference between both outputs for an input, divided by the member's
-            largest output on any input. A module with several outputs has one such ratio for each; the largest counts.
+            largest output on any input. If a module has several outputs, each has such a ratio, and the largest counts.
         absolute: (member, input), the largest absolute difference between both outputs for an input.
         tolerance: the largest `relative` that counts as equal.
         eps: eps of the norms in this comparison; None if each norm kept its own eps.

@@ -45,8 +45,8 @@ def stack(
     """Read members into stacked tensors; return name -> (member, …), statistics never narrower than stored.
 
     The tensors are views of the file (private to this process: writing to them changes no file) if the members are
-    evenly spaced in one file, the device is the CPU and no dtype changes. Otherwise they are copies, whose values are
-    checked.
+    evenly spaced in one file, the device is the CPU and no dtype changes. Otherwise the tensors are copies, whose
+    values are checked.
 
     Args:
         locations: locations of the members' bytes, all with tensors of the same names and shapes.

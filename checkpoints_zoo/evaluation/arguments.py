@@ -102,11 +102,11 @@ def check_collection(members: object, thing: str = "members") -> None:
     """Check that a value is a collection.
 
     Args:
-        members: the value.
-        thing: its name in the error.
+        members: the value to check.
+        thing: name of the value in error texts.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the value is no collection.
     """
     if not isinstance(members, Collection):
         advice = ""
@@ -118,10 +118,10 @@ def check_collection(members: object, thing: str = "members") -> None:
 
 
 def check_seed(seed: object) -> int:
-    """Check a seed; return it as an int. numpy's and torch's whole numbers are allowed.
+    """Check a seed; return it as an int. Whole numbers of numpy and torch are allowed too.
 
     Raises:
-        UsageError: no whole number, or one of more than 64 bits.
+        UsageError: the seed is no whole number, or has more than 64 bits.
     """
     value = whole_number(seed)
     if value is None or not -(2**63) <= value < 2**64:

@@ -67,8 +67,8 @@ def evaluate(
             probabilities p into softmax(log p / T). Each random ensemble has its own temperature T, the one with the
             least NLL on held-out inputs.
         held_out: inputs to which the temperature is fitted: a share of the images (default 0.2), drawn by a rule and
-            then left out of all figures; or other labelled images, or stored predictions on them. They must not be the
-            members' training images.
+            then left out of all figures; or other labelled images, or stored predictions on them. The held-out images
+            must not be the members' training images.
         within: figure -> distance from the figure's limit ("nll": 0.01, or "5%" of the limit): the report then states
             how many members bring the figure within this distance, as `Report.needed` does.
         device, dtype: device and dtype of the computation.

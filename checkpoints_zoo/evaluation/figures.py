@@ -30,7 +30,7 @@ MEMBERS = "members"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a report.
+    """The description of one figure of a report.
 
     Args:
         unit: unit of the figure ("nats"), or its range ("0..1").

@@ -69,10 +69,10 @@ class Growth:
 
     Args:
         sizes: measured sizes of ensembles, increasing, from 1 to all members.
-        distances: for each size, mean figure minus limit, in the figure's unit.
+        distances: mean figure minus limit, for each of the sizes, in the figure's unit.
         limit: figure of an infinite ensemble, with the bounds of an interval over members.
-        spread: half the width of a 95 % interval of the distances over members, as a share of them; None for fewer
-            than 32 members.
+        spread: half the width of a 95 % interval of the distances over members, as a share of the distances; None for
+            fewer than 32 members.
         noise: half the width of a 95 % interval of each distance, in the figure's unit: from the choice of random
             subsets, and for a figure that counts or sorts also from the figure of all members.
     """

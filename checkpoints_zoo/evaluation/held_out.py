@@ -26,7 +26,7 @@ def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, 
         share: the share of the inputs to hold out, between 0 and 1.
 
     Raises:
-        UsageError: with this share, no input or every input would be held out.
+        UsageError: the share is so small or large that no input or every input would be held out.
 
     >>> kept, held_out = draw_held_out("0123456789abcdef", 10, 0.2)
     >>> held_out.tolist(), len(kept)

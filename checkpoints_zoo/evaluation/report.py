@@ -49,8 +49,8 @@ class Calibrated:
         held_out: name and fingerprint of the images that the temperatures were fitted to.
         inputs: number of the held-out inputs.
         share: the share of the report's images that was held out; None if other images were used.
-        ensemble, member, curve: the same tables as in the report, with the figure "temperature" and without figures
-            that scaling does not change.
+        ensemble, member, curve: tables as in the report, with the figure "temperature" and without figures that scaling
+            does not change.
         growth: figure -> its limit and the distance of each size from it.
     """
 

@@ -1,8 +1,8 @@
 """The catalog of collections, and the description that a source has of each collection.
 
 The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. If a source has a
-description of its own (`manifests/NAME.json`), it counts instead of the catalog's summary. Both are read from files
-that anyone may have written: every value is checked, and no value is executed.
+description of its own (`manifests/NAME.json`), it counts instead of the catalog's summary. Catalog and descriptions
+come from files that anyone may have written: every value is checked, and no value is executed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Archives:
 
     Args:
         folder: path of the archives' folder in the source.
-        classes, preprocessing, citation: the same facts as in `Description`.
+        classes, preprocessing, citation: facts on the collection, as in `Description`.
     """
 
     folder: str

@@ -93,7 +93,7 @@ COLUMNS: tuple[Column, ...] = (
         pa.string(),
         code_version="version of this package that trained the member",
         torch_version="version of torch that trained the member",
-        device="processor that trained the member",
+        device="processor that trained the member, with its instructions and the number of threads; or GPU",
     ),
     *_columns(False, pa.float64(), wall_time_s="seconds of training, shared equally by the members of a stack"),
     *_columns(False, pa.timestamp("s", tz="UTC"), created="when training ended"),

@@ -1,8 +1,9 @@
 """Names, dtypes, shapes and offsets of one member's bytes, and the content hash.
 
 A member can be read if its layout and its location (file, offset, nbytes) are known. The tensors of a member follow
-each other without holes. They are ordered by element size, the largest first; tensors of one element size keep the
-order of the module. So every tensor is aligned in memory if the member starts at a multiple of eight bytes. Zero bytes
+each other without holes. The tensors are ordered by element size, the largest first; tensors of one element size keep
+the order of the module. So every tensor is aligned in memory if the member starts at a multiple of eight bytes. Zero
+bytes
 under the name `_pad` fill the member up to the next multiple of eight bytes.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from checkpoints_zoo.formats.text import align_columns, one_line, printable
 
-LONGEST_CELL, LONGEST_REPR = 60, 500  # characters
+LONGEST_CELL, LONGEST_REPR = 60, 500  # Largest numbers of characters in a cell of a table, and in a `repr`.
 
 
 class Printed:

@@ -103,13 +103,13 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         "".join(values).encode()  # The names of tensors in JSON may be invalid Unicode.
         metadata = values.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
-            raise ValueError("__metadata__ must be text by name")
+            raise ValueError("__metadata__ must map names to texts")
         rows = sorted(
             ((*v["data_offsets"], name, v["dtype"], tuple(v["shape"])) for name, v in values.items()),
             key=lambda r: (r[0], r[1]),
         )
         if not all(type(b) is int and type(e) is int and good_shape(shape) for b, e, _, _, shape in rows):
-            raise ValueError("offsets and shapes must be whole numbers, none huge or negative")
+            raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
     tensors, at, data_bytes = {}, 0, size - 8 - length
@@ -469,14 +469,14 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
 
 
 def check_hashes(locations: Sequence[Location], hashes: Sequence[str | None]) -> None:
-    """Check members' bytes against the hashes of their rows.
+    """Check members' bytes against the hashes in their manifest rows.
 
     Args:
-        locations: of the members.
-        hashes: the manifest's sha256 of each, None where it is unknown.
+        locations: locations of the members' bytes.
+        hashes: content hash of each member by the manifest; None where it is unknown.
 
     Raises:
-        DamagedError: naming the first member that differs.
+        DamagedError: the bytes of a member have another hash; the error names the first such member.
     """
     for location, claimed in zip(locations, hashes, strict=True):
         _, digest = check_bytes(location, None, finite=False)
@@ -567,7 +567,7 @@ def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | No
     """Find members with equal weights, except samples of one run whose method may repeat weights; return the problems.
 
     Args:
-        collections: for each collection its name, its rows, and the content hash of each row (None for rows to ignore).
+        collections: (name, rows, content hash of each row) of each collection; a hash is None for rows to ignore.
     """
     first: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
     problems = []

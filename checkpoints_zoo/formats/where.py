@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Limits of a condition: its number of characters, and the depth of nested expressions (a chain of ANDs counts once).
 LONGEST, DEEPEST = 10_000, 100
+LONGEST_PATTERN = 200  # characters of a pattern of LIKE
 FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
 _LIKE_OPERATORS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
 _LIKE = _LIKE_OPERATORS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
@@ -49,8 +50,9 @@ SET GLOBAL ieee_floating_point_ops = false;
 SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
 _EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
-# The condition is put at the end of one statement and inside parentheses in another. Both must give the same tree and
-# leave the rest of the statement unchanged; text that ends the parentheses early can't do that. The tree from inside
+# The condition is put at the end of one statement and inside parentheses in another. Both statements must give the same
+# tree for the condition and leave the rest unchanged; text that ends the parentheses early can't do that. The tree from
+# inside
 # the parentheses is run.
 _FRAMES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
 
@@ -235,10 +237,11 @@ def _forbidden_part(node: dict[str, Any]) -> str:
         return _WORDS.get(name, f"the {call}")
     if node["filter"] or node["distinct"] or node["order_bys"]["orders"] or node["export_state"]:
         return f"{name}() with DISTINCT, ORDER BY or FILTER"
-    # The time of LIKE grows as the text's length to the power of the number of % signs.
+    # The time of LIKE grows as the text's length to the power of the number of % signs, and with the pattern's length.
     pattern = operands[1].get("value", {}).get("value") if name in _LIKE and len(operands) > 1 else ""
-    is_allowed = isinstance(pattern, str) and pattern.count("%") < 4
-    return "" if is_allowed else "LIKE with a pattern that is no text, or has more than three %"
+    is_allowed = isinstance(pattern, str) and pattern.count("%") < 4 and len(pattern) <= LONGEST_PATTERN
+    problem = f"LIKE with a pattern that is no text, has more than three %, or over {LONGEST_PATTERN} characters"
+    return "" if is_allowed else problem
 
 
 def _duckdb_type(table: pa.Table, name: str) -> str:

@@ -63,7 +63,7 @@ def read_place(
     """Read the images at a place; return them, and the last part of its name.
 
     Args:
-        place: where the images are: an address on the Hub, or a path.
+        place: place of the images: an address on the Hub, or a path.
         split, columns, pixel_format: the same arguments as in `of`.
 
     Raises:

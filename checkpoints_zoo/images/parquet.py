@@ -76,7 +76,7 @@ def read_rows(paths: Sequence[Path], image: str, label: str | None, buffer: Imag
 
     Raises:
         FormatError: a column has another type, a row has no image, or the buffer refuses an image.
-        TooLargeError: a row group or pixels that do not fit into memory.
+        TooLargeError: a row group or the pixels do not fit into memory.
     """
     labels: list[Any] = []
     for path in paths:

@@ -24,19 +24,19 @@ def continue_training(
 ) -> dict[int, Tensors]:
     """Continue the training of the modes by SGD; return epoch -> parameters and buffers, (run, *shape).
 
-    Momentum starts at zero. Batches, augmentation, momentum and decay are the recipe's. The optimizer is SGD, whatever
-    the recipe's is: the methods are defined for SGD.
+    Momentum starts at zero. Batches, augmentation, momentum and weight decay are as in the recipe. The optimizer is SGD
+    even if the recipe has another one: the methods are defined for SGD.
 
     Args:
-        problem: whose modes are trained.
+        problem: problem whose modes are trained further.
         runs: number of runs.
         seed: seed of the order in which each run sees the images.
         schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
         lr: highest rate.
-        after: epochs since the mode, rising; 0 for the mode itself.
+        after: numbers of epochs since the mode at which a copy is returned, rising; 0 for the mode itself.
 
     Raises:
-        UsageError: a loss that was not finite.
+        UsageError: a training loss was not finite.
     """
     first, one_by_one = problem.recipe.epochs, problem.recipe.stack_width == 1
     at = [first + epoch for epoch in after]

@@ -1,4 +1,5 @@
-"""Elements of a symmetry group: permutations with scales. Functions draw, invert and compose them."""
+"""Elements of a symmetry group: permutations with scales. The functions of this file draw, invert and compose
+elements."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from checkpoints_zoo.symmetry.table import Group, Scale, Sign, Table
 
 @dataclass(frozen=True)
 class Element:
-    """One symmetry, or one for each member. Scales and signs are applied first, then permutations.
+    """An element of the symmetry group, or one element for each member. Scales and signs are applied first, then
+    permutations.
 
     Args:
         permutations: group -> permutation, int64 (unit) or (member, unit): new unit u is the former unit

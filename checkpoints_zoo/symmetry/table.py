@@ -19,10 +19,10 @@ class Table:
 
     Args:
         network: name of the module's class, or of the collection.
-        tensors: the axes of each tensor of the state dict, by name.
-        groups: the permutation groups by name, in topological order of their first writers.
-        scales: the scales by name, in the same order.
-        signs: the signs by name, in the same order.
+        tensors: name of each tensor of the state dict -> its shape and symmetries.
+        groups: name -> permutation group, in topological order of the groups' first writers.
+        scales: name -> scale, in topological order.
+        signs: name -> sign, in topological order.
     """
 
     network: str
@@ -98,7 +98,7 @@ class Scale:
         group: the group whose permutation also moves the factors, size / (units of the group) factors a unit; None: the
             factors stay in place.
         exact: whether the network's function stays exactly the same. If false, the function would stay the same only if
-            the norms had eps = 0.
+            the norms had eps = 0; see `approximate_changes` for how far it changes.
         norms: layers that undo the scale: nothing after them depends on it.
         writers: (tensor, axis) of the kernels or gains that scale the output, in topological order.
     """
@@ -137,9 +137,9 @@ class Axes:
         shape: shape of the tensor without the member axis.
         role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
         shift: eps of a running variance, which a scale multiplies as value + shift; 0 for all other tensors.
-        moves: how permutations move the axes; an axis without a move is pinned.
-        powers: how scales multiply the axes.
-        signs: how signs multiply the axes; `Power.scale` is then the name of a sign.
+        moves: the permutations that move the axes; an axis without a move is pinned.
+        powers: the scales that multiply the axes.
+        signs: the signs that multiply the axes; `Power.scale` is then the name of a sign.
     """
 
     shape: tuple[int, ...]

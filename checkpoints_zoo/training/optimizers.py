@@ -13,7 +13,7 @@ from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
-# The defaults of torch.amp.GradScaler.
+# Loss scaling as in torch.amp.GradScaler's defaults.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
 # The one-cycle schedule: share of the steps that rise; highest rate / first rate; first rate / last rate.
 ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
@@ -138,9 +138,9 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     whole rate. After a warm-up the cosine covers the remaining units; milestones do not move.
 
     Args:
-        recipe: with the schedule.
-        step: in [0, steps).
-        steps: of the whole training; each epoch has the same number.
+        recipe: recipe with the schedule of learning rates.
+        step: number of the step, in [0, steps).
+        steps: number of steps of the whole training; each epoch has the same number.
 
     >>> from checkpoints_zoo.training.recipes import RECIPES
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
@@ -193,11 +193,11 @@ def update_averages(
     weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
 
     Args:
-        recipe: recipe of the members; it names the kind of average.
+        recipe: recipe of the members; its `averaging` names the kind of average.
         step: number of the step just taken, from 0.
-        steps_per_epoch: steps an epoch.
-        params, buffers: stacked, after the step.
-        averages: by name; empty before the first one.
+        steps_per_epoch: number of steps per epoch.
+        params, buffers: stacked tensors by name, after the step.
+        averages: averages by name; empty before the first update.
     """
     epoch, epoch_step = divmod(step, steps_per_epoch)
     if recipe.averaging == "none" or epoch < recipe.averaging_start:
@@ -227,7 +227,7 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
 
     Args:
         recipe: recipe of the members.
-        params, buffers, averages: by name, stacked.
+        params, buffers, averages: stacked tensors by name.
         data: the training split.
     """
     tensors = params | buffers | averages

@@ -17,7 +17,9 @@ from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
+from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.images import DATASETS, ImageData
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.publishing import cards
@@ -26,6 +28,7 @@ from checkpoints_zoo.training.optimizers import first_adam_state, scaled_step
 from checkpoints_zoo.training.population import Progress, train_stack
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import choose_recipe, convnet_digits
+from checkpoints_zoo.training.retrain import retrain
 from checkpoints_zoo.training.seeds import derive_seed, epoch_order
 from tests.hub import Hub
 from tests.publishing.test_cards import ABOUT, ALL, REPO, some
@@ -33,7 +36,7 @@ from tests.support import few_digits as digits
 from tests.support.commands import ROOT, ZOO, run, values
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import SCHEMA, build
-from tests.support.tiny import stored
+from tests.support.tiny import TINY, stored
 
 CLAIMS = SCHEMA.append(pa.field("eval_data", pa.string()))
 ADAM = replace(
@@ -287,7 +290,7 @@ def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
 def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
     """Case 32: beyond it there is no more than half of the last bar."""
     section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
-    axes = cards.draw(section).axes[0]
+    axes = cards.draw_histograms(section).axes[0]
     last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
     assert axes.get_xlim()[1] <= max(100, last)
 
@@ -461,6 +464,33 @@ def test_results_print_as_tables(tmp_path: Path) -> None:
     assert "&lt;b&gt;x" in odd._repr_html_()
     assert str(zoo.metrics.Interval(0.5, 0.25, 0.75)) == "0.5 [0.25, 0.75]"
     assert str(zoo.metrics.Interval(0.5, None, None)) == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("threads", "compared", "words"),
+    [
+        (
+            ", 7 threads",
+            "accuracy",
+            ", 7 threads, here {torch} on {device}; last bits depend on the number of threads)",
+        ),
+        ("", "accuracy", "; last bits depend on the number of threads; the number of threads is not in its row)"),
+        (None, "bytes", "expected sha256 0000000000000000…; found "),
+    ],
+)
+def test_members_are_trained_again_on_another_number_of_threads(
+    threads: str | None, compared: str, words: str, tmp_path: Path
+) -> None:
+    """Case 30: the row has the number; other bits on another number are no false claim. With workers it is smaller."""
+    members = zoo.load("tiny", source=stored([0], tmp_path))
+    row = members.member(0).row
+    count = torch.get_num_threads()
+    assert row["device"].endswith(f", {count} thread{'s' if count > 1 else ''}")
+    device = row["device"] if threads is None else row["device"].rpartition(", ")[0] + threads
+    rows = manifest.build_manifest([dict(row) | {"sha256": "0" * 64, "device": device}])
+    [result] = retrain(Collection(members.source, members._commit, members.description, rows), 1, TINY)
+    assert (result.compared, result.same) == (compared, compared == "accuracy")
+    assert words.format(torch=row["torch_version"], device=row["device"]) in result.text
 
 
 def train_with_torch(recipe: Recipe, member: int, data: ImageData) -> dict[str, torch.Tensor]:

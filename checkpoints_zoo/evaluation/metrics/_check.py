@@ -105,7 +105,8 @@ def classes_of(labels: Tensor, probs: Tensor) -> None:
 
 
 def ood_scores(is_ood: Tensor, scores: Tensor) -> None:
-    """Check that each input has a score and a bool, and that both bools occur; return None.
+    """Check that each input has a score, and a bool that says whether it is OOD, and that both kinds occur; return
+    None.
 
     Args:
         is_ood: (input,) bool, whether the input is out of distribution.

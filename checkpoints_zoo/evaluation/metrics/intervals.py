@@ -93,7 +93,8 @@ def subset_band(
     The band is the mean over random subsets without replacement ± t s sqrt((1 + k/N) / (1 - k/N)), s their
     standard deviation. Subsets of one sample overlap, so that s² is 1 - k/N times the variance of a new
     ensemble (the finite population correction); the mean over subsets varies too, which adds k/N of this
-    variance. A figure that jumps, such as an accuracy, has too wide a band if k is above N/2 (coverage 98 to
+    variance. The band of a figure that changes in jumps, such as an accuracy, is too wide if k is above N/2 (coverage
+    98 to
     99 % at k = 3N/4). If there are at most `subsets` subsets, or k is 1, each is measured once.
 
     Args:
@@ -206,7 +207,8 @@ def jackknife(
     members: Shao & Wu, A general theory for jackknife variance estimation (1989), with random subsets if there are
     many. The interval estimates the mean figure of ensembles of N such members.
 
-    d is N/2, rounded down. A figure that jumps, such as an accuracy, needs a d that grows with N: in simulated
+    d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a d that grows with N: in
+    simulated
     populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide
     with d = 1, 1.3 times with d = N/4, and right within 3 % with d = N/2; for smooth figures (NLL, Brier,
     mutual information) d made no difference.
@@ -267,8 +269,9 @@ def widened_for_skewness(quantile: float, influence: Tensor) -> tuple[Tensor, Te
     """Widen the interval of a mean for a skewed population; return its two half widths in standard errors, (figure,)
     each.
 
-    The interval is from centre - first * error to centre + second * error. It joins Student's interval and the one by
-    Hall, On the removal of skewness by transformation (1992): in simulated means of 32 to 64 members the latter covers
+    The interval is from centre - first * error to centre + second * error. The result is the union of Student's
+    interval and the interval by Hall, On the removal of skewness by transformation (1992): in simulated means of 32 to
+    64 members the latter covers
     95 to 97 % where a tenth of the population is far worse than the others, and Student's 87 to 93 %.
 
     Args:

@@ -82,9 +82,9 @@ class TracedValue:
         shares: the value with which this value may share memory.
         owns_memory: whether the program itself allocated the value's memory.
         spread: whether several elements may share one memory address, as after `expand`.
-        of: for kinds "shape", "extent" and "dtype", the value that has this shape, extent or dtype.
-        dim: for the kind "extent", the axis whose length this is.
-        name: for the kind "parameter", its name in the state dict.
+        of: the value that has this shape, extent or dtype (for these three kinds).
+        dim: the axis whose length this value is (for the kind "extent").
+        name: name of the tensor in the state dict (for the kind "parameter").
         arrange: function that brings the stacked parameter into the shape that steps read.
         cast: the activation whose dtype the parameter is converted to.
     """

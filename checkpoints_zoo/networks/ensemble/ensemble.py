@@ -248,7 +248,8 @@ class Ensemble(nn.Module):
     def __getitem__(self, position: int | slice) -> nn.Module | Ensemble:
         """Select by position: a slice gives an Ensemble, an int one member as a module of its architecture.
 
-        Both share the ensemble's memory. Members that are not in memory are read from their files.
+        The slice and the single member share the ensemble's memory. Members that are not in memory are read from their
+        files.
 
         Raises:
             MemberNotFound: there is no member at the position.

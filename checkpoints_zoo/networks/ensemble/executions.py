@@ -437,7 +437,7 @@ class Trials:
         each kind of inputs.
 
         Args:
-            execution: what to test, "program" or "vmap".
+            execution: the way of running to test, "program" or "vmap".
             runner: runner that has the members.
             inputs: only their shape and dtype matter.
         """

@@ -212,7 +212,7 @@ def tensor_shapes(architecture: str, /, **arguments: Any) -> dict[str, Shape]:
     """Return name -> shape of a network's tensors, counters included, in the order of the module; this needs no torch.
 
     Args:
-        architecture: a key of `UPSTREAM`.
+        architecture: name of the architecture, a key of `UPSTREAM`.
         arguments: arguments of the architecture without `channels`, since upstream's networks have three and OptuNet
             one.
     """

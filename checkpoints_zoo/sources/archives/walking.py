@@ -34,7 +34,8 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
     """Index an archive by reading few of its bytes; return the index.
 
     If all sampled headers have one size and their names are in numeric or alphabetic order, the other headers are
-    predicted; `is_as_predicted` checks the prediction when a member is read. Otherwise all headers are read.
+    predicted; `is_as_predicted` checks the prediction when a member is read. If the headers are irregular, all of them
+    are read.
 
     Args:
         read: function (offset, length) -> bytes that makes one request; it is called from several threads.

@@ -147,9 +147,9 @@ class Balancer:
     def grow_and_shrink(self, name: str, terms: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mass that grows and the mass that shrinks with each value of a scale, (member, value, 1) each.
 
-        If the powers of the scale in one monomial add up to more than 1, each power counts by its share. Then
-        grow * r**degree + shrink / r**degree bounds the mass at squares r times these from above (the inequality of
-        arithmetic and geometric means), and is the mass at r = 1.
+        If the powers of the scale in one monomial add up to more than 1, each power counts by its share. If all squares
+        are multiplied by r, grow * r**degree + shrink / r**degree is then an upper bound of the mass (by the inequality
+        of arithmetic and geometric means), which is exact at r = 1.
 
         Args:
             name: name of the scale to balance.
@@ -171,7 +171,7 @@ class Balancer:
 
         Args:
             is_frozen: (member), whether to keep the scales of a member; None: no member is frozen.
-            totals: for each block, its sum (member); None to leave the sums out. They are updated. None: not needed.
+            totals: sum (member) of each block; None to leave the sums out. They are updated. None: not needed.
         """
         changes = []
         for name, uses in self.uses.items():

@@ -50,7 +50,8 @@ def canonicalize(
         approximate: whether to change approximate scales as well.
 
     Raises:
-        UsageError: an unknown option, "norm" for rows that all have norm 1, or a scale without a row of weights.
+        UsageError: an option has an unknown value, units should be sorted by norms that are all 1, or a scale has no
+            row of weights.
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> import torch
@@ -86,7 +87,7 @@ def check_options(scale: str | None, permute: str | None) -> None:
     """Check the options of `canonicalize`.
 
     Raises:
-        UsageError: an unknown option.
+        UsageError: an option has an unknown value.
     """
     for name, option, options in (("scale", scale, SCALES), ("permute", permute, KEYS)):
         if option is not None and option not in options:
@@ -97,7 +98,7 @@ def check_scaling(table: Table, scale: str | None, permute: str | None, streams:
     """Check that the options of `canonicalize` are possible for a table.
 
     Raises:
-        UsageError: "norm" for rows that all have norm 1, or a scale without a row of weights.
+        UsageError: units should be sorted by norms that are all 1, or a scale has no row of weights.
     """
     if scale is not None:
         check_rows(table, approximate)

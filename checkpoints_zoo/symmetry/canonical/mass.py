@@ -46,7 +46,8 @@ class MinimalMass:
         scales: scale -> (member, value), for `symmetry.rescale`. Scales without an entry are 1.
         degenerate: scale -> units that can shrink without limit in every member: rows before a batch norm, and units
             that only such rows balance. Their scales stay 1.
-        dead: for each member, scale -> units that can shrink without limit in this member only, because their inputs or
+        dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
+            inputs or
             outputs are 0. Their scales stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
     """
@@ -126,7 +127,7 @@ def minimal_mass(
     """Minimise the sum of squared weights over all scales that keep the function; return the mass and its minimum.
 
     Kernels, linear weights and norm gains have mass, as in the code of the authors. Running statistics have none. The
-    problem is convex in the logarithms of the scales. It is solved by two-level balancing, in float64.
+    problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
 
     Args:
         table: the network's symmetry table.
@@ -174,7 +175,7 @@ def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held: tuple[st
 
     Args:
         parts: one result or more, solved with the same options.
-        ids: ids of all members.
+        ids: ids of all members of the parts, in order.
         held: names of the scales that were not changed.
     """
     history_length = max(len(part.history) for part in parts)

@@ -194,8 +194,9 @@ def best_move(
 ) -> tuple[Permutations, float]:
     """Return the best permutations of a group and of its descendants, and the gain.
 
-    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside is found
-    for each pair of an old and a new place of a block. In a grouped kernel between two of these groups, the order of
+    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
+    is found for each pair of an old and a new place of the block. In a grouped kernel between two of these groups, the
+    order of
     the later group is found for the best order of the earlier group.
 
     Args:
@@ -330,8 +331,9 @@ def _kernel_gains(products: Products, later_term: Term, inside: NDArray[np.int64
 def assign(gains: Matrix) -> Places:
     """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
-    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. That
-    changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual solution.
+    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. The
+    subtraction changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual
+    solution.
 
     Args:
         gains: matrix of finite numbers, (unit, unit).
@@ -361,7 +363,8 @@ def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
 def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
     """Return a number for each row and each column, (unit) each, in float64, whose sums are slightly above the gains.
 
-    They solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895), by Sinkhorn iterations in
+    The numbers solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895), by Sinkhorn iterations
+    in
     float32.
 
     Args:

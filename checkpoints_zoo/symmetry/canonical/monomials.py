@@ -1,8 +1,8 @@
 """The mass of a network as a sum of monomials in its scales.
 
 Scales multiply each squared entry of a tensor by a product of powers. Entries with the same product are summed first (a
-kernel over its window, a linear layer over the span of each flattened unit). This leaves one matrix for each pair of
-scales, one vector for each single scale, and a constant.
+kernel over its window, a linear layer over the span of each flattened unit). After this sum, there is one matrix for
+each pair of scales, one vector for each single scale, and a constant.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def sort_units(
             for bit.
 
     Raises:
-        UsageError: an unknown key, or tensors without a member axis.
+        UsageError: the key is unknown, or the tensors have no member axis.
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> from torch import nn

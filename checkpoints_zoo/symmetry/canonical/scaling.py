@@ -26,8 +26,8 @@ class UnitNorm(NamedTuple):
     Args:
         tensors: rescaled parameters, name -> (member, *shape).
         scales: scale -> float64 (member, value), the applied factors.
-        unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. Its factor is
-            scale is then 1, so that members which differ only in scales of such rows stay different.
+        unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. The factor of
+            such a row is 1, so that members which differ only in scales of such rows stay different.
     """
 
     tensors: dict[str, Tensor]

@@ -1,7 +1,8 @@
 """The slice of a unit: the entries of a tensor that belong to the unit, in an order that no permutation changes.
 
-The entries are in the order of the units on the other axes of the tensor, if these are sorted. Otherwise each entry has
-a label. Entries with different labels are in order; the order of entries with equal labels is not known yet.
+The entries are in the order of the units on the other axes of the tensor, if these are sorted. If the units on another
+axis are not sorted yet, each entry has a label. Entries with different labels are in order; the order of entries with
+equal labels is not known yet.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ def are_close(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
 def chain(values: Tensor, within: Tensor, tolerance: float) -> Tensor:
     """Return whole numbers that sort like the floats inside each class; neighbours that are close get one number.
 
-    Rounding moves values by less than the tolerance. It therefore changes no number, unless two neighbours are almost
-    exactly the tolerance apart.
+    Rounding moves values by less than the tolerance. Rounding therefore changes none of the returned numbers, unless
+    two neighbours are almost exactly the tolerance apart.
 
     Args:
         values: floats of any shape.

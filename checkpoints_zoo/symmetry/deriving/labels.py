@@ -39,7 +39,7 @@ class Space:
         is_blocks: whether this is the `blocks` of another space.
         stream: whether an addition joined the outputs of several layers.
         writers: (order, tensor, axis) of each kernel that writes the units.
-        start: for a part of a space, the number of its first unit in the whole space.
+        start: position of the first unit in the whole space, if this is a part of a space.
         replaced_by: the axis that replaces this space, once it was joined or cut.
     """
 

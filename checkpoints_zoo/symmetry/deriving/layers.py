@@ -84,7 +84,7 @@ def _axis(axes: tuple[Axis, ...], i: int) -> Axis | None:
 
 
 def _product(step: Step, one: Axis | None, other: Axis | None) -> Axis:
-    """Multiply two axes; one may be missing or have a single entry. Return the joint axis."""
+    """Multiply two axes; one may be missing or have a single entry. Return the joint axis of both."""
     present = [axis for axis in (one, other) if axis is not None]
     long = [axis for axis in present if axis_length(axis) > 1] or present[-1:]
     for axis in present:

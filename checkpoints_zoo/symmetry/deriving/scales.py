@@ -30,7 +30,7 @@ class Factor:
         norms: layer that undoes the factor -> whether it does so exactly.
         writers: (order, tensor, axis) of the tensors that it multiplies in the layer that opened it.
         replaced_by: the product of other factors that replaces this factor.
-        start: for a part of a factor, the number of its first value in the whole factor.
+        start: position of the first value in the whole factor, if this is a part of a factor.
         pieces: parts of the factor, by (start, stop) as fractions of the run.
         sign: whether the values are signs, 1 or -1, not positive scales.
     """
