@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import threading
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,6 +15,22 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from checkpoints_zoo.errors import StorageError, ZooError
+
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOCK_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+
+_locks_in_process: dict[Path, threading.Lock] = {}  # for file systems without locks
+
+
+def disk_full(path: Path, error: OSError, needed: int = 0) -> StorageError:
+    """Return the error for a cache on a full disk."""
+    return StorageError(
+        f"cache {path}",
+        expected=f"room for {needed:,} bytes" if needed else "room for what is fetched",
+        found=str(error.strerror or error),
+        do="Free some, or set HF_HOME to a folder on a larger disk: members that had arrived are kept",
+        path=path,
+    )
 
 
 def temporary_name(path: Path) -> Path:
@@ -134,21 +153,38 @@ def writing_into(root: Path) -> Iterator[None]:
 def locked(lock: Path, busy: ZooError | None = None) -> Iterator[None]:
     """Hold a lock while the `with` block runs; the system releases it when the process ends, even if it is killed.
 
+    On a file system without locks a warning says so, and only this process's threads wait for each other.
+
     Args:
         lock: path of the lock file; its folder is made if missing.
         busy: the error to raise if another process holds the lock for longer than a second; None to wait.
 
     Raises:
         ZooError: `busy`.
+        StorageError: the disk is full.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-    lock.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(WeakFileLock(lock, timeout=None if busy is None else 1))
         except TimeoutError as error:
             if busy is None:
                 raise
             raise busy from error
+        except OSError as error:
+            if error.errno in FULL_ERRORS:
+                raise disk_full(lock.parent, error) from error
+            if error.errno not in LOCK_ERRORS:
+                raise
+            warnings.warn(
+                f"the file system of {lock.parent} has no locks ({error.strerror}): let one process at a time write "
+                "there",
+                stacklevel=3,
+            )
+            in_process = _locks_in_process.setdefault(lock, threading.Lock())
+            if not in_process.acquire(timeout=-1 if busy is None else 1) and busy is not None:
+                raise busy from error
+            stack.callback(in_process.release)
         yield

@@ -33,6 +33,7 @@ LARGEST_COLUMNS = 2**32  # Largest number of bytes of a manifest's columns after
 MOST_ROWS = 2**24
 LONGEST_TEXT = 2**20  # Largest number of characters of one text in a description.
 LONGEST_LIST = 2**20
+LONGEST_PATH = 1024  # characters
 
 
 class Described(Protocol):
@@ -239,6 +240,8 @@ def path_problem(path_in_source: str) -> str:
     # Some systems drop dots and spaces at the end of a name, so that "... " becomes "..".
     if path_in_source.startswith("/") or any(not part.strip(". ") for part in parts):
         return f"{path_text}, which leads out of it"
+    if any(len(part.encode(errors="replace")) > 255 for part in parts) or len(path_in_source) > LONGEST_PATH:
+        return f"{path_text}, which is longer than a file system takes"
     return "" if "/".join(parts) == path_in_source else f"{path_text}, which is no plain path"
 
 

@@ -25,7 +25,7 @@ def as_ensemble(members: Collection | Ensemble) -> Ensemble:
     """Return the ensemble of a collection, in float32 on the CPU; an ensemble is returned unchanged.
 
     Raises:
-        UsageError: members are neither a collection nor an ensemble.
+        UsageError: `members` is neither a collection nor an ensemble.
         DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
     """
     argument: object = members
@@ -59,7 +59,7 @@ def loader(
         data: images: a name, a path, or any other argument of `images.of`.
         split: split of the images; None for "test".
         ood: whether the images are out of distribution; then all labels are -1.
-        batch: images in a batch.
+        batch: number of images in a batch.
 
     Raises:
         UsageError: members are no collection; images lack labels or have other classes than the members, unless `ood`;
@@ -76,5 +76,5 @@ def loader(
     image_data = images.of(data, split=split)
     labels = torch.full((len(image_data),), NO_LABEL) if ood else arguments.labels_of(image_data, members.description)
     collate = Collate(image_data, members.preprocess)
-    image_data.inputs(image_data.images[:1], members.preprocess)  # an early error if the size is wrong
+    image_data.inputs(image_data.images[:1], members.preprocess)  # raises an early error if the image size is wrong
     return DataLoader(TensorDataset(image_data.images, labels), batch_size=batch, collate_fn=collate)

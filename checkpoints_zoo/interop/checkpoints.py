@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Result = TypeVar("Result")
-MAX_LISTED = 5  # members in a warning
+MAX_LISTED = 5  # number of members that a warning names
 
 
 class Facts(TypedDict, total=False):
@@ -65,10 +65,10 @@ def from_checkpoints(
     """Make a source from a folder of checkpoints, one member a file; return the collection loaded from it.
 
     The files are .safetensors, or .pt, .pth, .ckpt and .bin, from which only tensors are read; no code runs. Prefixes
-    of wrappers, such as "module.", are removed from names if the rest fits the architecture exactly. A file that is
-    damaged or has other tensors is refused before anything is written. A member with values that are not finite becomes
-    `failed`, a copy of an earlier member `excluded`; a warning names both. OUT/files/NAME.csv lists the file of each
-    member. After an interruption the same call continues.
+    of wrappers, such as "module.", are removed from names if the shorter names fit the architecture exactly. A file
+    that is damaged or has other tensors is refused before anything is written. A member with values that are not finite
+    becomes `failed`, a copy of an earlier member `excluded`; a warning names both. OUT/files/NAME.csv lists the file of
+    each member. After an interruption the same call continues.
 
     Args:
         directory: folder that has the checkpoints, directly or in folders below it.
@@ -76,8 +76,8 @@ def from_checkpoints(
         out: folder of the source; other collections in it stay.
         name: name of the collection.
         arguments: arguments of a named architecture.
-        files: pattern of the file names ("*.pt"), needed if the folder has files of several kinds.
-        key: key of the state dict in each file ("ema"), needed if several state dicts fit.
+        files: pattern of the file names ("*.pt"), required if the folder has files of several kinds.
+        key: key of the state dict in each file ("ema"), required if several state dicts fit.
         prefix: prefix of the network's tensor names in the files, if no known wrapper put it there.
         columns: columns of the manifest: name -> one value for all members, or a value for each in the order of ids;
             or a table, as DataFrame or CSV file, with the file names in its column "file" or its index.
@@ -88,10 +88,11 @@ def from_checkpoints(
         facts: further facts of the collection, see `Facts`.
 
     Raises:
-        UsageError: contradictory arguments, a file with more than tensors, or other members of this name in the folder.
+        UsageError: arguments contradict each other, a file has more than tensors, or the folder has other members under
+            this name.
         SourceNotFound: there are no checkpoints.
-        DamagedError: files that are cut or are no checkpoints; the error names them.
-        LayoutError: files with missing, extra or misshapen tensors; the error names them.
+        DamagedError: files are cut or are no checkpoints; the error names them.
+        LayoutError: files have missing, extra or misshapen tensors; the error names them.
         StorageError: the disk is full.
 
     >>> import tempfile, torch
@@ -117,7 +118,7 @@ def from_checkpoints(
 
 
 class ArgumentChecks:
-    """Runs the checks of a call's arguments, and raises what all of them find in one error.
+    """Runs the checks of a call's arguments, and raises all their problems in one error.
 
     Args:
         call: name of the function, for the error.
@@ -136,7 +137,7 @@ class ArgumentChecks:
             return None
 
     def raise_problems(self) -> None:
-        """Raise the only problem as it is, several as one UsageError that lists them."""
+        """Raise the only problem unchanged, or several problems as one UsageError that lists them."""
         if len(self.problems) == 1:
             raise self.problems[0]
         if self.problems:
@@ -177,7 +178,7 @@ def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -
     """
     if isinstance(architecture, str):
         if architecture not in ARCHITECTURES or arguments:
-            build_architecture(architecture, **(arguments or {}))  # raises the error for wrong arguments
+            build_architecture(architecture, **(arguments or {}))  # raises an error if the arguments are wrong
         return ChosenNet(architecture, dict(arguments or {}), None, None)
     if isinstance(architecture, nn.Module) or not callable(architecture):
         raise UsageError(
@@ -214,7 +215,7 @@ def make_column_reader(
 
     Args:
         columns: columns by member, or by file.
-        measured: whether test figures are measured; then columns may not contain them.
+        measured: whether test figures are measured; if so, columns may not contain them.
 
     Raises:
         UsageError, FormatError, SourceNotFound: unknown columns, or an unreadable table.

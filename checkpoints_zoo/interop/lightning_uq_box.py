@@ -31,8 +31,8 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
 
     Args:
         members: collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
-        num_classes: None for the collection's classes; required for an ensemble.
-        task: "multiclass", or another of lightning-uq-box's names.
+        num_classes: number of classes; None for the collection's; required for an ensemble.
+        task: name of lightning-uq-box for the task, such as "multiclass".
 
     Raises:
         UsageError: lightning-uq-box is not installed; an ensemble without `num_classes`; an unknown task.
@@ -75,7 +75,9 @@ def _resident_class() -> Any:
             logits: Tensor = self.ensemble(X)
             return logits.permute(1, 2, 0)
 
-    ResidentEnsemble.__qualname__ = "ResidentEnsemble"  # pickle finds it by this name, below
+    ResidentEnsemble.__qualname__ = (
+        "ResidentEnsemble"  # pickle finds the class by this name through `__getattr__` below
+    )
     return ResidentEnsemble
 
 
@@ -103,7 +105,8 @@ def loader(members: Collection, data: ImageInput, split: str | None = None, *, b
         members, data, split, batch: same arguments as in `zoo.interop.loader`.
 
     Raises:
-        UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as there.
+        UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: the same cases
+            as in `zoo.interop.loader`.
 
     >>> import checkpoints_zoo as zoo
     >>> batch = next(iter(zoo.interop.lightning_uq_box.loader(zoo.load("convnet-digits"), "digits")))

@@ -60,9 +60,11 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
     The function returns logits (batch, class); it works with torch.vmap, torch.func.grad and similar transforms.
 
     Args:
-        members: any selection of the collection, or an ensemble.
+        members: any members of the collection, or an ensemble.
     """
-    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)  # reads a single member
+    first_member = (
+        members[:1] if isinstance(members, Collection) else as_ensemble(members)
+    )  # only one member is read for it
     module = as_ensemble(first_member)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -101,8 +103,8 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
         members: members at which the chains started, in the same order.
 
     Raises:
-        LayoutError: names or shapes that differ from the members'.
-        UsageError: the same cases as in `stacked`; or a state without parameters.
+        LayoutError: names or shapes differ from the members'.
+        UsageError: the same cases as in `stacked`; or the state has no parameters.
     """
     parameters = getattr(drawn, "params", drawn)
     if not hasattr(parameters, "keys"):

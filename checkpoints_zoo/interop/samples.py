@@ -94,8 +94,9 @@ def from_samples(
         facts: further facts of the collection, see `Facts`.
 
     Raises:
-        UsageError: contradictory arguments, no draws, or other members of this name in the folder.
-        LayoutError: a draw with missing, extra or misshapen tensors; the error names them.
+        UsageError: arguments contradict each other, there are no draws, or the folder has other members under this
+            name.
+        LayoutError: a draw has missing, extra or misshapen tensors; the error names them.
         StorageError: the disk is full.
 
     >>> import tempfile, torch
@@ -122,7 +123,7 @@ def from_samples(
         checks.run(check_device, device)
     checks.raise_problems()
     if chosen_net is None or reader is None or checked_columns is None or json_facts is None:
-        raise RuntimeError("a check failed without an error")
+        raise RuntimeError("a check returned nothing, but raised no error")
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable_folder("local/copies")
@@ -199,7 +200,7 @@ def count_draws(samples: Samples) -> int | None:
     """Return the number of draws; None for an iterator.
 
     Raises:
-        UsageError: samples of another type, or tensors that are not stacked by draw.
+        UsageError: samples have another type, or tensors are not stacked by draw.
     """
     if isinstance(samples, Mapping):
         shapes = {n: tuple(getattr(t, "shape", ())) for n, t in samples.items()}
@@ -237,8 +238,8 @@ class DrawReader:
         buffers: module or state dict with the buffers that the draws lack.
 
     Raises:
-        UsageError: an order with names that the net does not have.
-        LayoutError: buffers that do not fit the net.
+        UsageError: the order has names that the net lacks.
+        LayoutError: the buffers do not fit the net.
     """
 
     def __init__(
@@ -286,8 +287,8 @@ class DrawReader:
             index: position of the draw, for errors.
 
         Raises:
-            LayoutError: missing, extra or misshapen tensors.
-            UsageError: values that are no tensors, or a vector without an order.
+            LayoutError: tensors are missing, extra or misshapen.
+            UsageError: values are no tensors, or a vector has no order.
         """
         tensors = self._from_names(draw, index) if isinstance(draw, Mapping) else self._from_vector(draw, index)
         for name in self.shapes:
@@ -418,7 +419,7 @@ class DrawWriter:
         self.layouts[self.key] = self.layout
         self.per_shard = shard_files.members_per_shard(self.layout)
         shutil.rmtree(self.spool_folder, ignore_errors=True)
-        # The record of an import that never ended.
+        # This is the record of an import that was interrupted.
         self.spool_folder.with_name(f"{self.name}.json").unlink(missing_ok=True)
         self.spool_folder.mkdir(parents=True)
 
@@ -426,7 +427,7 @@ class DrawWriter:
         """Add a draw.
 
         Raises:
-            LayoutError: dtypes that differ from the first draw's.
+            LayoutError: dtypes differ from the first draw's.
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
@@ -440,7 +441,9 @@ class DrawWriter:
         measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
             raise self._conflict(f"another draw {index}")
-        if index < len(self.existing) and self.existing[index]["status"] == "failed":  # its logits were not finite
+        if (
+            index < len(self.existing) and self.existing[index]["status"] == "failed"
+        ):  # the draw's logits were not finite
             row |= {n: self.existing[index][n] for n in ("status", "reason")}
         if self.spool is None:
             disk.check_room(self.target.root, self.layout.nbytes)

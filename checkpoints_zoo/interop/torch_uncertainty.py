@@ -18,7 +18,10 @@ from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 
-REQUIREMENTS = "torch-uncertainty>=0.7,<1", "lightning>=2.4,<2.7"  # lightning comes only with its extras
+REQUIREMENTS = (
+    "torch-uncertainty>=0.7,<1",
+    "lightning>=2.4,<2.7",
+)  # torch-uncertainty installs lightning only with its extras
 
 # Our figure -> the same figure of torch-uncertainty's ClassificationRoutine, which has no class-wise error (`ace`).
 FIGURES: dict[str, str] = {
@@ -110,8 +113,8 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
 def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any:
     """Return a ClassificationRoutine of the members, for a lightning Trainer's `test`.
 
-    Its figures equal those of `zoo.evaluate` up to 1e-5, under the names in `FIGURES`. Its `test/cplx/flops` also
-    counts the ensemble's trial runs on random inputs.
+    The routine's figures equal those of `zoo.evaluate` up to 1e-5; `FIGURES` maps their names. Its `test/cplx/flops`
+    also counts the ensemble's trial runs on random inputs.
 
     Args:
         members: collection, or stored predictions.
@@ -147,7 +150,7 @@ def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:
 
     Args:
         predictions: stored predictions; if they have no labels, all labels are -1.
-        batch: inputs in a batch.
+        batch: number of inputs in a batch.
 
     Raises:
         UsageError: the argument is not Predictions.

@@ -39,7 +39,7 @@ ROWS = {
     "sample_accuracy": "mean test accuracy of the samples, 0..1",
     "mean_accuracy": "test accuracy of the network of the means, 0..1",
 }
-LEVELS = tuple(i / 20 for i in range(20))  # shares of weights pruned, by default
+LEVELS = tuple(i / 20 for i in range(20))  # default shares of pruned weights
 MOST_SAMPLES = 100  # by default
 
 PANEL = (4.6, 3.9)  # inches of a panel
@@ -60,12 +60,14 @@ class Compact(Printed):
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         statistics_images: number of images that running statistics are estimated on.
         table: column ("members", "q_d", "q_r") -> row of `ROWS` -> Interval: against the ensemble of all members, which
-            the Gaussians were fitted to; low and high by a jackknife over members. Members have no mean.
-        held_out: the same for "agreement" and "total_variation", fitted to one random half of the members and compared
-            with the ensemble of the other: mean over the splits, low and high where 95 % of the splits fall.
+            the Gaussians were fitted to; low and high by a jackknife over members. The column "members" has no row of
+            the mean's accuracy.
+        held_out: the same figures for "agreement" and "total_variation", with Gaussians that are fitted to one random
+            half of the members and compared with the ensemble of the other half: mean over the splits; 95 % of the
+            splits lie between low and high.
         ensemble_accuracy: accuracy of the ensemble of all members.
         gain: accuracy of q_r's mean minus that of q_d's.
-        q_d, q_r: the Gaussians.
+        q_d, q_r: Gaussians fitted before and after alignment.
         levels: shares of weights pruned, 0..1.
         pruning: rule of `Gaussian.pruned` -> "q_d", "q_r" -> accuracy of the pruned means at each level.
         drawing: accuracies of the members and of the samples, for the picture.
@@ -171,16 +173,16 @@ def fit_compact_posterior(
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact:
-    """Fit diagonal Gaussians to members before and after alignment, and compare both with the ensemble; return all.
+    """Fit diagonal Gaussians to members before and after alignment, and compare them with the ensemble; return figures.
 
-    Members have the running statistics they are stored with; those of every other network are estimated anew.
+    Members keep their stored running statistics; running statistics of every other network are estimated anew.
 
     Args:
         members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the member that the others are aligned to, or "mean"; None for the first.
         samples: number of networks drawn from each Gaussian; None for as many as members, at most 100.
-        splits: random halves of the members that the intervals come from.
+        splits: number of random halves of the members from which the intervals are computed.
         seed: seed of the samples and the splits.
         levels: shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
@@ -189,9 +191,10 @@ def fit_compact_posterior(
         batch: images a forward pass, at most.
 
     Raises:
-        UsageError: fewer than two members, images without labels or of other classes, a number out of its range.
+        UsageError: there are fewer than two members, the images lack labels or have other classes, or a number is out
+            of its range.
         SymmetryError: the architecture's symmetries can't be derived.
-        MemberNotFound: no such member to align to.
+        MemberNotFound: there is no member with the id `to`.
         DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -249,7 +252,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
     """Fit a Gaussian to each of some subsets of the members, which are read once; return them.
 
     Args:
-        members: aligned or not.
+        members: stored or aligned members.
         evaluator: evaluator of networks of the members' architecture.
         subsets: positions of two members or more each.
     """
@@ -263,7 +266,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
 
 
 def jackknife_subsets(members: int, splits: int, seed: int) -> list[Tensor]:
-    """Return the subsets of members that `metrics.jackknife` measures, without the first, which is all members."""
+    """Return the random subsets of members that `metrics.jackknife` measures besides the set of all members."""
     subsets: list[Tensor] = []
 
     def record(chosen: Tensor) -> Tensor:
@@ -279,7 +282,7 @@ class GaussianPredictions:
     """Predictions and accuracies of a Gaussian's networks on the test images.
 
     Args:
-        probs: mean over the samples, (input, class).
+        probs: mean probabilities over the samples, (input, class).
         accuracies: accuracy of each sampled network, (sample,).
         mean_accuracy: accuracy of the network whose weights are the Gaussian's means.
     """
@@ -326,13 +329,13 @@ def measure_subsets(
     samples: int,
     seed: int,
 ) -> list[SubsetFigures]:
-    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return all.
+    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return figures.
 
     Args:
         evaluator: evaluates networks.
         probs: class probabilities of the members, (member, input, class).
         subsets: positions of members.
-        fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
+        fitted: name -> one Gaussian per subset; all names get the same noise, each subset its own noise.
         samples: number of networks drawn from each Gaussian.
         seed: seed of the noise.
     """
@@ -347,7 +350,7 @@ def measure_subsets(
 def evaluate_gaussian(
     evaluator: Evaluator, q: Gaussian, samples: int, generator: torch.Generator
 ) -> GaussianPredictions:
-    """Evaluate samples of a Gaussian and the network of its means; return their probabilities and accuracies.
+    """Evaluate samples of a Gaussian and the network of its mean weights; return probabilities and accuracies.
 
     Args:
         evaluator: evaluates networks.
@@ -366,7 +369,7 @@ def evaluate_gaussian(
 
 
 def pruned(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
-    """Return the accuracy of a Gaussian's pruned means at each level, statistics estimated anew."""
+    """Return the accuracy of a Gaussian's pruned means at each level, with running statistics estimated anew."""
     at, accuracies = 0, []
     for count in _batch_sizes(q, len(levels)):
         accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[at : at + count], by))).tolist()
@@ -404,7 +407,7 @@ def _cut(key: tuple[str, str], x: Interval) -> Interval:
 
 
 def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
-    """Return figures against the ensemble of the other half: means over splits, and where 95 % of the splits fall."""
+    """Return figures against the ensemble of the other half: means over splits, and the range of 95 % of the splits."""
     if not splits:
         return {}
     by_column: dict[str, dict[str, Interval]] = {}

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from checkpoints_zoo.errors import StorageError
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import shard_header
@@ -37,7 +36,6 @@ from checkpoints_zoo.sources.hash_records import HashRecord
 from checkpoints_zoo.sources.hub import cache_root
 
 STALE_SECONDS = 24 * 3600  # Age in seconds from which a temporary file counts as left by a killed process.
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -66,22 +64,11 @@ def writable_folder(repo: str) -> Path:
         with tempfile.TemporaryFile(dir=place / "members"):
             return place
     except OSError as error:
-        if error.errno in _DISK_FULL:
-            raise disk_full(place, error) from error
+        if error.errno in disk.FULL_ERRORS:
+            raise disk.disk_full(place, error) from error
         place = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
-
-
-def disk_full(path: Path, error: OSError, needed: int = 0) -> StorageError:
-    """Return the error for a full disk."""
-    return StorageError(
-        f"cache {path}",
-        expected=f"room for {needed:,} bytes" if needed else "room for what is fetched",
-        found=str(error.strerror or error),
-        do="Free some, or set HF_HOME to a folder on a larger disk: members that had arrived are kept",
-        path=path,
-    )
 
 
 def check_room(place: Path, needed: int) -> None:
@@ -91,7 +78,7 @@ def check_room(place: Path, needed: int) -> None:
         StorageError: the disk has too little free space.
     """
     if shortage := disk.shortage_of_room(place, needed):
-        raise disk_full(place, OSError(errno.ENOSPC, shortage), needed)
+        raise disk.disk_full(place, OSError(errno.ENOSPC, shortage), needed)
 
 
 def header_of(layout: Layout) -> bytes:
@@ -160,7 +147,7 @@ def write_file_record(place: Path, commit: str, repo_path: str, etag: str, size:
         with disk.replace_file(_record_path(place, commit, repo_path)) as file:
             file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
-        raise disk_full(place, error) from error
+        raise disk.disk_full(place, error) from error
 
 
 def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
@@ -209,7 +196,7 @@ class MemberDraft:
                     _write_all(self._file, stored)
                     self._at = begin + len(stored)
             except OSError as error:
-                raise disk_full(self.path.parent, error, self.size) from error
+                raise disk.disk_full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
             return self._left == 0
 
@@ -223,13 +210,19 @@ class MemberDraft:
 
         Args:
             digest: hash of the member, which has just been computed from these bytes.
+
+        Raises:
+            StorageError: the disk is full.
         """
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-        self._close()
-        if self.path.is_dir() and not self.path.is_symlink():  # Another program made a folder with this name.
-            shutil.rmtree(self.path)
-        self.temporary.replace(self.path)
+        try:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+            self._close()
+            if self.path.is_dir() and not self.path.is_symlink():  # Another program made a folder with this name.
+                shutil.rmtree(self.path)
+            self.temporary.replace(self.path)
+        except OSError as error:
+            raise disk.disk_full(self.path.parent, error, self.size) from error
         record = HashRecord(self.path, record_path(self.path))
         record.add("", digest)
         record.save()

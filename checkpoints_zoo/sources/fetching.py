@@ -108,13 +108,23 @@ def fetch_rows(
         NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: for the same reasons as in
             `fetch_members`.
     """
+    return fetch_members(repo, described.name, wanted_rows(described, rows), whole, check)
+
+
+def wanted_rows(described: manifest.Described, rows: pa.Table) -> list[WantedMember]:
+    """Return the requests for the bytes of a manifest's rows."""
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
-    wanted = [
+    return [
         WantedMember(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
         for key, (repo_path, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
-    return fetch_members(repo, described.name, wanted, whole, check)
+
+
+def count_cached(repo: Repo, wanted: Sequence[WantedMember]) -> int:
+    """Count the members that are in a cache of this machine; nothing is fetched."""
+    heads = {id(x.layout): cache.header_of(x.layout) for x in wanted}
+    return len(_find_local(repo, wanted, heads)[0])
 
 
 def fetch_members(
@@ -176,7 +186,8 @@ def _find_local(
     """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
     paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache, and ignored in the client's cache.
+    A file with wrong bytes is deleted from our cache and from the client's cache. Offline, a file of the client's cache
+    stays if its members are right: each member is compared with its own hash.
     """
     files = list(dict.fromkeys(x.repo_path for x in wanted))
     without_hash = {x.repo_path for x in wanted if x.sha256 is None}
@@ -184,7 +195,7 @@ def _find_local(
         repo_path: path
         for repo_path in files
         if (path := hub.cached_file(repo, repo_path)) is not None
-        and not (repo_path in without_hash and hub.check_whole_file(repo, path, check))
+        and not ((repo_path in without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
     }
     hashes = {
         repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import errno
 import hashlib
+import os
 import re
 import shutil
 import socket
@@ -25,11 +26,19 @@ from importlib.metadata import version
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.errors import (
+    AccessError,
+    DamagedError,
+    NetworkError,
+    SourceNotFound,
+    StorageError,
+    UsageError,
+    ZooError,
+)
+from checkpoints_zoo.formats import disk, manifest
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
@@ -47,8 +56,10 @@ LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 T = TypeVar("T")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
+_ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
 _fallback: list[Path] = []
 _connected: set[str] = set()
+_late_settings: set[str] = set()  # those that were warned of
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,7 @@ def resolve_address(address: str) -> Repo:
         http_backoff,
     )  # fmt: skip
 
+    _warn_of_late_settings()
     id, revision = _parse(address)
     if _COMMIT.fullmatch(revision):
         return Repo(id, revision)
@@ -102,7 +114,7 @@ def resolve_address(address: str) -> Repo:
 
         try:
             known = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
-        except RevisionResolutionError as error:
+        except (RevisionResolutionError, UnicodeDecodeError) as error:
             raise NetworkError(
                 f"revision {revision!r} of {label}",
                 expected="a commit that it meant before, since HF_HUB_OFFLINE is set",
@@ -137,6 +149,29 @@ def resolve_address(address: str) -> Repo:
     return Repo(id, commit)
 
 
+def _warn_of_late_settings() -> None:
+    """Warn, once for each, of settings that were changed after the client was imported, which it ignores."""
+    from huggingface_hub import constants, is_offline_mode
+
+    changed, home = [], os.environ.get("HF_HOME")
+    folder = os.environ.get("HF_HUB_CACHE") or (home and str(Path(home, "hub")))
+    if folder and Path(os.path.expandvars(folder)).expanduser() != Path(constants.HF_HUB_CACHE):
+        changed.append(f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={folder}")
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not is_offline_mode():
+        changed.append("HF_HUB_OFFLINE")
+    address = os.environ.get("HF_ENDPOINT")
+    if address and address.rstrip("/") != endpoint():
+        changed.append(f"HF_ENDPOINT={address}")
+    for setting in changed:
+        if setting not in _late_settings:
+            _late_settings.add(setting)
+            warnings.warn(
+                f"{setting} was set after huggingface_hub was imported, so it has no effect: "
+                "set it before Python starts",
+                stacklevel=3,
+            )
+
+
 def _parse(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
@@ -148,7 +183,12 @@ def _parse(address: str) -> tuple[str, str]:
         if uri.revision and uri.path_in_repo:
             advice = f"If {uri.revision}/{uri.path_in_repo} is a branch, write its slashes as %2F"
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
-            return uri.id, uri.revision or "main"
+            revision = uri.revision or "main"
+            problem = manifest.path_problem(unquote(revision))  # the client names a file of its cache after it
+            if not problem:
+                return uri.id, revision
+            kind = f"the revision {problem}"
+            raise SourceNotFound(f"source {address[:200]}", expected="a branch, tag or commit", found=kind)
         kind = f"a {uri.type} repo" if uri.type != "dataset" else kind
     except (HfUriError, HFValidationError):
         pass
@@ -169,7 +209,7 @@ def _record_revision(id: str, revision: str, commit: str) -> None:
     if ".." in path.parts:
         return
     try:
-        if not path.is_file() or path.read_text() != commit:
+        if not path.is_file() or path.read_bytes() != commit.encode():
             with replace_file(path) as file:
                 file.write(commit)
     except OSError:  # If the cache can't be written to, offline mode will not know the commit.
@@ -346,9 +386,27 @@ def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
         try:
             listed = HfApi(**client_info()).list_repo_tree
             rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
-            return sorted(row.path for row in rows if isinstance(row, RepoFile))
+            paths = sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
+    for path in paths:
+        _check_path(repo, path)
+    return paths
+
+
+def _check_path(repo: Repo, repo_path: str) -> None:
+    """Check a path that becomes a name in the client's cache.
+
+    Raises:
+        DamagedError: it leads out of the repo.
+    """
+    if problem := manifest.path_problem(repo_path):
+        raise DamagedError(
+            f"path {repo_path[:200]!r} of {repo.label}",
+            expected="a file inside the repo",
+            found=problem,
+            path=repo_path,
+        )
 
 
 def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
@@ -367,6 +425,7 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     """
     from huggingface_hub import constants, hf_hub_download
 
+    _check_path(repo, repo_path)
     if (cached := cached_file(repo, repo_path)) and not check_whole_file(repo, cached, check):
         return cached
     what = f"file {repo_path} of {repo.label}"
@@ -477,15 +536,66 @@ def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     check_endpoint()
+    _check_token()
     try:
         check_connection()
+        _guard_client()
         yield
     except ZooError:
         raise
     except LocalEntryNotFoundError as error:  # This error wraps the error of the request.
         raise translate_error(error.__cause__ or error, label, what, to) from error
-    except (httpx.HTTPError, OSError, JSONDecodeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         raise translate_error(error, label, what, to) from error
+
+
+def _guard_client() -> None:
+    """Let the client check each answer before it uses its headers; once for each session of the client."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    session = get_session()
+    hooks = session.event_hooks
+    if _check_names not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_names]}
+
+
+def _check_names(response: Any) -> None:
+    """Check the headers after which the client names files of its cache: the commit and the ETag.
+
+    Raises:
+        DamagedError: one of them is no plain word.
+    """
+    headers = response.headers
+    if "x-repo-commit" not in headers:  # the client uses no other answers for names
+        return
+    for name, pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _ETAG), ("ETag", _ETAG)):
+        value = headers.get(name)
+        if value is not None and not pattern.fullmatch(value):
+            raise DamagedError(
+                f"answer from {host()}",
+                expected=f"{name} with {'40 hex digits' if pattern is _COMMIT else 'a plain word'}",
+                found=repr(value[:80]),
+                do=f"Nothing was written. {CHECK_PROXIES}",
+            )
+
+
+def _check_token() -> None:
+    """Check that the login can be sent.
+
+    Raises:
+        AccessError: it has characters that no header takes.
+    """
+    from huggingface_hub import get_token
+
+    try:
+        token = get_token() or ""
+    except UnicodeDecodeError:
+        token = "\0"
+    if not (token.isascii() and token.isprintable()):
+        raise AccessError(
+            "HF_TOKEN, or the stored login", expected="a token of plain letters and digits", found="other characters",
+            do="Copy it again, or unset it: public repos need none",
+        )  # fmt: skip
 
 
 def translate_error(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
@@ -495,6 +605,7 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
         FileMetadataError,
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         OfflineModeIsEnabled,
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
@@ -528,9 +639,18 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
     # For a wrong size the client raises a plain OSError.
     if isinstance(error, OSError) and "file should be of size" in str(error):
         return NetworkError(what, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
+    if isinstance(error, OSError) and error.errno in disk.FULL_ERRORS:
+        return disk.disk_full(cache_root().parent, error)
+    if isinstance(error, OSError) and error.errno in disk.LOCK_ERRORS:
+        return StorageError(
+            f"cache {cache_root().parent}", expected="a file system with locks", found=str(error.strerror or error),
+            do="Set HF_HOME to a folder on another disk",
+        )  # fmt: skip
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         reason = "no bytes for too long"
-    elif isinstance(error, (httpx.HTTPError, ConnectionError)):
+    elif isinstance(error, HFValidationError):
+        return error
+    elif isinstance(error, (httpx.HTTPError, httpx.InvalidURL, ConnectionError, ValueError)):
         reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
     else:
         return error
@@ -538,8 +658,13 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
 
 
 def _status_error(response: Any, what: str, to: str) -> ZooError:
+    from huggingface_hub import get_token
+
     code = response.status_code
     status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
+    if code == 401 and get_token():
+        do = "Replace it (HF_TOKEN, or `hf auth login`), or unset it: public repos need none"
+        return AccessError(what, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do)
     if code in (401, 403):
         return AccessError(what, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
     if code == 416:

@@ -52,6 +52,7 @@ class RemoteFile:
             SourceNotFound, AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
         """
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
         what = f"file {repo_path} of {repo.label}"
         url = hf_hub_url(repo.id, repo_path, repo_type="dataset", revision=repo.commit)
@@ -62,6 +63,8 @@ class RemoteFile:
                 ),
                 (408,),
             )
+            link = httpx.URL(metadata.location)  # ValueError, or the client's, for a host or port that is none
+            urlsplit(str(link))
         if metadata.etag is None or metadata.size is None:
             raise NetworkError(
                 what, expected="an ETag and a size", found="none", do="Check HF_ENDPOINT, and proxies on the way"
@@ -128,6 +131,8 @@ class RemoteFile:
                 reason = "no bytes for too long"
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # a false encoding, a circle of links
+                raise hub.translate_error(error, self.repo.label, self.what) from error
             if cursor.at >= end:
                 return
             failures = 1 if cursor.at > progress else failures + 1

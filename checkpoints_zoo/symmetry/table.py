@@ -98,7 +98,7 @@ class Scale:
         group: the group whose permutation also moves the factors, size / (units of the group) factors a unit; None: the
             factors stay in place.
         exact: whether the network's function stays exactly the same. If false, the function would stay the same only if
-            the norms had eps = 0.
+            the norms had eps = 0; see `approximate_changes` for how far it changes.
         norms: layers that undo the scale: nothing after them depends on it.
         writers: (tensor, axis) of the kernels or gains that scale the output, in topological order.
     """

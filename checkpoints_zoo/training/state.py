@@ -117,7 +117,7 @@ def adopt_state(fresh: StackState, saved: StackState) -> bool:
     """Copy a saved state into a new one, which keeps its own memory format and device.
 
     Returns:
-        Return whether both states have tensors of the same names, shapes and dtypes. If they differ, nothing is copied.
+        Whether both states have tensors of the same names, shapes and dtypes. If they differ, nothing is copied.
     """
     fresh_tensors, saved_tensors = _named_tensors(fresh, initial_only=True), _named_tensors(saved, initial_only=True)
     if fresh_tensors.keys() != saved_tensors.keys() or any(

@@ -68,7 +68,7 @@ def ingest(
     Args:
         sources: archives, files or a folder of them; or a place on the Hub, `hf://datasets/ORG/NAME[@REV][/PATH]`.
         name: name of the collection.
-        out: folder for the manifest; local files must be in it. None for the folder of the files.
+        out: folder for the manifest; local files of members must be in this folder. None for the folder of the files.
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
         hash: whether to read all members and store their content hashes.
         evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
@@ -76,7 +76,7 @@ def ingest(
         like: name of a collection of the catalog for the same images.
         net: network of the members, if their tensors do not show it.
         build: function that builds the user's net, to check and to measure the members.
-        columns: maps file -> member to member -> columns of the manifest.
+        columns: function that maps (file -> member) to (member -> columns of the manifest).
         files: pattern of the file names in a folder; None for all files of the first kind found.
         strict: whether files of several kinds, damaged files and files of another net are refused; otherwise damaged
             members become failed and members of another net excluded.
@@ -85,9 +85,9 @@ def ingest(
         say: function called with lines of text on the progress.
 
     Raises:
-        UsageError: contradictory arguments, or files that can't be imported like this.
+        UsageError: arguments contradict each other, or the files can't be imported with these options.
         SourceNotFound, CollectionNotFound: a source or `like` does not exist.
-        DamagedError, LayoutError: no members, or members of an unknown net.
+        DamagedError, LayoutError: there are no members, or their net is unknown.
         NetworkError, AccessError, StorageError: the Hub can't be read, or the disk is full.
     """
     name, net, user_facts = catalog.check_name(name), net or NetSpec(), user_facts or {}
@@ -121,7 +121,7 @@ def ingest(
         else:
             description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
             shards.record_import(target, name, fingerprint)
-            origin = survey.origin  # some safetensors files are read as state dicts
+            origin = survey.origin  # safetensors files with more tensors than the net's are read as state dicts
             reader = shards.MemberReader(
                 origin,
                 description,
@@ -167,7 +167,8 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
     """Load test images and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:
-        UsageError: labels of other classes, images of another size, or an unknown net without `build`.
+        UsageError: the labels have other classes, the images another size, or the net is unknown and there is no
+            `build`.
         SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: the same cases as in
             `images.of`.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
-PROGRESS_STEPS = 20  # progress messages in all
+PROGRESS_STEPS = 20  # number of progress messages in total
 Row = dict[str, Any]
 
 
@@ -43,7 +43,7 @@ def fill_columns(
         source: source in a folder with the collection's manifest.
         name: name of the collection.
         test_images: images to evaluate the members on; None to compute hashes only.
-        build: builds a net that the package lacks.
+        build: function that builds a net that the package lacks.
         device: torch device on which the members are evaluated.
         say: function called with lines of text on the progress.
 
@@ -135,7 +135,7 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
     """Write a member's hash into its row; mark it as failed if a value is not finite.
 
     Raises:
-        DamagedError: the row has another hash already.
+        DamagedError: the row already has another hash.
     """
     digest = content_hash(location.layout, raw)
     if row["sha256"] not in (None, digest):

@@ -29,7 +29,7 @@ class MemberReader:
 
     Args:
         origin, description: origin and description of the members.
-        find_file: returns the file on this disk for the path in a row.
+        find_file: function that returns the file on this disk for the path in a row.
         state_dict_place: place of the state dict in files of torch.save; None for other files.
     """
 
@@ -42,7 +42,7 @@ class MemberReader:
         """Read and check members one by one; yield the row, the layout and the bytes of each.
 
         Raises:
-            DamagedError: bytes that differ from the headers.
+            DamagedError: a member's bytes differ from its header.
             NetworkError, AccessError, StorageError: the repo can't be read, or the cache can't be written.
         """
         for batch in measuring.batch_rows(rows):
@@ -111,7 +111,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         _write_manifest(list(finished.values()), description, target)
         for row in group:
             if "!" in row["path"]:
-                reader.find_file(row["path"]).unlink(missing_ok=True)  # the staged file is in the shard now
+                reader.find_file(row["path"]).unlink(missing_ok=True)  # the shard has the member's bytes now
         total += len(group)
         report(total)
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)

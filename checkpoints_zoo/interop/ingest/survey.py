@@ -62,15 +62,15 @@ def survey_origin(
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
         given, like: the same arguments as in `make_description`.
-        options: the user's options on the members.
+        options: the user's options for the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
         say: function called with a line of text on files that are left out.
 
     Raises:
-        DamagedError, LayoutError: no members, or an unknown net.
+        DamagedError, LayoutError: there are no members, or their net is unknown.
         UsageError, CollectionNotFound, FormatError: the same cases as in `make_description`; or a manifest of other
             members.
-        NetworkError, AccessError: a repo that can't be read.
+        NetworkError, AccessError: the repo can't be read.
     """
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
@@ -80,7 +80,9 @@ def survey_origin(
     if origin.files:
         in_place = checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files)
         if copy_root is not None and origin.repo is None and _need_selection(in_place, options):
-            origin = replace(origin, files=(), pickles=origin.files)  # read as state dicts, which can be reduced
+            origin = replace(
+                origin, files=(), pickles=origin.files
+            )  # such files are read as state dicts, from which the net's tensors are selected
         else:
             lots.append(in_place)
     if within := options.state_dict_place(origin):
@@ -201,7 +203,7 @@ class ImportPlan:
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
         bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
-        read: bytes of the members that will be read.
+        read: number of bytes of members that will be read.
         requests: approximate number of requests to the Hub.
     """
 

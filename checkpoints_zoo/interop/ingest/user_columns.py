@@ -1,4 +1,4 @@
-"""Columns of the manifest and facts of the description that the user gives, since files of weights do not hold them."""
+"""Check the manifest's columns and the description's facts that the user supplies, as files of weights lack them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from checkpoints_zoo.sources.source import FolderSource, open_source
 Row = dict[str, Any]
 # Maps file -> member to member -> columns.
 ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
-FILE_COLUMN = "file"  # the column of a table with the file of each row
-IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # columns that the import fills itself
+FILE_COLUMN = "file"  # Column of a table with the file of each row.
+IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # Columns that the import fills itself.
 SPLITS = ("train", "validation", "test")
 EMPTY_FACTS: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
@@ -41,7 +41,7 @@ FORWARD_ERRORS = (
     TypeError,
     AssertionError,
     IndexError,
-)  # exceptions of nets for inputs of a wrong shape
+)  # exceptions that nets raise for inputs of a wrong shape
 
 
 def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
@@ -136,7 +136,7 @@ def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Ro
     """Return the rows of a table by file.
 
     Raises:
-        FormatError: two rows for a file.
+        FormatError: a file has two rows.
     """
     table: dict[str, Row] = {}
     for row in rows:
@@ -152,7 +152,7 @@ def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> Colum
 
     Args:
         table: file -> column -> value.
-        measured: whether test figures are measured; then the table may not contain them.
+        measured: whether test figures are measured; if so, the table may not contain them.
 
     Raises:
         UsageError: unknown columns.
@@ -168,7 +168,7 @@ def check_names(names: Iterable[str]) -> None:
     """Check that columns exist in the manifest and are not filled by the import.
 
     Raises:
-        UsageError: one is not; the error names it.
+        UsageError: a column is unknown, or is filled by the import; the error names it.
     """
     allowed = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
     for name in names:
@@ -187,7 +187,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_unmeasured(names: Iterable[str]) -> None:
-    """Check that the user gives no figure that is measured.
+    """Check that the user supplies no figure that the import measures.
 
     Raises:
         UsageError: the user gives such a figure.
@@ -243,7 +243,7 @@ def read_files(root: Path, name: str) -> dict[int, str]:
 
 def values_per_member(values: Any) -> list[Any] | None:
     """Return the values of a column with a value for each member; None for a single value."""
-    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order
+    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order by which its values could be assigned
     if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
         return None
     return list(values.tolist() if hasattr(values, "tolist") else values)
@@ -255,7 +255,7 @@ def convert_value(name: str, value: Any, owner: str) -> Any:
     Args:
         name: name of the column.
         value: value of a Python, numpy or pandas type, or text of a table's cell.
-        owner: member or file of the value, for errors.
+        owner: member or file that the value belongs to, for errors.
 
     Raises:
         UsageError: the value has another type, or is out of range.
@@ -323,7 +323,7 @@ def make_description(
 
     Raises:
         CollectionNotFound: `like` is not in the catalog.
-        UsageError: facts of another name or type, or that contradict the members.
+        UsageError: a fact has an unknown name or another type, or contradicts the members.
         FormatError: invalid preprocessing.
     """
     if unknown := sorted(set(user_facts) - set(EMPTY_FACTS)):
@@ -375,7 +375,7 @@ def check_net(description: Description, build: Build | None) -> None:
         build: function that builds the net; None for a net of the package.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the net does not take the images, or returns another number of logits.
     """
     if build is None or not description.classes or not description.preprocessing:
         return
@@ -392,7 +392,7 @@ def check_net(description: Description, build: Build | None) -> None:
 
     try:
         logits = run("meta")
-    except FORWARD_ERRORS:  # some nets fail on the meta device only
+    except FORWARD_ERRORS:  # some nets fail on the meta device, but not on a CPU
         try:
             logits = run("cpu")
         except FORWARD_ERRORS as error:
@@ -431,7 +431,7 @@ def keep_earlier_facts(
     """Return a description with the earlier facts of the folder for facts that the user does not give now.
 
     Args:
-        description: the new one.
+        description: the new description.
         given, like: the same arguments as in `make_description`.
         target: the folder.
     """
@@ -447,9 +447,9 @@ def with_earlier_facts(
     """Return a description with the facts of an earlier one, except those that the user gives now.
 
     Args:
-        description: the new one.
+        description: the new description.
         given, like: the same arguments as in `make_description`.
-        old: the earlier one, whose facts may have been edited by hand.
+        old: the earlier description, whose facts may have been edited by hand.
     """
     replaced = {*user_facts, *(IMAGE_FACTS if like is not None else ())}
     keep_earlier_facts = {fact: getattr(old, fact) for fact in EMPTY_FACTS if fact not in replaced}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, NetworkError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import catalog, disk, manifest
 from checkpoints_zoo.formats.catalog import Archives
 from checkpoints_zoo.formats.shard_files import file_stamp
 from checkpoints_zoo.sources import archives as archive
@@ -148,7 +148,7 @@ def _save_json(repo: str, file_name: Path, values: Any) -> None:
     try:
         catalog.write_json(values, folder / file_name)
     except OSError as error:
-        raise cache.disk_full(folder, error) from error
+        raise disk.disk_full(folder, error) from error
 
 
 def list_in_folder(root: Path, archives: Archives) -> list[str]:

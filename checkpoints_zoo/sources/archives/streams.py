@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
@@ -57,7 +58,7 @@ def _unpack(archive: Path, unpacked_file: Path) -> None:
             f"archive {archive}", expected="a whole gzip file", found=str(error), do="Get it again", path=archive
         ) from error
     except OSError as error:
-        raise cache.disk_full(unpacked_file.parent, error) from error
+        raise disk.disk_full(unpacked_file.parent, error) from error
 
 
 def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
