@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from huggingface_hub import constants
 from PIL import Image
 
 import checkpoints_zoo as zoo
@@ -568,6 +569,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="zoo-fuzz-") as temporary:
         folder = Path(temporary).resolve()
         home = Path(os.environ.get("HF_HOME", folder / "home"))
+        # huggingface_hub has read its settings: copies of members must not get into the user's own cache.
+        constants.HF_ASSETS_CACHE, constants.HF_HUB_CACHE = str(home / "assets"), str(home / "hub")
         watch = Watch(folder, home)
         fuzz_files(report, folder, watch, options.files, options.seed, options.only)
         fuzz_strings(report, folder, watch, options.strings, options.seed)

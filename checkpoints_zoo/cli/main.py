@@ -28,10 +28,10 @@ from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_
 
 
 class Command(NamedTuple):
-    """A command: where its function is, its line in the help, and examples of its use.
+    """A command: the place of its function, its line in the help, and examples of its use.
 
     Args:
-        place: its file, with ":FUNCTION" if the file has several commands.
+        place: file of the command, with ":FUNCTION" if the file has several commands.
         summary: the first line of its help.
         examples: commands that a user may type.
     """

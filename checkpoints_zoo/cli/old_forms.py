@@ -12,7 +12,7 @@ def run_old_form(program: str, current: bool = False) -> None:
     """Run this process's command line as `zoo-cli`, whichever form it has; exit with the command's code.
 
     Args:
-        program: what the user typed before the arguments, such as "python -m training".
+        program: text that the user typed before the arguments, such as "python -m training".
         current: whether the program itself is no old form: a note is written for old arguments only.
     """
     arguments = sys.argv[1:]

@@ -53,8 +53,8 @@ class Selection:
         """Return a selection of all members of another collection of the same architecture.
 
         Args:
-            name: of the other collection.
-            source: where it lies; None for the source of this selection.
+            name: name of the other collection.
+            source: source that has the collection; None for the source of this selection.
         """
         return Selection(name, None, None, None, None, source or self.source, self.architecture)
 
@@ -104,7 +104,7 @@ class Hardware:
         """Return the engine that trains on them.
 
         Args:
-            say: called with a message for each worker that died.
+            say: function called with a message for each worker that died.
 
         Raises:
             UsageError: a device that this machine does not have.
@@ -143,7 +143,7 @@ class OutputFile(click.ParamType[Path]):
     """A file that a command writes when its work is done. Its name and its folder are checked before.
 
     Args:
-        endings: that its name may have, such as ".png"; none for any.
+        endings: suffixes that the file's name may have, such as ".png"; empty if any suffix is allowed.
     """
 
     name = "file"

@@ -86,7 +86,7 @@ def train_command(
 def recipes_command(file: str | None, out: Output) -> None:
     """List the recipes that come with the package, or those of a Python file, whose code runs.
 
-    "at once": how many members are trained together on one device.
+    "at once": number of members that are trained together on one device.
     """
     rows = recipe_rows(file)
     shown = [
@@ -104,7 +104,7 @@ def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
     """Return a row for each recipe of a file, or of the package, by the names they are chosen by.
 
     Args:
-        file_or_name: a Python file, a recipe's name, or None for all recipes of the package.
+        file_or_name: Python file, or name of a recipe, or None for all recipes of the package.
 
     Raises:
         UsageError: no such recipe or file.

@@ -76,8 +76,8 @@ def verify_command(
     collection is checked, with its stored predictions. Members on the Hub are fetched first. The output tells what was
     checked, of how many members, and what could not be checked. Exit code 1: problems were found.
 
-    A member that is trained again must have the same bytes if this torch and this processor are those that its row
-    names; otherwise the test accuracies are compared.
+    A member that is trained again must have the same bytes if torch, the processor and the number of threads are those
+    that its row names; otherwise the test accuracies are compared. OMP_NUM_THREADS sets the number of threads.
     """
     if retrain is None and (recipe is not None or changes):
         raise click.UsageError("--recipe and --set need --retrain.")

@@ -88,7 +88,7 @@ def card(
     Args:
         collections: name -> description and manifest, every one that the source has.
         repo: "org/name" on the Hub, for the examples.
-        revision: a tag or commit to name in the examples; None for the newest.
+        revision: git tag or commit that the examples name; None for the newest commit.
         predictions: name -> sets of stored predictions that the source has.
 
     Raises:
@@ -178,8 +178,8 @@ class Section:
     """A collection as the card sees it.
 
     Args:
-        name: of the collection.
-        description, rows: what the source says of it.
+        name: name of the collection.
+        description, rows: description and manifest of the collection.
         predictions: names of the sets of its members' stored predictions.
     """
 
@@ -573,8 +573,8 @@ def picture(name: str, rows: pa.Table, description: Description) -> bytes | None
     """Draw the distributions of a collection's test accuracy and NLL; return a PNG, None where no accuracy is known.
 
     Args:
-        name: of the collection.
-        rows: its manifest.
+        name: name of the collection.
+        rows: manifest of the collection.
         description: the JSON beside it.
     """
     section = Section(name, description, rows)

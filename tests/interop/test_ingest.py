@@ -54,7 +54,7 @@ def test_a_manifest_over_files_as_they_are(kind: str, tmp_path: Path) -> None:
     made[5]["conv2.weight"].view(-1)[8] = float("inf")
     folder = KINDS[kind](tmp_path / "in", made)
     before = digest_of(folder)
-    done = imported([folder], "nets", given={"dataset": "mnist", "classes": images.CLASSES["mnist"]})
+    done = imported([folder], "nets", user_facts={"dataset": "mnist", "classes": images.CLASSES["mnist"]})
     assert (done.rows, done.ok, done.hashed, done.measured) == (COUNT, COUNT, 0, 0)
     assert done.manifest == folder / "manifests" / "nets.parquet"
     rows = rows_of(folder)
@@ -180,7 +180,7 @@ def test_any_tensors_come_back(tensors: dict[str, tuple[torch.dtype, tuple[int, 
 def test_members_of_something_else(tmp_path: Path) -> None:
     folder = files(tmp_path / "in", states(3))
     imported([folder], "nets")
-    imported([folder], "nets", given={"title": "Nets"})
+    imported([folder], "nets", user_facts={"title": "Nets"})
     assert zoo.load("nets", source=folder).description.title == "Nets"
     extra = folder / "run_3" / "model.safetensors"
     extra.parent.mkdir()

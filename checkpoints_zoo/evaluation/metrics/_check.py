@@ -1,11 +1,13 @@
-"""Checks of the arguments of metrics. Each function raises ValueError (thing, expected, found, do) or returns."""
+"""Checks of the arguments of metrics. Each function raises a ValueError with four arguments (thing, expected, found,
+do) if its check fails."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# The sum of a float32 softmax or of a mean over members is within 1e-5 of 1, after rounding to float16 within this.
+# Largest distance of a sum of probabilities from 1: a float32 softmax or a mean over members is within 1e-5 of 1, and
+# after rounding to float16 within this number.
 SUM_TOLERANCE = 1e-3
 
 INPUT_CLASS = ("input", "class")
@@ -21,9 +23,9 @@ def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> N
     """Check that a tensor has some axes, is float32 or float64, is not empty and has no NaN; return None.
 
     Args:
-        thing: its name in the error.
+        thing: name of the tensor in the error.
         values: the tensor.
-        axes: names of its axes; None if any number of axes from 1 is right.
+        axes: names of the tensor's axes; None to accept any number of axes from 1.
 
     Raises:
         ValueError: if one of these conditions does not hold.
@@ -49,7 +51,7 @@ def probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> 
 
     Args:
         probs: the probabilities; the last axis is the class.
-        axes: names of their axes; None for any.
+        axes: names of the tensor's axes; None to accept any number of axes.
 
     Raises:
         ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
@@ -68,7 +70,7 @@ def log_probabilities(log_probs: Tensor) -> None:
     """Check that log probabilities are (input, class) and sum to one when exponentiated; return None.
 
     Args:
-        log_probs: (input, class), nats; -inf is probability 0.
+        log_probs: log probabilities (input, class), in nats; -inf is probability 0.
 
     Raises:
         ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
@@ -86,7 +88,7 @@ def classes_of(labels: Tensor, probs: Tensor) -> None:
 
     Args:
         labels: (input,).
-        probs: (input, class), checked before.
+        probs: probabilities (input, class), which were checked before.
 
     Raises:
         ValueError: if a condition does not hold.
@@ -103,7 +105,8 @@ def classes_of(labels: Tensor, probs: Tensor) -> None:
 
 
 def ood_scores(is_ood: Tensor, scores: Tensor) -> None:
-    """Check that each input has a score and a bool, and that both bools occur; return None.
+    """Check that each input has a score, and a bool that says whether it is OOD, and that both kinds occur; return
+    None.
 
     Args:
         is_ood: (input,) bool, whether the input is out of distribution.
@@ -127,7 +130,7 @@ def at_least(thing: str, fewest: int, number: int) -> None:
     """Check that a number is at least `fewest`; return None.
 
     Raises:
-        ValueError: if it is smaller.
+        ValueError: the number is smaller.
     """
     if number < fewest:
         raise refuse(thing, f"at least {fewest}", str(number), f"Give more {thing}")

@@ -13,7 +13,7 @@ from checkpoints_zoo.evaluation.metrics._ties import tie_means
 
 
 class Reliability(NamedTuple):
-    """The bars of a reliability diagram: mean confidence, accuracy and number of inputs, each (bin,)."""
+    """The bars of a reliability diagram: mean confidence, accuracy and number of inputs of each bin, (bin,) each."""
 
     confidence: Tensor
     accuracy: Tensor
@@ -31,7 +31,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins.
-        check: False if the tensors are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
@@ -43,9 +43,10 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     if check:
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
-    confidence = confidence.clamp(0, 1).float()  # a mean over members may round to above 1
+    # The mean of probabilities over members may be rounded to a number above 1.
+    confidence = confidence.clamp(0, 1).float()
     bin_of_input, correct = _bins_of(confidence, bins), (top == labels).float()
-    # In float32 and in torchmetrics' order, so that the bits are those in manifests.
+    # The sum is in float32 and in torchmetrics' order, so that it equals the values in manifests bit for bit.
     counts, confidence_sums, accuracy_sums = (
         confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
         for values in (torch.ones_like(confidence), confidence, correct)
@@ -67,7 +68,7 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool =
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins.
-        check: False if the tensors are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
@@ -91,14 +92,14 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
 
         ACE = 1/C * sum over c and b of n_b/n * |acc(c, b) - conf(c, b)|
 
-    Inputs of equal p(c) share their mean of acc. If `bins` divides n this is the ACE of Nixon et al.,
-    Measuring calibration in deep learning (2019); otherwise theirs gives all bins one weight.
+    Inputs of equal p(c) share the mean of their outcomes. If `bins` divides n, this is the ACE of Nixon et al.,
+    Measuring calibration in deep learning (2019); otherwise their ACE gives all bins the same weight.
 
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        bins: number of bins a class.
-        check: False if the tensors are checked already.
+        bins: number of bins for each class.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
@@ -123,7 +124,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
         probs: (input, class) probabilities.
         labels: (input,) classes.
         bins: number of bins.
-        check: False if the tensors are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.

@@ -16,7 +16,7 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities or labels are wrong; `check=False` skips this.
@@ -34,13 +34,13 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
 def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Average minus the log probability of the label over the inputs, and return it in nats.
 
-    It is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
+    The result is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
     `torch.logsumexp(member_log_probs, 0) - math.log(members)`.
 
     Args:
-        log_probs: (input, class), nats.
+        log_probs: log probabilities (input, class), in nats.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if log probabilities or labels are wrong; `check=False` skips this.
@@ -64,7 +64,7 @@ def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities or labels are wrong; `check=False` skips this.

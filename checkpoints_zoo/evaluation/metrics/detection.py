@@ -1,4 +1,5 @@
-"""Detection of inputs out of distribution (OOD) by a score: they are the positive class and should score higher.
+"""Detection of inputs out of distribution (OOD) by a score: OOD inputs are the positive class and should have higher
+scores.
 
 torchmetrics has two of these metrics, but treats scores outside [0, 1] as logits: its sigmoid makes neighbouring
 scores equal, and so does adding 1 to scores above -1/2. Counting the scores below each other is exact for any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics import _check
 
-CLOSE_TO_1 = 1 - 2**-10  # a larger probability p loses digits in 1 - p
+CLOSE_TO_1 = 1 - 2**-10  # For a larger probability p, the difference 1 - p has too few exact digits.
 
 
 def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
@@ -23,8 +24,8 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     the largest probability rounds to 1.
 
     Args:
-        probs: (input, class) probabilities; of an ensemble, the mean over its members.
-        check: False if they are checked already.
+        probs: (input, class) probabilities; for an ensemble, the mean over its members.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the probabilities are wrong; `check=False` skips this.
@@ -44,9 +45,9 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """Integrate the ROC curve, and return the share of pairs whose OOD input scores higher (ties: half).
 
     Args:
-        scores: (input,), higher for inputs that look more out of distribution.
+        scores: scores (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
@@ -71,9 +72,9 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     it. Chance is the share of OOD inputs, not one half.
 
     Args:
-        scores: (input,), higher for inputs that look more out of distribution.
+        scores: scores (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
@@ -99,9 +100,9 @@ def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     be above 95 %. This is torch-uncertainty's FPR95.
 
     Args:
-        scores: (input,), higher for inputs that look more out of distribution.
+        scores: scores (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.

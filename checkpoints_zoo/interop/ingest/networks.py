@@ -24,11 +24,11 @@ class NetSpec:
     """The user's options on the members' net; all empty if the tensors show the net.
 
     Args:
-        architecture: a name in `ARCHITECTURES`.
-        arguments: of that architecture, JSON values.
+        architecture: name in `ARCHITECTURES`.
+        arguments: arguments of that architecture, JSON values.
         custom_name: name for a net that the package lacks; its tensors are imported unchanged.
-        prefix: to remove from the stored names ("model.").
-        key: of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
+        prefix: prefix to remove from the stored tensor names ("model.").
+        key: key of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
     """
 
     architecture: str | None = None
@@ -51,11 +51,11 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
 
     Args:
         net: the user's options.
-        groups: the members. A custom net without `build` has the tensors of most members.
-        build: builds the user's net.
+        groups: the members. For a custom net without `build`, the tensors that most members have are expected.
+        build: function that builds the user's net.
 
     Raises:
-        UsageError: an unknown architecture, or a custom name that is an architecture's.
+        UsageError: the architecture is unknown, or the custom name is the name of an architecture.
     """
     if net.custom_name is not None and build is not None:
         _check_custom_name(net)
@@ -112,7 +112,7 @@ def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Sha
     """Remove a prefix from the names of a header's tensors; return bare name -> (dtype, shape).
 
     Raises:
-        LayoutError: a name without the prefix.
+        LayoutError: a name lacks the prefix.
     """
     for name, _, _ in head.tensors:
         if not name.startswith(prefix) or name == prefix:
@@ -133,13 +133,13 @@ def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
 
 
 def _recognise_or_fit(head: MemberHeader, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
-    """Recognise an upstream net by its names there or here; otherwise fit the tensors to the arguments."""
+    """Recognise a net of torch-uncertainty by its tensor names; otherwise fit the tensors to the arguments."""
     try:
         return _recognise(head, net)
     except LayoutError as error:
         if not net.arguments:
             raise
-        try:  # arguments that upstream's nets do not have, such as channels
+        try:  # arguments that torch-uncertainty's nets do not have, such as channels
             return _fit(head, net, recognised, tensor_shapes(net, None))
         except LayoutError:
             raise error from None
@@ -168,7 +168,7 @@ def _fit(
     """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.
 
     Raises:
-        LayoutError: missing, extra and misshapen tensors.
+        LayoutError: tensors are missing, extra or misshapen.
     """
     bare = _without_prefix(head, net.prefix)
     names = unwrap_names({name: shape for name, (_, shape) in bare.items()}, expected)

@@ -29,9 +29,9 @@ class MemberReader:
     """Reads members of an origin.
 
     Args:
-        origin, description: of the members.
-        find_file: returns the file on this disk for the path in a row.
-        state_dict_place: where in files of torch.save the state dict lies; None for other files.
+        origin, description: origin and description of the members.
+        find_file: function that returns the file on this disk for the path in a row.
+        state_dict_place: place of the state dict in files of torch.save; None for other files.
     """
 
     origin: Origin
@@ -43,7 +43,7 @@ class MemberReader:
         """Read and check members one by one; yield the row, the layout and the bytes of each.
 
         Raises:
-            DamagedError: bytes that differ from the headers.
+            DamagedError: a member's bytes differ from its header.
             NetworkError, AccessError, StorageError: the repo can't be read, or the cache can't be written.
         """
         for batch in measuring.batch_rows(rows):
@@ -76,10 +76,10 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     """Write members into a folder as a new source, the manifest after each shard; existing shards stay.
 
     Args:
-        reader: of the members.
-        rows: with locations in the origin; failed members have none.
+        reader: reader of the members' tensors.
+        rows: manifest rows with byte locations in the origin; failed members have none.
         target: the folder.
-        say: called with lines of text on the progress.
+        say: function called with lines of text on the progress.
 
     Raises:
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read, or the disk is full.
@@ -113,7 +113,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         _remove_old_shards(target, name, number, finished.values())
         for row in group:
             if "!" in row["path"]:
-                reader.find_file(row["path"]).unlink(missing_ok=True)  # the staged file is in the shard now
+                reader.find_file(row["path"]).unlink(missing_ok=True)  # the shard has the member's bytes now
         total += len(group)
         report(total)
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)

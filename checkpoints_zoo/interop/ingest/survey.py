@@ -52,7 +52,7 @@ def survey_origin(
     name: str,
     staged: Mapping[str, archives.Index],
     predicted: bool,
-    given: Mapping[str, Any],
+    user_facts: Mapping[str, Any],
     like: str | None,
     options: ImportOptions,
     copy_root: Path | None,
@@ -62,18 +62,19 @@ def survey_origin(
 
     Args:
         origin: the origin.
-        name: of the collection.
+        name: name of the collection.
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: as of `make_description`.
-        options: the user's options on the members.
+        given, like: the same arguments as in `make_description`.
+        options: the user's options for the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
-        say: called with a line of text on files that are left out.
+        say: function called with a line of text on files that are left out.
 
     Raises:
-        DamagedError, LayoutError: no members, or an unknown net.
-        UsageError, CollectionNotFound, FormatError: as of `make_description`; or a manifest of other members.
-        NetworkError, AccessError: a repo that can't be read.
+        DamagedError, LayoutError: there are no members, or their net is unknown.
+        UsageError, CollectionNotFound, FormatError: the same cases as in `make_description`; or a manifest of other
+            members.
+        NetworkError, AccessError: the repo can't be read.
     """
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
@@ -85,7 +86,9 @@ def survey_origin(
             checkpoint_members.members_of_files(origin, say), origin.files, options.earlier
         )
         if copy_root is not None and origin.repo is None and _need_selection(in_place, options):
-            origin = replace(origin, files=(), pickles=origin.files)  # read as state dicts, which can be reduced
+            origin = replace(
+                origin, files=(), pickles=origin.files
+            )  # such files are read as state dicts, from which the net's tensors are selected
         else:
             lots.append(in_place)
     if within := options.state_dict_place(origin):
@@ -107,14 +110,14 @@ def survey_origin(
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
         raise
-    description = make_description(name, net, layouts, given, like)
+    description = make_description(name, net, layouts, user_facts, like)
     check_net(description, options.build)
     if origin.repo is not None:
         description = replace(description, base=str(origin.repo))
     files = checkpoint_members.members_by_file(lots)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
-    surveyed = Survey(origin, description, table, given, like, files, columns)
+    surveyed = Survey(origin, description, table, user_facts, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
         return surveyed
     return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
@@ -135,7 +138,7 @@ def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
 
 @dataclass(frozen=True)
 class Survey:
-    """The content of an origin as a source: its description, and its rows with locations.
+    """An origin read as a source: description and manifest rows of its members, with byte locations.
 
     `files`: path -> member of members with their own files. `user_columns`: member -> columns from the user.
     """
@@ -143,7 +146,7 @@ class Survey:
     origin: Origin
     description: Description
     rows: pa.Table
-    given: Mapping[str, Any]
+    user_facts: Mapping[str, Any]
     like: str | None
     files: Mapping[str, int]
     user_columns: Mapping[int, Mapping[str, Any]]
@@ -171,7 +174,7 @@ class Survey:
                 collection=self.description.name,
                 path=path,
             )
-        description = with_earlier_facts(self.description, self.given, self.like, old)
+        description = with_earlier_facts(self.description, self.user_facts, self.like, old)
         layouts = {**self.description.layouts, **old.layouts}
         return replace(self, description=replace(description, layouts=layouts), rows=_with_new_rows(rows, self.rows))
 
@@ -221,8 +224,8 @@ class ImportPlan:
         files: number of files of the origin.
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
-        bytes: of the members; of gzipped archives, the size of the archives.
-        read: bytes of the members that will be read.
+        bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
+        read: number of bytes of members that will be read.
         requests: approximate number of requests to the Hub.
     """
 
@@ -245,8 +248,8 @@ def make_plan(
     """Return the plan of an import of surveyed members.
 
     Args:
-        description, origin, target: of the collection, its origin, and the folder that is written to.
-        rows: of the manifest.
+        description, origin, target: description of the collection, its origin, and the folder that is written to.
+        rows: rows of the manifest.
         headers: number of headers that must still be read, one request each.
         reads: whether weights are read, to hash, measure or copy them.
     """

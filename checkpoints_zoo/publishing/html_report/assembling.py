@@ -55,18 +55,18 @@ def report_page(
     predictions, no weights are read. If a part can't be shown, the page says why.
 
     Args:
-        members: a collection, or stored predictions on labelled images.
+        members: collection, or stored predictions on labelled images.
         data: labelled images, as `evaluate` takes them, or the members' stored predictions on them; None for the
             collection's own test set.
         ood: images out of distribution, or stored predictions on them; None for none; "default" for those that come
             with the package: patches of photographs for members that were trained on digits.
-        path: of the file, which ends in .html; None for a Page that is not saved.
-        sizes: of the ensembles on the curves; None for the powers of two and all members.
-        temperature, held_out, within: as in `evaluate`.
+        path: path of the HTML file, which ends in .html; None for a Page that is not saved.
+        sizes: sizes of the ensembles on the curves; None for the powers of two and all members.
+        temperature, held_out, within: same arguments as in `evaluate`.
         subsets: random ensembles drawn for a size.
-        device: what the members run on.
-        seed: of the draws.
-        say: called with what is being done, a line at a time.
+        device: torch device on which the members run.
+        seed: seed of all random draws.
+        say: function called with what is being done, a line at a time.
 
     Raises:
         UsageError: as in `evaluate`, a mixture of images and predictions, or a path without the ending of a page.

@@ -70,8 +70,8 @@ def term(name: str, label: str | None = None) -> Markup:
     """Name a figure or a term, with its definition on hover and a link to it; return the markup.
 
     Args:
-        name: of the figure or term.
-        label: to be shown in place of its title.
+        name: name of the figure or term.
+        label: text that is shown in place of the term's title.
     """
     title, definition = TERMS[name]
     template = '<a href="#def-{}" title="{}" class="term">{}</a>'

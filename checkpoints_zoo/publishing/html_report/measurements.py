@@ -38,13 +38,13 @@ class Measurements:
     """Everything that a page shows.
 
     Args:
-        members: a collection, or predictions if there is no collection.
+        members: collection, or predictions if there is no collection.
         inside, outside: predictions in and out of distribution; `outside` is None without images out of distribution.
-        report: of the ensemble.
+        report: report of the ensemble, as returned by `evaluate`.
         outputs, outputs_outside: the predictions, pooled.
         pairs: None for one member.
         weights: None if no weights were read.
-        command: that makes the same page again; "" if no command does.
+        command: command that makes the same page again; "" if no command does.
     """
 
     members: Collection | Predictions
@@ -179,7 +179,7 @@ class ComputedPredictions(Predictions):
     """Predictions in memory, computed in float32.
 
     Args:
-        members: that made them.
+        members: members whose predictions they are.
         inside: the images.
         values: (member, input, class) logits.
         labels: (input,), None for images without.
@@ -231,9 +231,9 @@ def compute_predictions(
     """Run members on images; return their predictions.
 
     Args:
-        members: to run.
+        members: members whose networks are run.
         inside: the images.
-        device: what the members run on, in float32.
+        device: torch device on which the members run, in float32.
         labelled: whether labels are needed.
 
     Raises:
@@ -311,12 +311,12 @@ class WeightFigures:
 
     Args:
         members: the first members, whose weights are read.
-        total: how many members there are.
-        table: of the symmetries; None if it can't be derived.
+        total: number of members.
+        table: table of the network's symmetries; None if it can't be derived.
         reason: why there is no table.
         before, after: MMD² of the members at even positions against the members at odd positions, with and without
             symmetries; None for fewer than 4 members, and `after` is None without a table.
-        aligned: to the first member; None for one member, and without a table.
+        aligned: members aligned to the first member; None for one member, and without a table.
         masses: None without a table.
     """
 
@@ -334,10 +334,10 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
     """Compute the figures of weights, of the first 128 members and no more than 2 GiB; return them.
 
     Args:
-        members: whose weights are read.
-        device: where to compute.
-        seed: of the permutations of the test.
-        say: called with what is being done.
+        members: members whose weights are read.
+        device: torch device for the computation.
+        seed: seed of the permutations of the test.
+        say: function called with what is being done.
 
     Raises:
         DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.

@@ -39,11 +39,11 @@ class Page(Printed):
     """A report as one HTML file.
 
     Args:
-        title, subtitle: of the page.
-        parts: in reading order.
+        title, subtitle: title and subtitle of the page.
+        parts: parts of the page in reading order.
         origin: name -> value of what the page was made of and with.
         numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
-        path: of the saved file, None if it is not saved yet.
+        path: path of the saved file; None if it is not saved yet.
     """
 
     title: str
@@ -92,7 +92,7 @@ class Page(Printed):
         """Write the page by temporary name and rename; return its path.
 
         Args:
-            path: of the file; its folder is made.
+            path: path of the file; its folder is created.
 
         Raises:
             UsageError: a name without the ending of a page, or a place that can't be written to.
@@ -117,9 +117,9 @@ class Part:
     """A part of a page.
 
     Args:
-        name: of its element.
-        title: its heading.
-        blocks: in reading order.
+        name: id of the block's HTML element.
+        title: heading of the part.
+        blocks: blocks of the part in reading order.
     """
 
     name: str
@@ -143,9 +143,9 @@ class FigureBlock:
     """A figure of one or more panels, with the numbers that it draws.
 
     Args:
-        name: of its element.
-        panels: in reading order.
-        caption: what is shown, of how many, on which data, and what intervals mean.
+        name: id of the block's HTML element.
+        panels: panels of the figure in reading order.
+        caption: text below the figure: shown quantity, number of members, data, and meaning of the intervals.
         tables: the numbers; sortable.
         across: largest number of panels beside each other.
     """
@@ -163,9 +163,9 @@ class Panel:
     """One drawing.
 
     Args:
-        name: of its element.
+        name: id of the block's HTML element.
         title: above it.
-        description: in words, for readers who can't see it.
+        description: description of the panel in words, for readers who can't see it.
         svg: the drawing, an SVG element.
     """
 
@@ -180,10 +180,10 @@ class TableBlock:
     """A table.
 
     Args:
-        name: of its element.
-        header: of the columns; the first has the names of the rows.
+        name: id of the block's HTML element.
+        header: names of the columns; the first column has the names of the rows.
         rows: cells of text; a row of one cell is a heading over the rows below it.
-        caption: what it shows.
+        caption: text that describes the content of the table.
         words: positions of columns whose cells are words, not numbers.
         sortable: whether a click on a header sorts it.
     """
@@ -202,9 +202,9 @@ class FactsBlock:
     """A table of names and values.
 
     Args:
-        name: of the element.
-        rows: a name and its value, each.
-        caption: what they are of.
+        name: id of the block's HTML element.
+        rows: pairs of a name and its value.
+        caption: text that describes the subject of the facts.
     """
 
     kind: ClassVar[str] = "facts"
@@ -218,7 +218,7 @@ class NoteBlock:
     """A paragraph.
 
     Args:
-        text: of it.
+        text: text of the note.
         missing: whether it says why something is not there.
     """
 
@@ -236,9 +236,9 @@ def draw_panel(
     """Draw a panel; return it.
 
     Args:
-        name: of its element.
+        name: id of the block's HTML element.
         title: above it.
-        description: in words, for readers who can't see it.
+        description: description of the panel in words, for readers who can't see it.
         draw: draws into the axes.
         size: width and height, inches.
     """
@@ -251,10 +251,10 @@ def number_table(
     """Lay out the numbers of a figure, at most 2,500 rows; return the sortable table.
 
     Args:
-        name: of its element.
-        header: of the columns.
+        name: id of the block's HTML element.
+        header: names of the columns.
         rows: cells of text.
-        caption: what it shows.
+        caption: text that describes the content of the table.
         words: positions of columns whose cells are words.
     """
     more = f" The first {MOST_ROWS:,} of {len(rows):,} rows." if len(rows) > MOST_ROWS else ""

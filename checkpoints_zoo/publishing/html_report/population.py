@@ -106,7 +106,7 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
     """Write one value, a few values with their numbers of members, or the range of many; return the text.
 
     Args:
-        values: of the members, None if not known.
+        values: value of each member; None if it is not known.
         only_range: whether several values are written as their range.
     """
     counts = Counter(v for v in values if v is not None)

@@ -1,4 +1,4 @@
-"""Archives of safetensors files: their index says which members they hold, and the byte range of each.
+"""Archives of safetensors files; the index of an archive lists its members and the byte range of each.
 
 An uncompressed tar, under any name, is indexed by a few range reads; a gzipped one can only be read from its start.
 Members are never unpacked into files, so no name in an archive becomes a path.
