@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Limits of a condition: its number of characters, and the depth of nested expressions (a chain of ANDs counts once).
 LONGEST, DEEPEST = 10_000, 100
+LONGEST_PATTERN = 200  # characters of a pattern of LIKE
 FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
 _LIKE_OPERATORS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
 _LIKE = _LIKE_OPERATORS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
@@ -230,10 +231,11 @@ def _forbidden_part(node: dict[str, Any]) -> str:
         return _WORDS.get(name, f"the {call}")
     if node["filter"] or node["distinct"] or node["order_bys"]["orders"] or node["export_state"]:
         return f"{name}() with DISTINCT, ORDER BY or FILTER"
-    # The time of LIKE grows as the text's length to the power of the number of % signs.
+    # The time of LIKE grows as the text's length to the power of the number of % signs, and with the pattern's length.
     pattern = operands[1].get("value", {}).get("value") if name in _LIKE and len(operands) > 1 else ""
-    fine = isinstance(pattern, str) and pattern.count("%") < 4
-    return "" if fine else "LIKE with a pattern that is no text, or has more than three %"
+    fine = isinstance(pattern, str) and pattern.count("%") < 4 and len(pattern) <= LONGEST_PATTERN
+    problem = f"LIKE with a pattern that is no text, has more than three %, or over {LONGEST_PATTERN} characters"
+    return "" if fine else problem
 
 
 def _duckdb_type(table: pa.Table, name: str) -> str:

@@ -54,8 +54,8 @@ class Finding:
     """One fault of a file, or one unusual property.
 
     Args:
-        kind: kind of fault: "archive", "duplicate", "empty", "header", "manifest", "member", "missing", "overlap",
-            "page", "pickle", "pointer", "short", "unreadable".
+        kind: kind of fault: "archive", "duplicate", "empty", "header", "link", "manifest", "member", "missing",
+            "overlap", "page", "pickle", "pointer", "short", "unreadable".
         path: path of the faulty file or manifest inside the source.
         text: sentence that describes the fault.
         also: paths of other files with the same content.
@@ -105,6 +105,7 @@ def audit(place: str | Path) -> Audit:
         SourceNotFound, AccessError, NetworkError: the place is not there, or can't be read.
     """
     files: Files
+    links_out: list[str] = []
     if str(place).startswith(hub.SCHEME):
         source = open_source(place, "")
         files = files_on_hub(hub.resolve_address(source.display_name))
@@ -116,8 +117,9 @@ def audit(place: str | Path) -> Audit:
                 f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
             )
         source = folder = FolderSource(root, root.as_uri())
-        files = files_in_folder(root, folder.allowed_folders())
+        files = files_in_folder(root, folder.allowed_folders(), links_out)
     result = Audit(source.display_name, len(files), sum(f.size for f in files.values()))
+    result.notes += [Finding("link", path, "leads out of the folder, so it was not checked") for path in links_out]
     collections = list(_read_manifests(source, files, result))
     result.collections, result.members = len(collections), sum(rows.num_rows for *_, rows in collections)
     predictions = list(_read_sets(source, files, result))
@@ -315,7 +317,7 @@ def files_on_hub(repo: hub.Repo) -> dict[str, File]:
     }
 
 
-def files_in_folder(root: Path, allowed: Sequence[Path]) -> dict[str, File]:
+def files_in_folder(root: Path, allowed: Sequence[Path], links_out: list[str] | None = None) -> dict[str, File]:
     """List the files below a folder, without hidden folders; return path -> file.
 
     Symbolic links are followed, and each folder is listed once. A broken link is listed as an empty file. A link that
@@ -324,16 +326,20 @@ def files_in_folder(root: Path, allowed: Sequence[Path]) -> dict[str, File]:
     Args:
         root: folder whose files are listed.
         allowed: folders that links may lead into.
+        links_out: list to which the paths of links out of these folders are added.
     """
-    return dict(_walk(root, [folder.resolve() for folder in allowed]))
+    return dict(_walk(root, [folder.resolve() for folder in allowed], [] if links_out is None else links_out))
 
 
-def _walk(root: Path, allowed: Sequence[Path]) -> Iterator[tuple[str, File]]:
+def _walk(root: Path, allowed: Sequence[Path], links_out: list[str]) -> Iterator[tuple[str, File]]:
     def refuse(error: OSError) -> None:
         raise error
 
     def leads_out(path: Path) -> bool:
-        return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
+        outside = path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
+        if outside:
+            links_out.append(path.relative_to(root).as_posix())
+        return outside
 
     visited: set[Path] = set()
     starts = [root]  # linked folders are appended, so that a folder is listed by its own path if it has one

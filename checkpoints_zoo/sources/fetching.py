@@ -108,13 +108,23 @@ def fetch_rows(
         NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: for the same reasons as in
             `fetch_members`.
     """
+    return fetch_members(repo, described.name, wanted_rows(described, rows), whole, check)
+
+
+def wanted_rows(described: manifest.Described, rows: pa.Table) -> list[WantedMember]:
+    """Return the requests for the bytes of a manifest's rows."""
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
-    wanted = [
+    return [
         WantedMember(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
         for key, (repo_path, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
-    return fetch_members(repo, described.name, wanted, whole, check)
+
+
+def count_cached(repo: Repo, wanted: Sequence[WantedMember]) -> int:
+    """Count the members that are in a cache of this machine; nothing is fetched."""
+    heads = {id(x.layout): cache.header_of(x.layout) for x in wanted}
+    return len(_find_local(repo, wanted, heads)[0])
 
 
 def fetch_members(

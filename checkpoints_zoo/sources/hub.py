@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import errno
 import hashlib
+import os
 import re
 import shutil
 import socket
@@ -58,6 +59,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
 _fallback: list[Path] = []
 _connected: set[str] = set()
+_late_settings: set[str] = set()  # those that were warned of
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def resolve_address(address: str) -> Repo:
         http_backoff,
     )  # fmt: skip
 
+    _warn_of_late_settings()
     id, revision = _parse(address)
     if _COMMIT.fullmatch(revision):
         return Repo(id, revision)
@@ -144,6 +147,29 @@ def resolve_address(address: str) -> Repo:
         )
     _record_revision(id, revision, commit)
     return Repo(id, commit)
+
+
+def _warn_of_late_settings() -> None:
+    """Warn, once for each, of settings that were changed after the client was imported, which it ignores."""
+    from huggingface_hub import constants, is_offline_mode
+
+    changed, home = [], os.environ.get("HF_HOME")
+    folder = os.environ.get("HF_HUB_CACHE") or (home and str(Path(home, "hub")))
+    if folder and Path(os.path.expandvars(folder)).expanduser() != Path(constants.HF_HUB_CACHE):
+        changed.append(f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={folder}")
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not is_offline_mode():
+        changed.append("HF_HUB_OFFLINE")
+    address = os.environ.get("HF_ENDPOINT")
+    if address and address.rstrip("/") != endpoint():
+        changed.append(f"HF_ENDPOINT={address}")
+    for setting in changed:
+        if setting not in _late_settings:
+            _late_settings.add(setting)
+            warnings.warn(
+                f"{setting} was set after huggingface_hub was imported, so it has no effect: "
+                "set it before Python starts",
+                stacklevel=3,
+            )
 
 
 def _parse(address: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
+from checkpoints_zoo.formats.text import first_few, one_line
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
@@ -104,6 +106,11 @@ class Source(ABC):
             DamagedError: a row turned out not to be a member.
         """
         return rows
+
+    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+        """Count the rows whose bytes are on this machine; nothing is fetched."""
+        repo = hub.resolve_address(described.base) if described.base else self.repo
+        return rows.num_rows if repo is None else fetching.count_cached(repo, fetching.wanted_rows(described, rows))
 
     @abstractmethod
     def list_files(self, folder: str) -> list[str]:
@@ -437,6 +444,15 @@ class ArchiveSource(Source):
             for source_path in irregular:
                 indexing.walk_remote(self.repo, source_path)
 
+    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+        """Count the rows whose bytes are on this machine; nothing is fetched."""
+        if self.repo is None or described.name != self.listing.name:
+            return self.place.count_local(described, rows)
+        collection = self._holdings()
+        wanted = collection.wanted(collection.updated_rows(rows))
+        on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
+        return len(wanted) - len(on_hub) + fetching.count_cached(self.repo, on_hub)
+
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations, since reading may have shown that an archive is
         irregular."""
@@ -488,6 +504,14 @@ class ArchivedCollection:
             FormatError: the network has another number of classes than the catalog states.
         """
         rows, layouts, net = archives.rows_of_archives({x.source_path: x.index for x in opened})
+        links = [f"{o.name} ({o.why})" for x in opened for o in x.index.others if o.why in archives.LINKS]
+        if links:
+            warnings.warn(
+                f"{len(links)} {'link' if len(links) == 1 else 'links'} in the archives of {listing.name} in {label} "
+                f"left out: {first_few([one_line(link) for link in links], 3)}. "
+                "Their bytes are in the tar under another name.",
+                stacklevel=2,
+            )
         if len(facts.classes) != net["arguments"].get("classes", len(facts.classes)):
             raise FormatError(
                 f"archives of {listing.name} in {label}",

@@ -20,9 +20,11 @@ from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
     source_of_archive,
 )
 from checkpoints_zoo.sources.archives.streams import stream_members
+from checkpoints_zoo.sources.archives.tar import LINKS
 from checkpoints_zoo.sources.archives.walking import index_archive, is_as_predicted, walk_archive
 
 __all__ = [
+    "LINKS",
     "Entry",
     "IdentifyNet",
     "Index",

@@ -23,6 +23,7 @@ ReadExactly = Callable[[int, int], bytes]
 OTHER_KINDS = {
     "1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "5": "a folder", "6": "a pipe",
 }  # fmt: skip
+LINKS = (OTHER_KINDS["1"], OTHER_KINDS["2"])
 _PAX_LENGTH = re.compile(rb"([0-9]{1,8}) ")
 
 
