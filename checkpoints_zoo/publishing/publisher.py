@@ -339,7 +339,7 @@ def _make_card(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
     if names := _names_only_in_repo(folder, branch):
         source = open_source(f"{remote.label}@{branch.head}", names[0])
         collections |= {name: source.read_collection(name) for name in names}
-    files = cards.files(collections, remote.id, predictions=_prediction_names(folder, branch))
+    files = cards.card_files(collections, remote.id, predictions=_prediction_names(folder, branch))
     return [File.of(path, content) for path, content in files.items()]
 
 

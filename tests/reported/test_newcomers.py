@@ -290,7 +290,7 @@ def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
 def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
     """Case 32: beyond it there is no more than half of the last bar."""
     section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
-    axes = cards.draw(section).axes[0]
+    axes = cards.draw_histograms(section).axes[0]
     last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
     assert axes.get_xlim()[1] <= max(100, last)
 

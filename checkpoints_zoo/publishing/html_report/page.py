@@ -26,12 +26,12 @@ from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Text = Sequence[str]  # pieces; those that are no Markup are escaped
+Text = Sequence[str]  # pieces of text; those that are no `Markup` are escaped
 _HERE = Path(__file__).parent
-LONGEST_CITATION = 2**20  # characters of a citation, which may name thousands of members one by one
+LONGEST_CITATION = 2**20  # characters: a citation may name thousands of members one by one
 SUFFIXES = (".html", ".htm")
-HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # inches of a panel: two and three beside each other
-MOST_ROWS = 2500  # of a table
+HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # width and height in inches of a panel, if two or three are in a row
+MOST_ROWS = 2500  # largest number of rows in a table
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +41,7 @@ class Page(Printed):
     Args:
         title, subtitle: title and subtitle of the page.
         parts: parts of the page in reading order.
-        origin: name -> value of what the page was made of and with.
+        origin: facts on the page's origin, name -> value: data, members, versions.
         numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
         path: path of the saved file; None if it is not saved yet.
     """
@@ -57,14 +57,14 @@ class Page(Printed):
         return f"{self.title!r}, {len(self.parts)} parts, {'not saved' if self.path is None else self.path}"
 
     def to_text(self) -> str:
-        """Return a table of the page's parts, and where it is saved."""
+        """Return the page's parts and the path of its file as a table in plain text."""
         rows = [{"part": part.title, "blocks": len(part.blocks)} for part in self.parts]
         place = "It is not saved: .save(path) writes it." if self.path is None else f"Saved at {self.path}."
         return f"{self.title}: {self.subtitle}\n\n{text_table(rows)}\n\n{place}"
 
     @property
     def panels(self) -> Mapping[str, Panel]:
-        """Name -> panel, in reading order."""
+        """The panels of all figures, name -> panel, in reading order."""
         figures = [block for part in self.parts for block in part.blocks if isinstance(block, FigureBlock)]
         return {panel.name: panel for figure in figures for panel in figure.panels}
 
@@ -82,20 +82,20 @@ class Page(Printed):
         )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
-        """Return the names of what the page holds, and the figures, as JSON values."""
+        """Return the names of the page's blocks, and its figures, as JSON values."""
         place = {} if self.path is None else {"path": str(self.path)}
         size = {"bytes": len(self.html.encode())}
         parts = {"parts": [part.values() for part in self.parts]}
         return {**place, **size, "title": self.title, **self.origin, **parts, **self.numbers}
 
     def save(self, path: str | Path) -> Path:
-        """Write the page by temporary name and rename; return its path.
+        """Write the page to a temporary file that is then renamed; return its path.
 
         Args:
             path: path of the file; its folder is created.
 
         Raises:
-            UsageError: a name without the ending of a page, or a place that can't be written to.
+            UsageError: the path does not end in .html or .htm, or can't be written to.
         """
         path = path_of(path)
         try:
@@ -127,7 +127,7 @@ class Part:
     blocks: Sequence[Block] = field(default_factory=tuple)
 
     def values(self) -> dict[str, Any]:
-        """Return the names of what the part holds as JSON values."""
+        """Return the names of the part's blocks as JSON values."""
         figures = [block for block in self.blocks if isinstance(block, FigureBlock)]
         return {
             "part": self.name,
@@ -146,8 +146,8 @@ class FigureBlock:
         name: id of the block's HTML element.
         panels: panels of the figure in reading order.
         caption: text below the figure: shown quantity, number of members, data, and meaning of the intervals.
-        tables: the numbers; sortable.
-        across: largest number of panels beside each other.
+        tables: sortable tables of the drawn numbers.
+        across: largest number of panels in a row.
     """
 
     kind: ClassVar[str] = "figure"
@@ -182,9 +182,9 @@ class TableBlock:
     Args:
         name: id of the block's HTML element.
         header: names of the columns; the first column has the names of the rows.
-        rows: cells of text; a row of one cell is a heading over the rows below it.
+        rows: rows of text cells; a row of one cell is a heading over the rows below it.
         caption: text that describes the content of the table.
-        words: positions of columns whose cells are words, not numbers.
+        words: positions of the columns whose cells are words, not numbers.
         sortable: whether a click on a header sorts it.
     """
 
@@ -219,7 +219,7 @@ class NoteBlock:
 
     Args:
         text: text of the note.
-        missing: whether it says why something is not there.
+        missing: whether the note states why a figure is missing.
     """
 
     kind: ClassVar[str] = "note"
@@ -233,14 +233,14 @@ Block = FigureBlock | FactsBlock | TableBlock | NoteBlock
 def draw_panel(
     name: str, title: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = HALF
 ) -> Panel:
-    """Draw a panel; return it.
+    """Draw a panel of a figure as SVG; return the panel.
 
     Args:
         name: id of the block's HTML element.
         title: above it.
         description: description of the panel in words, for readers who can't see it.
-        draw: draws into the axes.
-        size: width and height, inches.
+        draw: function that draws into the matplotlib axes.
+        size: width and height of the panel in inches.
     """
     return Panel(name, title, description, Markup(svg_element(draw, name, size)))
 
@@ -248,7 +248,7 @@ def draw_panel(
 def number_table(
     name: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, words: Sequence[int] = ()
 ) -> TableBlock:
-    """Lay out the numbers of a figure, at most 2,500 rows; return the sortable table.
+    """Return the numbers of a figure as a sortable table of at most 2,500 rows.
 
     Args:
         name: id of the block's HTML element.
@@ -262,7 +262,7 @@ def number_table(
 
 
 def path_of(path: str | Path) -> Path:
-    """Check that the name of a page ends in .html or .htm; return its path.
+    """Check that a page's file name ends in .html or .htm; return its path.
 
     Raises:
         UsageError: another ending.

@@ -28,7 +28,8 @@ from checkpoints_zoo.publishing.html_report.page import (
     number_table,
 )
 
-OMITTED = ("stack_width", "wall_time_s", "created", "data_fingerprint")  # columns that are not in the recipe
+# Training columns that the list of settings leaves out.
+OMITTED = ("stack_width", "wall_time_s", "created", "data_fingerprint")
 
 
 def build_part(measured: Measurements) -> Part:
@@ -107,7 +108,7 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
 
     Args:
         values: value of each member; None if it is not known.
-        only_range: whether several values are written as their range.
+        only_range: whether several different values are written as a range.
     """
     counts = Counter(v for v in values if v is not None)
     if not counts:
